@@ -1,0 +1,52 @@
+# Two commands are enough: `make demo` and `make test`. Both set themselves up first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: help setup demo test check fmt native bench docs clean
+help:
+	@echo "make demo    set up, then show six programs sharing this machine (under 3 minutes)"
+	@echo "make test    set up, then lint, types, import rules and every test"
+	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
+	@echo "make check   lint, formatting, strict types, import rules"
+	@echo "make fmt     format the code        make native  rebuild the C libraries"
+	@echo "make bench   all benchmarks         make docs    redraw the state diagrams"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt native/meter.c native/page.h
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "carpool needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@sh native/compiler.sh
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,nvidia,fast,plot,dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+check: setup
+	@$(BIN)/ruff format --check src tests examples
+	@$(BIN)/ruff check src tests examples
+	@$(BIN)/mypy
+	@$(BIN)/pytest -q tests/test_architecture.py
+
+test: check
+	$(BIN)/pytest
+
+fmt: setup
+	@$(BIN)/ruff format src tests examples
+	@$(BIN)/ruff check --fix src tests examples
+
+native:
+	rm -f $(STAMP)
+	$(MAKE) setup
+
+bench: setup
+	@for name in boundary handover jct throughput; do $(BIN)/carpool bench $$name || exit 1; done
+
+docs: setup
+	@$(BIN)/python -m carpool.testing.diagrams
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info src/carpool/_native/*.so

@@ -1,0 +1,386 @@
+/* The byte meter of the CPU device: preloaded (LD_PRELOAD) into every process of a job, it counts the bytes
+ * the process holds into its slot of the shared page (page.h) and refuses what would go over the job's cap.
+ *
+ * Threads: every hook runs on whichever thread of the program calls it, also before this library's
+ *   constructor and after its destructor. Load and unload run on one thread, the fork handler on the child's
+ *   only thread. There are no threads of ours.
+ * Lock: none. Shared words are atomics. cp_page is written once, before cp_slot is published; a slot is
+ *   owned by whoever exchanged his pid into it (G2).
+ *
+ * M1  A block counts if its usable size is at least COUNTED_FROM. Giving out and taking back ask the same
+ *     question of the same block, so there is no table of blocks.
+ * M2  Blocks from before the constructor, or from before a fork, were never counted here; giving them back
+ *     may take the live count below zero. It is signed, and a sum takes a negative count for zero.
+ * M3  The cap is looked at before an allocation and counted after it: threads and processes that ask in the
+ *     same instant may pass together, by at most one allocation each. A lock here would cost every
+ *     allocation and could be held by a process that is killed.
+ * M4  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
+ *
+ * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
+ * and a slot whose process executes a program without the meter (its last count stands until it ends). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <malloc.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "page.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
+#endif
+#define COUNTED_FROM 4096
+#define NOT_COUNTED "memory of this process is not counted"
+#define EXPORT __attribute__((visibility("default")))
+#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+
+typedef _Atomic uint64_t cp_word;
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
+
+static cp_word *cp_page;         /* NULL until the page has passed every check */
+static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
+static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
+
+/* The real functions */
+
+/* reallocarray has no row: libc's own calls realloc, which would come back to us and count twice. */
+#define REALS(X)                                                                     \
+    X(malloc, void *, (size_t)) X(calloc, void *, (size_t, size_t))                  \
+    X(realloc, void *, (void *, size_t)) X(free, void, (void *))                     \
+    X(memalign, void *, (size_t, size_t)) X(aligned_alloc, void *, (size_t, size_t)) \
+    X(posix_memalign, int, (void **, size_t, size_t))                                \
+    X(valloc, void *, (size_t)) X(pvalloc, void *, (size_t))                         \
+    X(malloc_usable_size, size_t, (void *))
+#define DECLARE(name, result, args) static result(*_Atomic real_##name) args;
+REALS(DECLARE)
+
+/* Finding them may allocate (dlsym keeps its error text on the heap): those calls get bytes from cp_boot,
+ * which is never given back. The flag must not itself allocate, so it lives in the initial TLS block. */
+static _Thread_local bool cp_finding __attribute__((tls_model("initial-exec")));
+static _Alignas(16) unsigned char cp_boot[8192];
+static atomic_size_t cp_boot_used;
+
+__attribute__((cold, noinline)) static void cp_find_reals(void) {
+    if (cp_finding)
+        return;
+    cp_finding = true;
+    int saved = errno;
+#define FIND(name, result, args) PUT(real_##name, (result(*) args)dlsym(RTLD_NEXT, #name));
+    REALS(FIND) /* two threads may both do this; they store the same values */
+    errno = saved;
+    cp_finding = false;
+}
+
+#define FOUND(real) (GET(real) || (cp_find_reals(), GET(real)))
+
+static void *cp_out_of_memory(void) {
+    errno = ENOMEM;
+    return NULL;
+}
+
+static void *cp_boot_alloc(size_t size) {
+    if (size > sizeof cp_boot)
+        return cp_out_of_memory();
+    size_t rounded = (size + 15) & ~(size_t)15, start = atomic_fetch_add(&cp_boot_used, rounded);
+    return start + rounded <= sizeof cp_boot ? cp_boot + start : cp_out_of_memory();
+}
+
+static bool cp_is_boot(const void *block) { return (uintptr_t)block - (uintptr_t)cp_boot < sizeof cp_boot; }
+
+/* Slots */
+
+/* A stderr that is full or broken is left alone: writing would block the program or raise SIGPIPE in it. */
+static void cp_say(const char *line) {
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT)
+        (void)!write(STDERR_FILENO, line, strlen(line));
+}
+
+static cp_word *cp_slot_at(unsigned slot) { return cp_page + (size_t)slot * CP_SLOT_WORDS; }
+
+static void cp_raise(cp_word *word, int64_t value) {
+    uint64_t seen = GET(*word);
+    while ((int64_t)seen < value && !atomic_compare_exchange_weak(word, &seen, (uint64_t)value))
+        ;
+}
+
+static bool cp_take(cp_word *slot, uint64_t from) {
+    return atomic_compare_exchange_strong(&slot[CP_S_PID], &from, (uint64_t)getpid());
+}
+
+/* The pid goes last, so that nobody claims half-wiped words. */
+static void cp_wipe(cp_word *slot, uint64_t next_pid) {
+    for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
+        PUT(slot[word], 0);
+    atomic_store(&slot[CP_S_PID], next_pid);
+}
+
+/* Killed but not yet waited for counts as gone: a zombie holds no memory, though kill still finds it. */
+static bool cp_is_gone(uint64_t pid) {
+    if (pid > INT_MAX || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
+        return true;
+    struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0), .events = POLLIN};
+    bool gone = process.fd >= 0 && poll(&process, 1, 0) == 1;
+    if (process.fd >= 0)
+        close(process.fd);
+    return gone;
+}
+
+/* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
+static cp_word *cp_claim_slot(void) {
+    uint64_t self = (uint64_t)getpid();
+    cp_word *mine = NULL;
+    unsigned at = 0;
+    for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
+        if (GET(cp_slot_at(s)[CP_S_PID]) != self)
+            continue;
+        if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
+            cp_wipe(mine, 0);
+        mine = cp_slot_at(at = s);
+    }
+    for (unsigned s = 1; s < CP_FIRST_LENT && !mine; s++) {
+        uint64_t pid = GET(cp_slot_at(s)[CP_S_PID]);
+        if ((pid == 0 || cp_is_gone(pid)) && cp_take(cp_slot_at(s), pid))
+            mine = cp_slot_at(at = s);
+    }
+    if (!mine) {
+        cp_say("carpool: every slot of the shared page is taken; " NOT_COUNTED "\n");
+        return NULL;
+    }
+    cp_wipe(mine, self);
+    PUT(mine[CP_S_FLAGS], CP_FLAG_METERED);
+    cp_raise(&cp_page[CP_H_SLOTS_USED], at + 1);
+    return mine;
+}
+
+/* Bytes held by all processes of the job. A dead slot is taken over before it is wiped: otherwise one who
+ * claims it meanwhile would lose his count. The daemon alone clears the slots it lends. */
+static uint64_t cp_held(bool bury_dead) {
+    uint64_t held = 0, used = GET(cp_page[CP_H_SLOTS_USED]);
+    for (unsigned s = 1; s < CP_SLOTS; s++) {
+        if (s >= used && s < CP_FIRST_LENT)
+            s = CP_FIRST_LENT;
+        cp_word *slot = cp_slot_at(s);
+        uint64_t pid = GET(slot[CP_S_PID]);
+        if (pid == 0)
+            continue;
+        if (bury_dead && cp_is_gone(pid)) {
+            if (s < CP_FIRST_LENT && cp_take(slot, pid))
+                cp_wipe(slot, 0);
+            continue;
+        }
+        int64_t live = (int64_t)GET(slot[CP_S_LIVE]);
+        held += live > 0 ? (uint64_t)live : 0;
+    }
+    return held;
+}
+
+/* Counting and the cap */
+
+static cp_word *cp_my_slot(void) { return atomic_load_explicit(&cp_slot, memory_order_acquire); }
+
+static size_t cp_counted_size(void *block) {
+    size_t size = block ? GET(real_malloc_usable_size)(block) : 0;
+    return size >= COUNTED_FROM ? size : 0;
+}
+
+static void cp_add(cp_word *slot, size_t after, size_t before) {
+    if (after == before)
+        return;
+    uint64_t change = (uint64_t)after - before;
+    uint64_t live = atomic_fetch_add_explicit(&slot[CP_S_LIVE], change, memory_order_relaxed) + change;
+    if (after > before)
+        cp_raise(&slot[CP_S_PEAK], (int64_t)live);
+}
+
+static void *cp_count(void *block) {
+    cp_word *slot = cp_my_slot();
+    if (slot)
+        cp_add(slot, cp_counted_size(block), 0);
+    return block;
+}
+
+/* In the unit that suits `scale`. Whole numbers only: printf may allocate for a double. */
+static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
+    unsigned shift = scale >> 30 ? 30 : scale >> 20 ? 20 : 10;
+    int digits = shift == 30 ? 2 : 1;
+    unsigned long long whole = bytes >> shift, rest = bytes - (whole << shift);
+    snprintf(out, 48, "%llu.%0*llu %ciB", whole, digits, (rest * (shift == 30 ? 100 : 10)) >> shift,
+             shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
+}
+
+__attribute__((cold, noinline)) static bool cp_deny(uint64_t cap, uint64_t held, uint64_t asked) {
+    atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
+    PUT(cp_page[CP_H_DENIED_BYTES], asked);
+    if (!atomic_flag_test_and_set(&cp_denial_said)) {
+        char line[400], cap_text[48], held_text[48], asked_text[48];
+        cp_print_bytes(cap_text, cap, cap);
+        cp_print_bytes(held_text, held, cap);
+        cp_print_bytes(asked_text, asked, asked);
+        snprintf(line, sizeof line,
+                 "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more; the "
+                 "program gets its own out-of-memory error (raise the cap with --memory)\n",
+                 cap_text, held_text, asked_text);
+        cp_say(line);
+    }
+    return true;
+}
+
+/* May the program not have `size` bytes in place of the `before` counted ones? The dead are looked for only
+ * when the answer would be no: that takes system calls. */
+static bool cp_denied(size_t size, size_t before) {
+    if (size < COUNTED_FROM || size <= before || !cp_my_slot())
+        return false;
+    uint64_t cap = GET(cp_page[CP_H_CAP]), asked = size - before;
+    if (cap == 0)
+        return false;
+    uint64_t held = cp_held(false);
+    if (held <= cap && asked <= cap - held)
+        return false;
+    int saved = errno;
+    held = cp_held(true);
+    bool denied = (held > cap || asked > cap - held) && cp_deny(cap, held, asked);
+    errno = saved;
+    return denied;
+}
+
+/* Hooks */
+
+/* dlsym calls malloc, calloc and realloc at most; the others are not found only where libc has none. */
+#define HOOK(name, params, args, when_not_found)                                          \
+    EXPORT void *name params {                                                            \
+        if (!FOUND(real_##name))                                                          \
+            return when_not_found;                                                        \
+        return cp_denied(size, 0) ? cp_out_of_memory() : cp_count(GET(real_##name) args); \
+    }
+HOOK(malloc, (size_t size), (size), cp_boot_alloc(size))
+HOOK(valloc, (size_t size), (size), cp_out_of_memory())
+HOOK(pvalloc, (size_t size), (size), cp_out_of_memory())
+HOOK(memalign, (size_t alignment, size_t size), (alignment, size), cp_out_of_memory())
+HOOK(aligned_alloc, (size_t alignment, size_t size), (alignment, size), cp_out_of_memory())
+
+EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
+    if (!FOUND(real_posix_memalign) || cp_denied(size, 0))
+        return ENOMEM;
+    int error = GET(real_posix_memalign)(out, alignment, size);
+    if (error == 0)
+        cp_count(*out);
+    return error;
+}
+
+EXPORT void *calloc(size_t count, size_t each) {
+    size_t size;
+    if (__builtin_mul_overflow(count, each, &size))
+        return cp_out_of_memory();
+    if (!FOUND(real_calloc))
+        return cp_boot_alloc(size);
+    return cp_denied(size, 0) ? cp_out_of_memory() : cp_count(GET(real_calloc)(count, each));
+}
+
+EXPORT void *realloc(void *old, size_t size) {
+    if (cp_is_boot(old)) { /* its size is not kept: whatever follows it in cp_boot comes along */
+        size_t room = (size_t)(cp_boot + sizeof cp_boot - (unsigned char *)old);
+        void *block = malloc(size);
+        return block ? memcpy(block, old, size < room ? size : room) : NULL;
+    }
+    if (!FOUND(real_realloc))
+        return old ? cp_out_of_memory() : cp_boot_alloc(size);
+    cp_word *slot = cp_my_slot();
+    size_t before = slot ? cp_counted_size(old) : 0;
+    if (cp_denied(size, before))
+        return cp_out_of_memory();
+    void *block = GET(real_realloc)(old, size);
+    if (slot && (block || size == 0)) /* size 0 gave the old block back; otherwise NULL left it alone */
+        cp_add(slot, cp_counted_size(block), before);
+    return block;
+}
+
+EXPORT void *reallocarray(void *old, size_t count, size_t each) {
+    size_t size;
+    return __builtin_mul_overflow(count, each, &size) ? cp_out_of_memory() : realloc(old, size);
+}
+
+EXPORT void free(void *block) {
+    if (!block || cp_is_boot(block) || !FOUND(real_free))
+        return;
+    cp_word *slot = cp_my_slot();
+    if (slot)
+        cp_add(slot, 0, cp_counted_size(block));
+    GET(real_free)(block);
+}
+
+/* Load, fork, exit */
+
+static cp_word *cp_map_page(const char *path, const char **why) {
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct stat facts;
+    void *page = MAP_FAILED;
+    if (fd < 0 || fstat(fd, &facts) != 0)
+        *why = strerror(errno);
+    else if (!S_ISREG(facts.st_mode) || facts.st_uid != geteuid() || facts.st_mode & 077)
+        *why = "the page is not a private file of this user";
+    else if (facts.st_size < CP_PAGE_BYTES)
+        *why = "the page is too short";
+    else if ((page = mmap(NULL, CP_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        *why = strerror(errno);
+    if (fd >= 0)
+        close(fd);
+    if (page == MAP_FAILED)
+        return NULL;
+    cp_word *words = page;
+    if (atomic_load(&words[CP_H_MAGIC]) == CP_MAGIC && GET(words[CP_H_LAYOUT]) == CP_LAYOUT)
+        return words;
+    *why = "the page is of another layout, restart the job";
+    munmap(page, CP_PAGE_BYTES);
+    return NULL;
+}
+
+static void cp_after_fork(void) {
+    int saved = errno;
+    atomic_flag_clear(&cp_denial_said);
+    atomic_store(&cp_slot, cp_claim_slot());
+    errno = saved;
+}
+
+__attribute__((constructor)) static void cp_load(void) {
+    const char *path = getenv("CARPOOL_PAGE"), *why = NULL;
+    if (!path || !*path)
+        return;
+    void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
+    free(probe);
+    if (!GET(real_malloc) || !GET(real_malloc_usable_size))
+        why = "another library serves malloc before the meter can see it";
+    else if ((cp_page = cp_map_page(path, &why)) && pthread_atfork(NULL, NULL, cp_after_fork) != 0)
+        why = "a fork could not be followed";
+    else if (cp_page)
+        atomic_store(&cp_slot, cp_claim_slot());
+    if (why) {
+        char line[512];
+        snprintf(line, sizeof line, "carpool: %s (shared page %.300s); %s\n", why, path, NOT_COUNTED);
+        cp_say(line);
+    }
+}
+
+/* A thread that is inside a hook just now may still add one block to the slot; its next owner wipes it. */
+__attribute__((destructor)) static void cp_unload(void) {
+    cp_word *slot = atomic_exchange(&cp_slot, NULL);
+    if (slot && GET(slot[CP_S_PID]) == (uint64_t)getpid()) { /* not in a child made by a raw clone */
+        PUT(slot[CP_S_LIVE], 0);
+        atomic_store(&slot[CP_S_PID], 0);
+    }
+}

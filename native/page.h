@@ -1,0 +1,33 @@
+/* The page a job shares with the daemon, as src/carpool/wire/page.py defines it (rules G1 to G4 stand there).
+ * tests/wire/test_page.py compares every number here with Python's. */
+#ifndef CARPOOL_PAGE_H
+#define CARPOOL_PAGE_H
+
+#define CP_MAGIC 0x314C4F4F50524143ull
+#define CP_LAYOUT 1
+#define CP_PAGE_BYTES 16384
+#define CP_SLOT_WORDS 16
+#define CP_SLOTS 128
+#define CP_FIRST_LENT 96
+
+#define CP_H_MAGIC 0
+#define CP_H_LAYOUT 1
+#define CP_H_CAP 2
+#define CP_H_WAITERS 3
+#define CP_H_SLOTS_USED 4
+#define CP_H_DENIED_COUNT 5
+#define CP_H_DENIED_BYTES 6
+
+#define CP_S_PID 0
+#define CP_S_LIVE 1
+#define CP_S_PEAK 2
+#define CP_S_STEPS 3
+#define CP_S_BOUNDARY_NS 4
+#define CP_S_RECALL 5
+#define CP_S_LEASE 6
+#define CP_S_STALL_NS 7
+#define CP_S_FLAGS 8
+
+#define CP_FLAG_METERED 1
+
+#endif

@@ -1,0 +1,105 @@
+"""Device time: who had how much of it, at which fair level, and how long a step takes.
+
+Rules
+  A1  Held time is charged exactly once, in whole nanoseconds, to the job and to its tenant.
+  A2  A job that begins to want a turn starts at no lower level than the lowest of its tenant's wanting jobs, a
+      tenant at no lower level than the lowest wanting tenant: time not used is not saved up.
+  A3  A step time is measured only over a span in which the same jobs were running.
+"""
+
+from __future__ import annotations
+
+from carpool.core.model import WANTING, WEIGHT_ONE, Device, Job, Mark, Nanos
+from carpool.core.node import Node, is_holding
+from carpool.core.views import JobView
+
+STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
+
+
+def charge_holders(node: Node, *, now: Nanos) -> None:
+    """Bring the accounts of everybody who holds a turn up to now (A1)."""
+    for device in node.devices.values():
+        for job in node.holders_on(device):
+            span = now - job.charged_ns
+            if span > 0:
+                job.served_ns += span
+                job.level += span * WEIGHT_ONE // job.spec.weight_milli
+                node.tenant_of(job).level += span
+                job.charged_ns = now
+
+
+def begin_wanting(node: Node, job: Job) -> None:
+    """Clamp a newcomer to the incumbents' level (A2); call before its state says that it wants a turn."""
+    wanting = [other for other in node.jobs.values() if other.state in WANTING and other.id != job.id]
+    same_tenant = [other.level for other in wanting if other.spec.tenant == job.spec.tenant]
+    if same_tenant:
+        job.level = max(job.level, min(same_tenant))
+        return
+    tenant = node.tenant_of(job)
+    if wanting:
+        tenant.level = max(tenant.level, min(node.tenant_of(other).level for other in wanting))
+
+
+def reset_marks(node: Node, device: Device) -> None:
+    """The set of running jobs changed: measurements of step times begin anew (A3)."""
+    holders = node.holders_on(device)
+    for job in holders:
+        mates = tuple(sorted(other.id for other in holders if other.id != job.id))
+        job.mark = Mark(steps=job.steps, served_ns=job.served_ns, mates=mates)
+
+
+def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
+    """Take in a job's step count; learns its step time, alone and beside one other job."""
+    if steps <= job.steps:
+        return
+    job.steps = steps
+    job.last_step_ns = now
+    mark = job.mark
+    if mark is None or not is_holding(job):
+        return
+    done, spent = steps - mark.steps, job.served_ns - mark.served_ns
+    if done <= 0 or spent <= 0:
+        return
+    sample = spent // done
+    job.step_ns = sample if job.step_ns is None else (3 * job.step_ns + sample) // 4
+    if done >= STEPS_MEASURED_MIN:
+        if not mark.mates:
+            job.solo_step_ns = sample
+        elif len(mark.mates) == 1:
+            job.packed_step_ns[mark.mates[0]] = sample
+        job.mark = Mark(steps=steps, served_ns=job.served_ns, mates=mark.mates)
+
+
+def remaining_ns(job: Job) -> tuple[Nanos, bool]:
+    """How much device time a job still needs, and whether that is known rather than guessed.
+
+    Declared steps × step time; else what the same program took last time; else as much as it has had.
+    """
+    step_ns = job.step_ns
+    if step_ns is None and job.history is not None:
+        step_ns = job.history.step_ns
+    if job.spec.steps is not None and step_ns is not None:
+        return max(0, job.spec.steps - job.steps) * step_ns, True
+    if job.history is not None and job.served_ns < job.history.served_ns:
+        return job.history.served_ns - job.served_ns, True
+    return job.served_ns, False
+
+
+def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
+    remaining, is_known = remaining_ns(job)
+    holding = is_holding(job)
+    return JobView(
+        id=job.id,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        priority=job.spec.priority,
+        arrived_ns=job.arrived_ns,
+        is_holding=holding,
+        held_ns=now - job.lease.granted_ns if job.lease is not None else 0,
+        waited_ns=0 if holding else now - job.state_since_ns,
+        served_ns=job.served_ns,
+        remaining_ns=remaining,
+        remaining_is_known=is_known,
+        level=job.level,
+        tenant_level=node.tenant_of(job).level,
+    )

@@ -1,0 +1,193 @@
+"""Who may be resident: which queued job starts, on which device, with which promise.
+
+Rules
+  M1  A job starts only with a promise that keeps L1 true.
+  M2  A declared cap, or the whole of what is unpromised for a job nobody knows, is promised as one sum until the
+      first turns are measured; then the sum is split into persistent bytes and a lane, and the rest is free again.
+  M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
+  M4  A job that can never fit on any device it may use is refused at once.
+  M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core import lanes, ledger, reasons
+from carpool.core.model import Device, Job, JobState, Lane, Nanos, Needs
+from carpool.core.node import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A device that can take the job now, the place in it, and the sum to promise."""
+
+    device: Device
+    fit: lanes.Fit
+    promise_bytes: int
+
+
+def with_margin(needs: Needs, percent: int) -> Needs:
+    """What was measured, plus the margin that keeps small growth from being a re-admission."""
+
+    def more(count: int) -> int:
+        return count + count * percent // 100
+
+    return Needs(
+        persistent_bytes=more(needs.persistent_bytes),
+        ephemeral_bytes=more(needs.ephemeral_bytes),
+        overhead_bytes=needs.overhead_bytes,
+    )
+
+
+def allowed_devices(node: Node, job: Job) -> list[Device]:
+    if job.spec.device is not None:
+        named = node.devices.get(job.spec.device)
+        return [named] if named is not None else []
+    return list(node.devices.values())
+
+
+def total_need_bytes(job: Job) -> int | None:
+    """The most the job is known to hold at once; None if nobody knows."""
+    known = job.needs if job.needs is not None else job.history.needs if job.history is not None else None
+    if job.spec.cap_bytes is not None:
+        return job.spec.cap_bytes
+    return known.resident_bytes + known.ephemeral_bytes if known is not None else None
+
+
+def refusal(node: Node, job: Job) -> str | None:
+    """Why the job can never run here, or None (M4)."""
+    devices = allowed_devices(node, job)
+    if not devices:
+        return reasons.no_device(node, job)
+    need = total_need_bytes(job)
+    largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
+    if need is not None and need > largest.capacity_bytes:
+        return reasons.never_fits(job, need, largest)
+    return None
+
+
+def find_offer(node: Node, job: Job) -> Offer | None:
+    """The best device for a queued job: fewest residents, then most free bytes, then by name."""
+    offers = [offer for device in allowed_devices(node, job) if (offer := _offer_on(node, job, device))]
+    if not offers:
+        return None
+    return min(
+        offers,
+        key=lambda offer: (len(offer.device.promised), -ledger.free_bytes(offer.device), offer.device.id),
+    )
+
+
+def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
+    lanes_max = node.policy.lanes_max
+    if job.spec.cap_bytes is None and job.history is not None and job.history.needs is not None:
+        needs = job.history.needs
+        fit = lanes.find_fit(
+            device,
+            resident_bytes=needs.resident_bytes,
+            ephemeral_bytes=needs.ephemeral_bytes,
+            lanes_max=lanes_max,
+        )
+        return Offer(device=device, fit=fit, promise_bytes=needs.resident_bytes) if fit else None
+    wanted = job.spec.cap_bytes
+    if wanted is None:
+        wanted = ledger.free_bytes(device)
+        if wanted < start_floor_bytes(node, device):
+            return None
+    fit = lanes.find_fit(device, resident_bytes=wanted, ephemeral_bytes=0, lanes_max=lanes_max)
+    return Offer(device=device, fit=fit, promise_bytes=wanted) if fit else None
+
+
+def start_floor_bytes(node: Node, device: Device) -> int:
+    """The least that must be unpromised before a job of unknown size is started."""
+    return device.capacity_bytes // node.settings.start_floor_divisor
+
+
+def accept(job: Job, offer: Offer) -> None:
+    job.device = offer.device.id
+    lanes.place(offer.device, job, offer.fit)
+    ledger.promise(offer.device, job, offer.promise_bytes)
+    if job.spec.cap_bytes is None and job.history is not None:
+        job.needs = job.history.needs
+
+
+def cover(node: Node, job: Job) -> bool:
+    """Make the promises hold what the job needs, if L1 allows (M2, M5). True if they do now."""
+    device = node.device_of(job)
+    needs = job.needs
+    lane = node.lane_of(job)
+    if needs is None or lane is None:
+        return True
+    if _resize_in_place(device, job, needs, lane):
+        return True
+    if lane.holder == job.id or job.state is JobState.UNMANAGED:
+        return ledger.covers(device, job)
+    old_promise, old_lane = job.promised_bytes, lane.id
+    ledger.release(device, job)
+    fit = lanes.find_fit(
+        device,
+        resident_bytes=needs.resident_bytes,
+        ephemeral_bytes=needs.ephemeral_bytes,
+        lanes_max=len(device.lanes),
+    )
+    if fit is None or fit.lane == old_lane:
+        ledger.promise(device, job, old_promise)
+        return ledger.covers(device, job)
+    lanes.remove(device, job)
+    lanes.place(device, job, fit)
+    ledger.promise(device, job, needs.resident_bytes)
+    return True
+
+
+def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
+    """Promise what was measured within the job's own lane, if L1 allows."""
+    lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
+    growth = needs.resident_bytes - job.promised_bytes + lane_bytes - lane.bytes
+    if growth > ledger.free_bytes(device):
+        return False
+    lane.bytes = lane_bytes
+    ledger.promise(device, job, needs.resident_bytes)
+    return True
+
+
+def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
+    """Halve the open promise of a job that has been starting for long while others need room (M2)."""
+    settings = node.settings
+    for job in node.jobs_on(device):
+        if job.state is not JobState.STARTING or job.spec.cap_bytes is not None or job.needs is not None:
+            continue
+        if now - job.state_since_ns < settings.start_patience_ns:
+            continue
+        least = max(2 * job.live_bytes, start_floor_bytes(node, device) // 2)
+        smaller = max(least, job.promised_bytes // 2)
+        if smaller < job.promised_bytes:
+            ledger.promise(device, job, smaller)
+            return True
+    return False
+
+
+def unmanaged_bytes(node: Node, job: Job) -> int:
+    """What to promise a job that takes no turns: all it was seen to need, since it may hold it at any time."""
+    if job.needs is not None:
+        return job.needs.resident_bytes + job.needs.ephemeral_bytes
+    if job.spec.cap_bytes is not None:
+        return job.spec.cap_bytes
+    return max(2 * job.live_bytes, start_floor_bytes(node, node.device_of(job)))
+
+
+def room_bytes(node: Node, job: Job) -> int:
+    """What the job may hold at most: its declared cap, or all that others do not use of the device.
+
+    A neighbour that is still being measured counts with what it holds, not with its open promise: nobody is
+    refused a byte because somebody else might want it.
+    """
+    if job.spec.cap_bytes is not None:
+        return job.spec.cap_bytes
+    device = node.device_of(job)
+    others = 0
+    for other in node.jobs_on(device):
+        if other.id != job.id:
+            is_open = other.needs is None and other.spec.cap_bytes is None
+            others += min(other.promised_bytes, other.live_bytes) if is_open else other.promised_bytes
+    lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
+    return max(job.promised_bytes, device.capacity_bytes - others - lanes_bytes)

@@ -1,0 +1,194 @@
+"""Who has the device now: grants, recalls, lapses and hogs of one device.
+
+Rules
+  D1  A free lane for which somebody waits who may run is granted in the same call.
+  D2  A job whose needs are not covered gets no turn, unless it is the oldest of its device (somebody always can).
+  D3  A job without known needs has the whole device to itself for its first turns, and goes first while others
+      queue for the memory its open promise holds.
+  D4  A holder is recalled only for a job the policy prefers, after its quantum, or because it outgrew its promise.
+"""
+
+from __future__ import annotations
+
+from carpool.core import ledger, packing, reasons
+from carpool.core.accounts import reset_marks, view_of
+from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
+from carpool.core.model import Device, Job, JobState, Lane, LeaseState, Nanos
+from carpool.core.node import Node, is_holding
+from carpool.units import SECOND
+
+PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
+LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
+
+
+def may_run(node: Node, device: Device, job: Job) -> bool:
+    return ledger.covers(device, job) or node.is_oldest(job)
+
+
+def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Recall, merge, spread and grant until nothing more is to be done on this device."""
+    effects: list[Effect] = []
+    if node.policy.lanes_max > 1:
+        slower = packing.judge(node, device)
+        if slower is not None:
+            effects += recall(node, slower, "it is slower beside its neighbour than in turns", now=now)
+        while packing.arrange(node, device):
+            reset_marks(node, device)
+        newcomer = _newcomer(node, device)
+        if newcomer is not None:
+            return effects + _measure_alone(node, device, newcomer, now=now)
+    for lane in list(device.lanes.values()):
+        effects += _serve(node, device, lane, now=now)
+    return effects
+
+
+def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect]:
+    holder = node.jobs[lane.holder] if lane.holder is not None else None
+    if holder is not None and not may_run(node, device, holder):
+        return recall(node, holder, reasons.uncovered(holder, device), now=now)
+    waiting = [job for job in node.waiting_in(lane) if may_run(node, device, job)]
+    if not waiting:
+        return []
+    chosen = _choose(node, waiting, holder, now=now)
+    if chosen is None or chosen is holder:
+        return []
+    if holder is not None:
+        return _recall_for(node, holder, chosen, now=now)
+    if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
+        return []
+    return [_grant(node, device, lane, chosen, now=now)]
+
+
+def _newcomer(node: Node, device: Device) -> Job | None:
+    """The oldest waiting job whose needs nobody knows."""
+    unmeasured = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and job.needs is None]
+    return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
+
+
+def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> list[Effect]:
+    """With several lanes: clear the whole device for a newcomer's first turns (D3)."""
+    holders = node.holders_on(device)
+    lane = node.lane_of(newcomer)
+    if holders or lane is None:
+        reason = f"{newcomer.spec.name} is to be measured alone"
+        settled = [job for job in holders if job.state is not JobState.PROFILING]
+        return [effect for job in settled for effect in recall(node, job, reason, now=now)]
+    return [_grant(node, device, lane, newcomer, now=now)]
+
+
+def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
+    unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
+    if unmeasured and node.queue and (holder is None or holder.state is not JobState.PROFILING):
+        return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
+    wanting = waiting if holder is None else [*waiting, holder]
+    picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
+    return node.jobs[picked] if picked is not None else None
+
+
+def _recall_for(node: Node, holder: Job, chosen: Job, *, now: Nanos) -> list[Effect]:
+    if holder.lease is None or now - holder.lease.granted_ns < quantum_of(node, holder):
+        return []
+    why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
+    return recall(node, holder, f"{node.policy.name}: {why}", now=now)
+
+
+def quantum_of(node: Node, holder: Job) -> Nanos:
+    """How long this holder keeps its turn before it may be recalled for somebody else."""
+    if holder.state is JobState.PROFILING:
+        return max(node.quantum_ns, PROFILE_QUANTUM_NS)
+    return node.quantum_ns
+
+
+def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
+    """Recall a held turn; does nothing if it is recalled already."""
+    if job.lease is None or job.lease.state is not LeaseState.HELD:
+        return []
+    node.move_lease(job, RecallLease, now=now)
+    return [RecallLease(job=job.id, reason=reason)]
+
+
+def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> GrantLease:
+    is_unknown = job.needs is None
+    node.move_lease(job, GrantLease, now=now)
+    node.move(job, GrantLease, now=now, to=JobState.PROFILING if is_unknown else JobState.RUNNING)
+    job.charged_ns = now
+    job.last_active_ns = now
+    reset_marks(node, device)
+    is_shared = len(lane.jobs) > 1 or bool(node.queue)
+    return GrantLease(job=job.id, lane=lane.id, lane_bytes=lane.bytes, is_shared=is_shared)
+
+
+def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Take turns from holders that stopped computing and name those that stopped reaching boundaries."""
+    effects: list[Effect] = []
+    if not any(job.state is JobState.WAITING for job in node.jobs_on(device)):
+        return effects
+    for job in node.holders_on(device):
+        lease = job.lease
+        if lease is None:
+            continue
+        silent_ns = now - max(job.last_active_ns, lease.granted_ns)
+        patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.step_ns or 0))
+        if silent_ns >= patience:
+            effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
+            continue
+        late_ns = hog_deadline(node, job)
+        if late_ns is not None and now >= late_ns and not lease.hog_named:
+            lease.hog_named = True
+            effects.append(NameHog(job=job.id, reason=reasons.hog(job, now - (lease.recalled_ns or now))))
+    return effects
+
+
+def hog_deadline(node: Node, job: Job) -> Nanos | None:
+    """When a recalled holder becomes a hog; None if its turn is not recalled."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return None
+    patience = max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
+    return job.lease.recalled_ns + patience
+
+
+def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
+    node.move_lease(job, RevokeLease, now=now)
+    node.move(job, RevokeLease, now=now)
+    reset_marks(node, device)
+    return [RevokeLease(job=job.id, reason=reason)]
+
+
+def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
+    """When this device next needs a Tick; None while nobody waits for anybody."""
+    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING]
+    times: list[Nanos] = []
+    if waiting:
+        times.append(now + node.settings.watch_ns)
+        for holder in node.holders_on(device):
+            if holder.lease is not None and holder.lease.state is LeaseState.HELD:
+                due = holder.lease.granted_ns + quantum_of(node, holder)
+                if due > now:
+                    times.append(due)
+    if node.queue:
+        for job in node.jobs_on(device):
+            if job.state is JobState.STARTING and job.needs is None:
+                times.append(max(now + SECOND, job.state_since_ns + node.settings.start_patience_ns))
+    return min(times, default=None)
+
+
+def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
+    """Why a waiting job has no turn right now."""
+    lane = node.lane_of(job)
+    view = view_of(node, job, now=now)
+    if not may_run(node, device, job):
+        return reasons.uncovered(job, device)
+    measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
+    if measured is not None and lane is not None:
+        return reasons.profiling_wait(view, measured, lane.id)
+    holder = node.jobs[lane.holder] if lane is not None and lane.holder is not None else None
+    if holder is None or lane is None:
+        others = [other for other in node.holders_on(device) if is_holding(other)]
+        names = ", ".join(other.spec.name for other in others) or "nobody"
+        return f"waits for {names} to finish a turn, to be measured alone on {device.id}"
+    holder_view = view_of(node, holder, now=now)
+    why = node.policy.why(holder_view, view)
+    is_recalled = holder.lease is not None and holder.lease.state is LeaseState.RECALLED
+    if is_recalled:
+        why = node.policy.why(view, holder_view)
+    return reasons.turn_wait(view, holder_view, lane.id, node.policy.name, why, is_recalled=is_recalled)

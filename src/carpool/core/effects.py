@@ -1,0 +1,133 @@
+"""What must be done: orders the core hands back. A driver performs them in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.model import DeviceId, History, JobId, JobState, LaneId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseJob:
+    """The job will never run here; `reason` says why and what to do."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartJob:
+    """Start the job's process on this device."""
+
+    job: JobId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetCap:
+    """From now on all processes of the job together may hold this many bytes."""
+
+    job: JobId
+    cap_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantLease:
+    """The job may compute; if the lane is shared it gives its scratch memory back with the turn."""
+
+    job: JobId
+    lane: LaneId
+    lane_bytes: int
+    is_shared: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallLease:
+    """Ask the job to give its turn back at its next clean boundary."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeLease:
+    """Take the turn of a job that stopped computing; it must ask before it computes again."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopJob:
+    """End the job's processes."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseJob:
+    """The job is over; free what the driver keeps for it."""
+
+    job: JobId
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainWait:
+    """A job in the queue waits for another reason than before."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameHog:
+    """A job was asked for its turn and has not reached a boundary for far longer than usual."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeLane:
+    """A lane was opened, resized, or closed (0 bytes and no jobs)."""
+
+    device: DeviceId
+    lane: LaneId
+    lane_bytes: int
+    jobs: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberJob:
+    """Keep what was learnt for the next job with this fingerprint."""
+
+    fingerprint: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectEvent:
+    """The event makes no sense in the job's state; nothing was changed."""
+
+    job: JobId
+    event: str
+    reason: str
+
+
+Effect = (
+    RefuseJob
+    | StartJob
+    | SetCap
+    | GrantLease
+    | RecallLease
+    | RevokeLease
+    | StopJob
+    | CloseJob
+    | ExplainWait
+    | NameHog
+    | ResizeLane
+    | RememberJob
+    | RejectEvent
+)

@@ -1,0 +1,112 @@
+"""What happened: facts a driver hands to `Scheduler.handle`. Past tense, frozen, ids only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.model import DeviceId, History, JobId, JobSpec, Nanos, Needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAdded:
+    device: DeviceId
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryLoaded:
+    """What an earlier run of a program was measured to need."""
+
+    fingerprint: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    job: JobId
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdopted:
+    """A job that already runs came back after the driver was restarted; `holding` if it kept its turn."""
+
+    job: JobId
+    spec: JobSpec
+    device: DeviceId
+    holding: bool
+    steps: int
+    live_bytes: int
+    needs: Needs | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAsked:
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReturned:
+    """The job finished its turn at a boundary; `wants_more` if it waits for the next one."""
+
+    job: JobId
+    wants_more: bool
+    steps: int  # finished since it started, in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedsMeasured:
+    """The first turns of a job were measured, or it outgrew what was known of it."""
+
+    job: JobId
+    needs: Needs
+    step_ns: Nanos | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSeen:
+    """What the shared page and the operating system say of a job right now; totals, not differences."""
+
+    job: JobId
+    steps: int
+    cpu_ns: Nanos
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetached:
+    """The job goes on without taking turns."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExited:
+    job: JobId
+    code: int | None  # None: ended, but nobody could read its exit code
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed; sent when `next_wakeup` says so."""
+
+
+JobEvent = (
+    JobSubmitted
+    | JobAdopted
+    | LeaseAsked
+    | LeaseReturned
+    | NeedsMeasured
+    | ProgressSeen
+    | JobDetached
+    | JobExited
+    | CancelAsked
+)
+Event = DeviceAdded | HistoryLoaded | JobEvent | Tick

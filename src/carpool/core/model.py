@@ -1,0 +1,162 @@
+"""What the scheduler knows: jobs, devices, lanes and leases. Plain data; the rules live in the other modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", str)
+DeviceId = NewType("DeviceId", str)
+LaneId = NewType("LaneId", str)
+TenantId = NewType("TenantId", str)
+Nanos = int
+
+WEIGHT_ONE = 1000  # weights are counted in thousandths so that accounts stay exact integers
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"  # accepted; its process is not started because there is no room yet
+    STARTING = "starting"  # its process runs but has not asked for a turn
+    WAITING = "waiting"  # resident and wants a turn
+    PROFILING = "profiling"  # holds one of its first turns, alone on the device, while its needs are measured
+    RUNNING = "running"  # holds a turn
+    IDLE = "idle"  # resident and wants no turn now: loads data, saves, or stopped computing
+    UNMANAGED = "unmanaged"  # runs outside carpool's turns; its bytes still count
+    FINISHED = "finished"  # ended by itself with exit code 0
+    FAILED = "failed"  # ended by itself otherwise, or was refused
+    CANCELLED = "cancelled"  # ended because somebody asked for it
+
+
+ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
+RESIDENT = frozenset(
+    {
+        JobState.STARTING,
+        JobState.WAITING,
+        JobState.PROFILING,
+        JobState.RUNNING,
+        JobState.IDLE,
+        JobState.UNMANAGED,
+    }
+)
+HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
+WANTING = HOLDING | {JobState.WAITING}
+
+
+class LeaseState(StrEnum):
+    HELD = "held"  # granted; the job may compute
+    RECALLED = "recalled"  # the job was told to give it back at its next boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job was measured to need on a device."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    overhead_bytes: int = 0  # the framework's own share (a context, a loaded library's heap)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays on the device between turns: the job's term in L1."""
+        return self.persistent_bytes + self.overhead_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is remembered of a finished job, for the next one with the same fingerprint."""
+
+    needs: Needs | None
+    steps: int
+    step_ns: Nanos | None
+    served_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user said about a job."""
+
+    name: str
+    tenant: TenantId = TenantId("default")
+    weight_milli: int = WEIGHT_ONE
+    priority: int = 0
+    cap_bytes: int | None = None
+    steps: int | None = None
+    device: DeviceId | None = None
+    fingerprint: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """A turn that was granted and not yet returned."""
+
+    state: LeaseState
+    lane: LaneId
+    granted_ns: Nanos
+    recalled_ns: Nanos | None = None
+    hog_named: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A job's progress at a moment since which the same jobs have been running."""
+
+    steps: int
+    served_ns: Nanos
+    mates: tuple[JobId, ...]  # the other holders of its device
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    arrived_ns: Nanos
+    state: JobState = JobState.QUEUED
+    state_since_ns: Nanos = 0
+    device: DeviceId | None = None
+    lane: LaneId | None = None
+    lease: Lease | None = None
+    needs: Needs | None = None  # learnt; None until the first turns were measured
+    history: History | None = None
+    promised_bytes: int = 0  # this job's term in the ledger
+    cap_sent_bytes: int | None = None
+    steps: int = 0
+    step_ns: Nanos | None = None
+    last_step_ns: Nanos | None = None  # when `steps` last grew
+    last_active_ns: Nanos = 0  # when it last made a step or used its processor
+    cpu_ns: Nanos = 0
+    live_bytes: int = 0
+    served_ns: Nanos = 0  # device time it held
+    charged_ns: Nanos = 0  # up to when its held time is already charged
+    waited_ns: Nanos = 0  # time spent wanting a turn
+    level: int = 0  # weighted device time, for fair sharing within its tenant
+    mark: Mark | None = None  # where the present measurement of its step time began
+    solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
+    packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
+    is_cancelled: bool = False  # somebody asked for its end
+    reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """A slice of a device's bytes for ephemeral memory; one of its jobs runs at a time."""
+
+    id: LaneId
+    bytes: int = 0
+    jobs: list[JobId] = field(default_factory=list)
+    holder: JobId | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    id: DeviceId
+    capacity_bytes: int
+    lanes: dict[LaneId, Lane] = field(default_factory=dict)
+    promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
+    lanes_made: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenant:
+    id: TenantId
+    level: int = 0  # weighted device time of all its jobs

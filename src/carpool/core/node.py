@@ -1,0 +1,121 @@
+"""The whole state of one node, and the small questions everybody asks of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
+from carpool.core.model import (
+    HOLDING,
+    WANTING,
+    Device,
+    DeviceId,
+    History,
+    Job,
+    JobId,
+    JobState,
+    Lane,
+    Lease,
+    LeaseState,
+    Nanos,
+    Tenant,
+    TenantId,
+)
+from carpool.core.policies.base import Policy
+from carpool.errors import InternalError
+from carpool.units import MS, SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The numbers a node runs by; each is a bound or a patience, none changes what is right."""
+
+    quantum_ns: Nanos | None = None  # None: the policy's own
+    lapse_ns: Nanos = 500 * MS  # a holder that neither steps nor uses its processor this long loses its turn
+    watch_ns: Nanos = 250 * MS  # how often holders are looked at while somebody waits
+    hog_factor: int = 10  # a recalled holder is a hog after this many usual steps …
+    hog_floor_ns: Nanos = 2 * SECOND  # … but not before this
+    pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
+    start_patience_ns: Nanos = 20 * SECOND  # then a starting job's open promise is cut if others need it
+    start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
+    margin_percent: int = 5  # added to what was measured
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    policy: Policy
+    settings: Settings
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    devices: dict[DeviceId, Device] = field(default_factory=dict)
+    tenants: dict[TenantId, Tenant] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)
+    queue: list[JobId] = field(default_factory=list)  # in order of arrival
+    apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
+
+    @property
+    def quantum_ns(self) -> Nanos:
+        return self.policy.quantum_ns if self.settings.quantum_ns is None else self.settings.quantum_ns
+
+    def device_of(self, job: Job) -> Device:
+        if job.device is None:
+            raise InternalError(f"job {job.id} in state {job.state} has no device")
+        return self.devices[job.device]
+
+    def lane_of(self, job: Job) -> Lane | None:
+        return self.device_of(job).lanes.get(job.lane) if job.device and job.lane else None
+
+    def tenant_of(self, job: Job) -> Tenant:
+        return self.tenants.setdefault(job.spec.tenant, Tenant(id=job.spec.tenant))
+
+    def jobs_on(self, device: Device) -> list[Job]:
+        return [self.jobs[job_id] for job_id in device.promised]
+
+    def holders_on(self, device: Device) -> list[Job]:
+        return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
+
+    def wanting_in(self, lane: Lane) -> list[Job]:
+        """The holder and everybody who waits for this lane."""
+        return [self.jobs[job_id] for job_id in lane.jobs if self.jobs[job_id].state in WANTING]
+
+    def waiting_in(self, lane: Lane) -> list[Job]:
+        return [job for job in self.wanting_in(lane) if job.state is JobState.WAITING]
+
+    def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
+        """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
+        target = JOB_MOVES.get((job.state, cause))
+        if target is None:
+            raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
+        if job.state is JobState.WAITING:
+            job.waited_ns += now - job.state_since_ns
+        job.state = to if to is not None else target
+        job.state_since_ns = now
+
+    def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
+        """Move a job's lease by the table."""
+        before = job.lease.state if job.lease is not None else None
+        if (before, cause) not in LEASE_MOVES:
+            raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}")
+        after = LEASE_MOVES[(before, cause)]
+        lane = self.lane_of(job)
+        if after is None:
+            job.lease = None
+            if lane is not None and lane.holder == job.id:
+                lane.holder = None
+        elif job.lease is None:
+            if lane is None or lane.holder is not None:
+                raise InternalError(f"job {job.id} is granted a lane that is not free")
+            job.lease = Lease(state=after, lane=lane.id, granted_ns=now)
+            lane.holder = job.id
+        else:
+            job.lease.state = after
+            job.lease.recalled_ns = now if after is LeaseState.RECALLED else job.lease.recalled_ns
+
+    def is_oldest(self, job: Job) -> bool:
+        """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
+        key = (job.arrived_ns, job.id)
+        others = self.jobs_on(self.device_of(job))
+        return all(key <= (other.arrived_ns, other.id) for other in others if other.lane is not None)
+
+
+def is_holding(job: Job) -> bool:
+    return job.state in HOLDING

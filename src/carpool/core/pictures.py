@@ -1,0 +1,74 @@
+"""Builds the frozen pictures people see (views.py) from the state of a node."""
+
+from __future__ import annotations
+
+from carpool.core import ledger, reasons
+from carpool.core.accounts import remaining_ns
+from carpool.core.dispatch import hog_deadline, turn_reason
+from carpool.core.model import ENDED, Device, Job, JobState, Nanos
+from carpool.core.node import Node, is_holding
+from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
+
+
+def explain(node: Node, job: Job, *, now: Nanos) -> str:
+    """One sentence: what the job does or waits for, with the numbers."""
+    if job.state is JobState.WAITING:
+        return turn_reason(node, node.device_of(job), job, now=now)
+    late = hog_deadline(node, job)
+    if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
+        return reasons.hog(job, now - job.lease.recalled_ns)
+    return reasons.standing(job, now=now)
+
+
+def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
+    remaining, is_known = remaining_ns(job)
+    late = hog_deadline(node, job)
+    last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
+    waiting_ns = now - job.state_since_ns if job.state is JobState.WAITING else 0
+    return JobPicture(
+        id=job.id,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        state=job.state,
+        device=job.device,
+        lane=job.lane,
+        priority=job.spec.priority,
+        steps=job.steps,
+        steps_declared=job.spec.steps,
+        step_ns=job.step_ns,
+        remaining_ns=remaining if is_known and job.state not in ENDED else None,
+        arrived_ns=job.arrived_ns,
+        state_ns=now - job.state_since_ns,
+        served_ns=job.served_ns + (now - job.charged_ns if is_holding(job) else 0),
+        waited_ns=job.waited_ns + waiting_ns,
+        silent_ns=now - last if last is not None else None,
+        is_hog=late is not None and now >= late,
+        needs=job.needs,
+        promised_bytes=job.promised_bytes,
+        live_bytes=job.live_bytes,
+        cap_bytes=job.spec.cap_bytes,
+        reason=explain(node, job, now=now),
+    )
+
+
+def picture_device(node: Node, device: Device) -> DevicePicture:
+    return DevicePicture(
+        id=device.id,
+        capacity_bytes=device.capacity_bytes,
+        promised_bytes=ledger.promised_bytes(device),
+        lanes_bytes=ledger.lanes_bytes(device),
+        free_bytes=ledger.free_bytes(device),
+        live_bytes=sum(job.live_bytes for job in node.jobs_on(device)),
+        lanes=tuple(
+            LanePicture(id=lane.id, bytes=lane.bytes, jobs=tuple(lane.jobs), holder=lane.holder)
+            for lane in device.lanes.values()
+        ),
+    )
+
+
+def picture_node(node: Node, *, now: Nanos) -> NodePicture:
+    return NodePicture(
+        policy=node.policy.name,
+        devices=tuple(picture_device(node, device) for device in node.devices.values()),
+        jobs=tuple(picture_job(node, job, now=now) for job in node.jobs.values()),
+    )

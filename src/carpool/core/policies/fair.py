@@ -1,0 +1,34 @@
+"""Weighted fair sharing by tenant, then by job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.core.model import JobId, Nanos
+from carpool.core.views import JobView
+from carpool.units import MS, format_ns
+
+
+class Fair:
+    """The tenant that has had the least runs, and of its jobs the one that has had the least for its weight.
+
+    Ten jobs of one tenant share one tenant's part. Levels are kept by accounts.py, which starts a newcomer at
+    the incumbents' level, so nobody monopolises a lane to catch up.
+    """
+
+    name = "fair"
+    quantum_ns: Nanos = 100 * MS
+    lanes_max = 1
+
+    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
+        best = min(
+            wanting,
+            key=lambda job: (job.tenant_level, job.tenant, job.level, job.arrived_ns, job.id),
+            default=None,
+        )
+        return best.id if best else None
+
+    def why(self, chosen: JobView, over: JobView) -> str:
+        if chosen.tenant != over.tenant:
+            return f"tenant {chosen.tenant} has had less device time than tenant {over.tenant}"
+        return f"{chosen.name} is behind its share by {format_ns(max(0, over.level - chosen.level))}"

@@ -1,0 +1,104 @@
+"""The sentences: why a job waits, was refused, or has the device. Every one has its numbers."""
+
+from __future__ import annotations
+
+from carpool.core import ledger
+from carpool.core.model import Device, Job, JobState, LeaseState, Nanos
+from carpool.core.node import Node
+from carpool.core.views import JobView
+from carpool.units import format_bytes, format_ns
+
+
+def no_device(node: Node, job: Job) -> str:
+    known = ", ".join(node.devices) or "none"
+    return f"job {job.spec.name} asks for device {job.spec.device}, which is not here; devices: {known}"
+
+
+def never_fits(job: Job, need: int, device: Device) -> str:
+    whence = "asks for" if job.spec.cap_bytes is not None else "needed last time"
+    advice = "lower --memory" if job.spec.cap_bytes is not None else "lower its batch size, give --memory"
+    return (
+        f"job {job.spec.name} can never fit: it {whence} {format_bytes(need)}, {device.id} has"
+        f" {format_bytes(device.capacity_bytes)}; {advice} or use a larger device"
+    )
+
+
+def queue_wait(job: Job, need: int | None, device: Device, floor: int, measured: Job | None) -> str:
+    """Why a queued job does not start: which term of L1 is in the way."""
+    free = ledger.free_bytes(device)
+    terms = (
+        f"{format_bytes(max(0, free))} of {format_bytes(device.capacity_bytes)} is unpromised on {device.id}"
+        f" ({format_bytes(ledger.promised_bytes(device))} to jobs,"
+        f" {format_bytes(ledger.lanes_bytes(device))} in lanes)"
+    )
+    if measured is not None:
+        return (
+            f"waits for memory: {measured.spec.name} is being measured and holds"
+            f" {format_bytes(measured.promised_bytes)} until its first turns are over; {terms}"
+        )
+    if need is None:
+        return (
+            f"waits for memory: a job of unknown size needs at least {format_bytes(floor)} to start and {terms};"
+            " give --memory to start with less"
+        )
+    return f"waits for memory: it needs {format_bytes(need)} and {terms}"
+
+
+def passed_over(job: Job, head: Job) -> str:
+    return f"waits behind {head.spec.name}, which has waited longest for memory and is not passed any more"
+
+
+def uncovered(job: Job, device: Device) -> str:
+    needs = job.needs
+    total = needs.resident_bytes + needs.ephemeral_bytes if needs is not None else 0
+    return (
+        f"waits for memory: it has grown to {format_bytes(total)}, was promised"
+        f" {format_bytes(job.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
+        f" on {device.id}"
+    )
+
+
+def turn_wait(view: JobView, holder: JobView, lane: str, policy: str, why: str, *, is_recalled: bool) -> str:
+    asked = "; the turn is already recalled" if is_recalled else ""
+    return (
+        f"waits {format_ns(view.waited_ns)} for its turn on {lane}: {holder.name} has had it for"
+        f" {format_ns(holder.held_ns)} ({policy}: {why}){asked}"
+    )
+
+
+def profiling_wait(view: JobView, measured: Job, lane: str) -> str:
+    return (
+        f"waits {format_ns(view.waited_ns)} for its turn on {lane}: {measured.spec.name} runs alone for its"
+        " first turns, so that its memory can be measured"
+    )
+
+
+def lapse(job: Job, silent_ns: Nanos) -> str:
+    return f"{job.spec.name} neither made a step nor computed for {format_ns(silent_ns)} while others waited"
+
+
+def hog(job: Job, since_ns: Nanos) -> str:
+    usual = f"its usual step takes {format_ns(job.step_ns)}" if job.step_ns else "its step time is not known yet"
+    return f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary; {usual}"
+
+
+def standing(job: Job, *, now: Nanos) -> str:
+    """One sentence for a job that does not wait for anything carpool could give."""
+    span = format_ns(now - job.state_since_ns)
+    match job.state:
+        case JobState.STARTING:
+            return f"its program runs for {span} and has not reached an iteration boundary yet"
+        case JobState.PROFILING:
+            return f"holds one of its first turns for {span}; its memory is being measured"
+        case JobState.RUNNING:
+            recalled = job.lease is not None and job.lease.state is LeaseState.RECALLED
+            return f"has the device for {span}" + ("; its turn is recalled" if recalled else "")
+        case JobState.IDLE:
+            return f"wants no turn for {span}: it loads data, saves, or is between its loops"
+        case JobState.UNMANAGED:
+            return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
+        case JobState.QUEUED | JobState.WAITING:
+            return job.reason or f"waits for {span}"
+        case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
+            had = f"had the device {format_ns(job.served_ns)}, waited {format_ns(job.waited_ns)} for turns"
+            return f"{job.state}: {job.reason or 'exit code 0'}; {had}"

@@ -1,0 +1,80 @@
+"""Frozen pictures of the state: what policies choose from and what ps, top and explain show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.model import DeviceId, JobId, JobState, LaneId, Nanos, Needs, TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job as a policy sees it."""
+
+    id: JobId
+    name: str
+    tenant: TenantId
+    priority: int
+    arrived_ns: Nanos
+    is_holding: bool
+    held_ns: Nanos  # how long the present turn has lasted; 0 if it holds none
+    waited_ns: Nanos  # how long it has wanted a turn since its last one; 0 if it holds one
+    served_ns: Nanos  # device time it has had in all
+    remaining_ns: Nanos  # best guess of the device time it still needs (estimates.py)
+    remaining_is_known: bool  # from declared steps or history, not from the rule of thumb
+    level: int  # weighted device time within its tenant
+    tenant_level: int  # weighted device time of its tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPicture:
+    """One job as people see it."""
+
+    id: JobId
+    name: str
+    tenant: TenantId
+    state: JobState
+    device: DeviceId | None
+    lane: LaneId | None
+    priority: int
+    steps: int
+    steps_declared: int | None
+    step_ns: Nanos | None
+    remaining_ns: Nanos | None
+    arrived_ns: Nanos
+    state_ns: Nanos  # time in the present state
+    served_ns: Nanos
+    waited_ns: Nanos
+    silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
+    is_hog: bool
+    needs: Needs | None
+    promised_bytes: int
+    live_bytes: int
+    cap_bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePicture:
+    id: LaneId
+    bytes: int
+    jobs: tuple[JobId, ...]
+    holder: JobId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePicture:
+    id: DeviceId
+    capacity_bytes: int
+    promised_bytes: int
+    lanes_bytes: int
+    free_bytes: int
+    live_bytes: int
+    lanes: tuple[LanePicture, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePicture:
+    policy: str
+    devices: tuple[DevicePicture, ...]
+    jobs: tuple[JobPicture, ...]

@@ -1,0 +1,52 @@
+"""Every error carpool raises on purpose.
+
+CarpoolError
+├── UsageError      you: a wrong argument, name or size; nothing was changed        exit 2
+├── PeerError       the other side: a process, page or message that cannot be used  exit 1
+│   └── UnreachableError   no daemon answers                                        exit 3
+├── CapacityError   no room: what was asked can never or cannot now fit             exit 1
+└── InternalError   a bug in carpool; carries the last events of the job            exit 1
+
+The message says what, with the numbers, and what to do. Anything else that escapes is a bug too.
+"""
+
+from __future__ import annotations
+
+
+class CarpoolError(Exception):
+    """Base of all; never raised itself."""
+
+    exit_code = 1
+
+
+class UsageError(CarpoolError):
+    """The caller asked for something that makes no sense; correct the call."""
+
+    exit_code = 2
+
+
+class PeerError(CarpoolError):
+    """A process, page or message on the other side cannot be used."""
+
+
+class UnreachableError(PeerError):
+    """No daemon answers at the socket, or it speaks another version."""
+
+    exit_code = 3
+
+
+class CapacityError(CarpoolError):
+    """What was asked does not fit; the numbers are attributes too."""
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class InternalError(CarpoolError):
+    """A rule of carpool's own was broken; please report it with the attached events."""
+
+    def __init__(self, message: str, *, events: tuple[str, ...] = ()) -> None:
+        super().__init__(message + ("\nlast events:\n  " + "\n  ".join(events) if events else ""))
+        self.events = events

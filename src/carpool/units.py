@@ -1,0 +1,73 @@
+"""Bytes and seconds: parsing what people type, printing what people read. Used only at the edges."""
+
+from __future__ import annotations
+
+import re
+
+from carpool.errors import UsageError
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+MS, SECOND = 1_000_000, 1_000_000_000
+BYTES_MAX = 1 << 50  # a pebibyte: anything larger is a slip of the keyboard
+
+_BYTE_UNITS = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 1000,
+    "m": MIB, "mib": MIB, "mb": 1000**2,
+    "g": GIB, "gib": GIB, "gb": 1000**3,
+    "t": TIB, "tib": TIB, "tb": 1000**4,
+}  # fmt: skip
+_TIME_UNITS = {"ns": 1, "us": 1000, "ms": MS, "s": SECOND, "": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB`, `4GiB`, `1.5g` or a plain number of bytes; at least one byte."""
+    match = _NUMBER.fullmatch(text)
+    unit = _BYTE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"'{text}' is not a size; write it like 512MiB or 4GiB")
+    count = int(float(match[1]) * unit)
+    if not 1 <= count <= BYTES_MAX:
+        raise UsageError(f"'{text}' is {count} bytes; a size is between 1 byte and 1024 TiB")
+    return count
+
+
+def parse_duration_ns(text: str) -> int:
+    """`100ms`, `2s`, `1.5m`, `1h` or a plain number of seconds, as nanoseconds."""
+    match = _NUMBER.fullmatch(text)
+    unit = _TIME_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"'{text}' is not a length of time; write it like 100ms, 2s or 5m")
+    return int(float(match[1]) * unit)
+
+
+def format_bytes(count: int) -> str:
+    """Two or three significant digits and a binary unit: `2.1 GiB`, `640 MiB`, `17 B`."""
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= unit:
+            value = count / unit
+            return (
+                f"{value:.2f} {name}"
+                if value < 10
+                else f"{value:.1f} {name}"
+                if value < 100
+                else f"{value:.0f} {name}"
+            )
+    return f"{count} B"
+
+
+def format_ns(span: int) -> str:
+    """A span of time as people say it: `41 ms`, `3.2 s`, `2 min 5 s`, `1 h 10 min`."""
+    if span < 1000:
+        return f"{span} ns"
+    if span < MS:
+        return f"{span / 1000:.0f} us"
+    if span < SECOND:
+        return f"{span / MS:.1f} ms" if span < 10 * MS else f"{span / MS:.0f} ms"
+    seconds = span / SECOND
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60} min"

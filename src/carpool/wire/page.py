@@ -1,0 +1,157 @@
+"""The page a job shares with the daemon: words that either side reads without a system call.
+
+One file per job, made by the daemon (owner-only), mapped by every process of the job that preloads the byte
+meter or takes turns, and by the daemon. It is an array of 64-bit words: a header, then one slot a process.
+`native/page.h` is the same table in C; `tests/wire/test_page.py` compares the two.
+
+Rules
+  G1  Each word has one writer: the daemon, or the process that owns the slot. Nobody locks anything.
+  G2  A slot belongs to the live process whose pid stands in it. The meter claims slots from the front with an
+      atomic exchange; the daemon hands out slots from FIRST_LENT on to processes that have no meter.
+  G3  A dead process cannot hold anything: whoever finds its pid gone may clear the slot.
+  G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from carpool.errors import PeerError
+
+MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
+LAYOUT = 1
+PAGE_BYTES = 16384
+SLOT_WORDS = 16
+SLOTS = PAGE_BYTES // 8 // SLOT_WORDS  # slot 0 is the header
+FIRST_LENT = 96
+
+# Header words.
+H_MAGIC = 0
+H_LAYOUT = 1
+H_CAP = 2  # daemon: bytes all processes of the job may hold together; 0 is no cap
+H_WAITERS = 3  # daemon: how many other jobs wait for this job's lane
+H_SLOTS_USED = 4  # meter: one past the highest slot ever claimed
+H_DENIED_COUNT = 5  # meter: allocations refused for the cap
+H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
+
+# Words of a process's slot.
+S_PID = 0  # 0 is a free slot
+S_LIVE = 1  # bytes held now (meter); signed, a forked child may free what its parent counted
+S_PEAK = 2  # most bytes held since the agent last reset it
+S_STEPS = 3  # agent: iterations finished
+S_BOUNDARY_NS = 4  # agent: monotonic time of the newest boundary
+S_RECALL = 5  # daemon: 0, or give the turn back at the first boundary with steps >= this number
+S_LEASE = 6  # agent: one of LEASE_*
+S_STALL_NS = 7  # agent: time spent waiting for input data, in all
+S_FLAGS = 8  # FLAG_* bits
+
+LEASE_NONE, LEASE_HELD, LEASE_ASKED = 0, 1, 2
+FLAG_METERED = 1  # the C meter counts this process's bytes
+
+
+def slot_base(slot: int) -> int:
+    return slot * SLOT_WORDS
+
+
+class Page:
+    """One mapped page. `words` is a memoryview of unsigned 64-bit integers."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path = path
+        self._mapping = mapping
+        self.words = memoryview(mapping).cast("Q")
+
+    @classmethod
+    def create(cls, path: Path) -> Page:
+        """Make the file of a new job; an OSError means the disk refused and nothing was left behind."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, PAGE_BYTES)
+            mapping = mmap.mmap(fd, PAGE_BYTES)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        page = cls(path, mapping)
+        page.words[H_LAYOUT] = LAYOUT
+        page.words[H_SLOTS_USED] = 1
+        page.words[H_MAGIC] = MAGIC  # last: a reader that sees the magic sees the rest
+        return page
+
+    @classmethod
+    def open(cls, path: Path) -> Page:
+        """Map an existing page after checking that it is ours and of this layout."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise PeerError(f"cannot open the shared page {path}: {error.strerror}") from error
+        try:
+            facts = os.fstat(fd)
+            if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
+                raise PeerError(f"the shared page {path} is not a private file of this user; it is not used")
+            if facts.st_size < PAGE_BYTES:
+                raise PeerError(f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}")
+            mapping = mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+        page = cls(path, mapping)
+        if page.words[H_MAGIC] != MAGIC or page.words[H_LAYOUT] != LAYOUT:
+            found = page.words[H_LAYOUT]
+            page.close()
+            raise PeerError(
+                f"the shared page {path} has layout {found}, this carpool speaks {LAYOUT}; restart the job"
+            )
+        return page
+
+    def slot_of(self, pid: int) -> int | None:
+        """The slot a process has claimed, or None."""
+        for slot in range(1, SLOTS):
+            if self.words[slot_base(slot) + S_PID] == pid:
+                return slot
+        return None
+
+    def lend_slot(self, pid: int) -> int | None:
+        """Daemon only (G2): give a process without the meter a slot; None when all are taken."""
+        for slot in range(FIRST_LENT, SLOTS):
+            base = slot_base(slot)
+            if self.words[base + S_PID] == 0:
+                self.clear_slot(slot)
+                self.words[base + S_PID] = pid
+                return slot
+        return None
+
+    def clear_slot(self, slot: int) -> None:
+        """Wipe a slot; its pid goes last so that nobody claims half-wiped words."""
+        base = slot_base(slot)
+        for word in range(1, SLOT_WORDS):
+            self.words[base + word] = 0
+        self.words[base + S_PID] = 0
+
+    def pids(self) -> dict[int, int]:
+        """Slot to pid of every claimed slot."""
+        found = {}
+        for slot in range(1, SLOTS):
+            pid = self.words[slot_base(slot) + S_PID]
+            if pid:
+                found[slot] = pid
+        return found
+
+    def live_bytes(self) -> int:
+        """Bytes held now by all processes of the job together."""
+        return sum(signed(self.words[slot_base(slot) + S_LIVE]) for slot in self.pids())
+
+    def close(self) -> None:
+        # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
+        with contextlib.suppress(BufferError):
+            self.words.release()
+            self._mapping.close()
+
+
+def signed(word: int) -> int:
+    """A word as a signed number, never below zero where a count is wanted."""
+    return max(0, word - (1 << 64) if word >> 63 else word)

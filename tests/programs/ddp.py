@@ -1,0 +1,59 @@
+"""Data-parallel training over loopback: `torchrun --nproc-per-node 2 ddp.py`; each line names its rank."""
+
+import argparse
+import hashlib
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha1()
+    for tensor in tensors:
+        digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def say(line: str) -> None:
+    """Print in one write: torchrun starts Python unbuffered, and the ranks share one stdout."""
+    print(f"{line}\n", end="", flush=True)
+
+
+def train(rank: int, steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    rng = torch.Generator().manual_seed(seed + rank)
+    value = 0.0
+    for step in range(1, steps + 1):
+        x = torch.randn(64, 32, generator=rng)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        value = loss.item()
+        say(f"rank={rank} step={step} loss={value!r}")
+    weights = fingerprint(model.parameters())
+    say(f"rank={rank} done steps={steps} loss={value!r} weights={weights}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo")
+    try:
+        train(dist.get_rank(), args.steps, args.seed)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
