@@ -51,6 +51,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, len(ALPHABET), bias=False)
         nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.places.weight, std=0.02)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

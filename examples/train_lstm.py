@@ -69,7 +69,7 @@ def main() -> None:
     words = make_words(100_000, args.seed)
     columns = words[: len(words) // args.batch * args.batch].view(args.batch, -1).t().contiguous().to(device)
     model = LanguageModel(args.width, args.layers).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
 
     state: tuple[Tensor, Tensor] | None = None
     place, value = 0, math.nan

@@ -2,14 +2,16 @@
 
 Rules
   A1  Held time is charged exactly once, in whole nanoseconds, to the job and to its tenant.
-  A2  A job that begins to want a turn starts at no lower level than the lowest of its tenant's wanting jobs, a
-      tenant at no lower level than the lowest wanting tenant: time not used is not saved up.
+  A2  A job that begins to want a turn, or could not run until now, starts at no lower level than the lowest of its
+      tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
+      when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
+      wait until a newcomer has had as much as it had.
   A3  A step time is measured only over a span in which the same jobs were running.
 """
 
 from __future__ import annotations
 
-from carpool.core.model import WANTING, WEIGHT_ONE, Device, Job, Mark, Nanos
+from carpool.core.model import WANTING, WEIGHT_ONE, Device, Job, Mark, Nanos, TenantId
 from carpool.core.node import Node, is_holding
 from carpool.core.views import JobView
 
@@ -30,14 +32,36 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
 
 def begin_wanting(node: Node, job: Job) -> None:
     """Clamp a newcomer to the incumbents' level (A2); call before its state says that it wants a turn."""
-    wanting = [other for other in node.jobs.values() if other.state in WANTING and other.id != job.id]
-    same_tenant = [other.level for other in wanting if other.spec.tenant == job.spec.tenant]
-    if same_tenant:
-        job.level = max(job.level, min(same_tenant))
-        return
+    _lift(node, job, raise_floors(node, node.device_of(job)))
+
+
+def raise_floors(node: Node, device: Device) -> set[TenantId]:
+    """Note the lowest levels at which jobs want turns; call before that set changes (A2). Returns whose they are."""
+    lowest: dict[TenantId, int] = {}
+    stuck: list[Job] = []
+    for job in node.jobs_on(device):
+        if job.state not in WANTING:
+            continue
+        if node.may_run(job):
+            lowest[job.spec.tenant] = min(job.level, lowest.get(job.spec.tenant, job.level))
+        else:
+            stuck.append(job)
+    for tenant_id, level in lowest.items():
+        tenant = device.tenants[tenant_id]
+        tenant.jobs_floor = max(tenant.jobs_floor, level)
+    if lowest:
+        lowest_tenant = min(device.tenants[tenant_id].level for tenant_id in lowest)
+        device.tenants_floor = max(device.tenants_floor, lowest_tenant)
+    for job in stuck:
+        _lift(node, job, set(lowest))
+    return set(lowest)
+
+
+def _lift(node: Node, job: Job, wanting: set[TenantId]) -> None:
     tenant = node.tenant_of(job)
-    if wanting:
-        tenant.level = max(tenant.level, min(node.tenant_of(other).level for other in wanting))
+    job.level = max(job.level, tenant.jobs_floor)
+    if tenant.id not in wanting:
+        tenant.level = max(tenant.level, node.device_of(job).tenants_floor)
 
 
 def reset_marks(node: Node, device: Device) -> None:
@@ -101,5 +125,5 @@ def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
         remaining_ns=remaining,
         remaining_is_known=is_known,
         level=job.level,
-        tenant_level=node.tenant_of(job).level,
+        tenant_level=node.tenant_level(job),
     )

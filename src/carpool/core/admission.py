@@ -27,16 +27,17 @@ class Offer:
     promise_bytes: int
 
 
-def with_margin(needs: Needs, percent: int) -> Needs:
-    """What was measured, plus the margin that keeps small growth from being a re-admission."""
+def with_margin(measured: Needs, known: Needs | None, percent: int) -> Needs:
+    """What was measured plus a margin; what is known stands while the measurement is within its margin."""
 
-    def more(count: int) -> int:
-        return count + count * percent // 100
+    def more(count: int, before: int) -> int:
+        wanted = count + count * percent // 100
+        return before if count <= before < wanted else wanted
 
     return Needs(
-        persistent_bytes=more(needs.persistent_bytes),
-        ephemeral_bytes=more(needs.ephemeral_bytes),
-        overhead_bytes=needs.overhead_bytes,
+        persistent_bytes=more(measured.persistent_bytes, known.persistent_bytes if known else 0),
+        ephemeral_bytes=more(measured.ephemeral_bytes, known.ephemeral_bytes if known else 0),
+        overhead_bytes=measured.overhead_bytes,
     )
 
 
@@ -67,9 +68,9 @@ def refusal(node: Node, job: Job) -> str | None:
     return None
 
 
-def find_offer(node: Node, job: Job) -> Offer | None:
-    """The best device for a queued job: fewest residents, then most free bytes, then by name."""
-    offers = [offer for device in allowed_devices(node, job) if (offer := _offer_on(node, job, device))]
+def find_offer(node: Node, job: Job, devices: list[Device]) -> Offer | None:
+    """The best of these devices for a queued job: fewest residents, then most free bytes, then by name."""
+    offers = [offer for device in devices if (offer := _offer_on(node, job, device))]
     if not offers:
         return None
     return min(
@@ -79,23 +80,39 @@ def find_offer(node: Node, job: Job) -> Offer | None:
 
 
 def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
-    lanes_max = node.policy.lanes_max
-    if job.spec.cap_bytes is None and job.history is not None and job.history.needs is not None:
-        needs = job.history.needs
-        fit = lanes.find_fit(
-            device,
-            resident_bytes=needs.resident_bytes,
-            ephemeral_bytes=needs.ephemeral_bytes,
-            lanes_max=lanes_max,
-        )
-        return Offer(device=device, fit=fit, promise_bytes=needs.resident_bytes) if fit else None
-    wanted = job.spec.cap_bytes
+    wanted = starting_needs(node, job, device)
+    fit = lanes.find_fit(
+        device,
+        resident_bytes=wanted.resident_bytes,
+        ephemeral_bytes=wanted.ephemeral_bytes,
+        lanes_max=node.policy.lanes_max,
+    )
+    if fit is None:
+        return None
+    is_known = total_need_bytes(job) is not None
+    promise_bytes = wanted.resident_bytes if is_known else ledger.free_bytes(device)
+    return Offer(device=device, fit=fit, promise_bytes=promise_bytes)
+
+
+def starting_needs(node: Node, job: Job, device: Device) -> Needs:
+    """The least with which a queued job is started: its cap, what it needed last time, or the floor (M2)."""
+    if job.spec.cap_bytes is not None:
+        return Needs(persistent_bytes=job.spec.cap_bytes, ephemeral_bytes=0)
+    if job.history is not None and job.history.needs is not None:
+        return job.history.needs
+    return Needs(persistent_bytes=start_floor_bytes(node, device), ephemeral_bytes=0)
+
+
+def merging_lets_in(node: Node, job: Job, device: Device) -> bool:
+    """Whether the job, queued or outgrown, would have room if all lanes of the device were one."""
+    wanted = job.needs if job.device is not None else starting_needs(node, job, device)
     if wanted is None:
-        wanted = ledger.free_bytes(device)
-        if wanted < start_floor_bytes(node, device):
-            return None
-    fit = lanes.find_fit(device, resident_bytes=wanted, ephemeral_bytes=0, lanes_max=lanes_max)
-    return Offer(device=device, fit=fit, promise_bytes=wanted) if fit else None
+        return False
+    return lanes.merging_would_fit(
+        device,
+        resident_bytes=wanted.resident_bytes - job.promised_bytes,
+        ephemeral_bytes=wanted.ephemeral_bytes,
+    )
 
 
 def start_floor_bytes(node: Node, device: Device) -> int:
@@ -114,13 +131,15 @@ def accept(job: Job, offer: Offer) -> None:
 def cover(node: Node, job: Job) -> bool:
     """Make the promises hold what the job needs, if L1 allows (M2, M5). True if they do now."""
     device = node.device_of(job)
+    if job.state is JobState.UNMANAGED:
+        return _cover_unmanaged(node, device, job)
     needs = job.needs
     lane = node.lane_of(job)
     if needs is None or lane is None:
         return True
     if _resize_in_place(device, job, needs, lane):
         return True
-    if lane.holder == job.id or job.state is JobState.UNMANAGED:
+    if lane.holder == job.id:
         return ledger.covers(device, job)
     old_promise, old_lane = job.promised_bytes, lane.id
     ledger.release(device, job)
@@ -139,6 +158,14 @@ def cover(node: Node, job: Job) -> bool:
     return True
 
 
+def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
+    """Promise what it may hold as far as there is room; never less than before."""
+    wanted = unmanaged_bytes(node, job)
+    if job.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+    return job.promised_bytes >= wanted
+
+
 def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
     """Promise what was measured within the job's own lane, if L1 allows."""
     lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
@@ -151,12 +178,10 @@ def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool
 
 
 def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
-    """Halve the open promise of a job that has been starting for long while others need room (M2)."""
+    """Halve the open promise of a job that has been starting or idle for long while others need room (M2)."""
     settings = node.settings
     for job in node.jobs_on(device):
-        if job.state is not JobState.STARTING or job.spec.cap_bytes is not None or job.needs is not None:
-            continue
-        if now - job.state_since_ns < settings.start_patience_ns:
+        if not is_open_and_quiet(job) or now - job.state_since_ns < settings.start_patience_ns:
             continue
         least = max(2 * job.live_bytes, start_floor_bytes(node, device) // 2)
         smaller = max(least, job.promised_bytes // 2)
@@ -164,6 +189,12 @@ def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
             ledger.promise(device, job, smaller)
             return True
     return False
+
+
+def is_open_and_quiet(job: Job) -> bool:
+    """Whether the job holds an open promise and wants no turn in which it could be measured."""
+    is_open = job.needs is None and job.spec.cap_bytes is None
+    return is_open and job.state in (JobState.STARTING, JobState.IDLE)
 
 
 def unmanaged_bytes(node: Node, job: Job) -> int:

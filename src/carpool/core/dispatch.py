@@ -10,19 +10,16 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import ledger, packing, reasons
-from carpool.core.accounts import reset_marks, view_of
+from carpool.core import admission, packing, reasons
+from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
 from carpool.core.model import Device, Job, JobState, Lane, LeaseState, Nanos
-from carpool.core.node import Node, is_holding
+from carpool.core.node import Node
 from carpool.units import SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
+LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait
 LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
-
-
-def may_run(node: Node, device: Device, job: Job) -> bool:
-    return ledger.covers(device, job) or node.is_oldest(job)
 
 
 def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -44,16 +41,19 @@ def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect]:
     holder = node.jobs[lane.holder] if lane.holder is not None else None
-    if holder is not None and not may_run(node, device, holder):
+    if holder is not None and not node.may_run(holder):
         return recall(node, holder, reasons.uncovered(holder, device), now=now)
-    waiting = [job for job in node.waiting_in(lane) if may_run(node, device, job)]
+    if holder is not None and not _is_due(node, holder, now=now):
+        return []
+    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
     if not waiting:
         return []
     chosen = _choose(node, waiting, holder, now=now)
     if chosen is None or chosen is holder:
         return []
     if holder is not None:
-        return _recall_for(node, holder, chosen, now=now)
+        why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
+        return recall(node, holder, f"{node.policy.name}: {why}", now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
     return [_grant(node, device, lane, chosen, now=now)]
@@ -81,15 +81,18 @@ def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -
     if unmeasured and node.queue and (holder is None or holder.state is not JobState.PROFILING):
         return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
     wanting = waiting if holder is None else [*waiting, holder]
+    if len(wanting) == 1:
+        return wanting[0]
     picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
     return node.jobs[picked] if picked is not None else None
 
 
-def _recall_for(node: Node, holder: Job, chosen: Job, *, now: Nanos) -> list[Effect]:
-    if holder.lease is None or now - holder.lease.granted_ns < quantum_of(node, holder):
-        return []
-    why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
-    return recall(node, holder, f"{node.policy.name}: {why}", now=now)
+def _is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
+    """Whether the holder could be recalled for somebody else: its quantum is over, and it is not recalled yet."""
+    lease = holder.lease
+    if lease is None or lease.state is not LeaseState.HELD:
+        return False
+    return now - lease.granted_ns >= quantum_of(node, holder)
 
 
 def quantum_of(node: Node, holder: Job) -> Nanos:
@@ -121,7 +124,7 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> G
 def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Take turns from holders that stopped computing and name those that stopped reaching boundaries."""
     effects: list[Effect] = []
-    if not any(job.state is JobState.WAITING for job in node.jobs_on(device)):
+    if not _is_watched(node, device):
         return effects
     for job in node.holders_on(device):
         lease = job.lease
@@ -139,6 +142,13 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     return effects
 
 
+def _is_watched(node: Node, device: Device) -> bool:
+    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
+    if any(job.state is JobState.WAITING for job in node.jobs_on(device)):
+        return True
+    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
+
+
 def hog_deadline(node: Node, job: Job) -> Nanos | None:
     """When a recalled holder becomes a hog; None if its turn is not recalled."""
     if job.lease is None or job.lease.recalled_ns is None:
@@ -148,6 +158,7 @@ def hog_deadline(node: Node, job: Job) -> Nanos | None:
 
 
 def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
+    raise_floors(node, device)
     node.move_lease(job, RevokeLease, now=now)
     node.move(job, RevokeLease, now=now)
     reset_marks(node, device)
@@ -156,18 +167,19 @@ def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> 
 
 def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     """When this device next needs a Tick; None while nobody waits for anybody."""
-    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING]
     times: list[Nanos] = []
-    if waiting:
+    if _is_watched(node, device):
         times.append(now + node.settings.watch_ns)
         for holder in node.holders_on(device):
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
-                due = holder.lease.granted_ns + quantum_of(node, holder)
-                if due > now:
-                    times.append(due)
+                quantum = quantum_of(node, holder)
+                due = holder.lease.granted_ns + quantum
+                # A holder still preferred at the end of its quantum will not be for long: look again soon.
+                again = now + (quantum // LOOKS_A_QUANTUM or node.settings.watch_ns)
+                times.append(due if due > now else again)
     if node.queue:
         for job in node.jobs_on(device):
-            if job.state is JobState.STARTING and job.needs is None:
+            if admission.is_open_and_quiet(job):
                 times.append(max(now + SECOND, job.state_since_ns + node.settings.start_patience_ns))
     return min(times, default=None)
 
@@ -176,16 +188,14 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     """Why a waiting job has no turn right now."""
     lane = node.lane_of(job)
     view = view_of(node, job, now=now)
-    if not may_run(node, device, job):
+    if not node.may_run(job):
         return reasons.uncovered(job, device)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
     if measured is not None and lane is not None:
         return reasons.profiling_wait(view, measured, lane.id)
     holder = node.jobs[lane.holder] if lane is not None and lane.holder is not None else None
     if holder is None or lane is None:
-        others = [other for other in node.holders_on(device) if is_holding(other)]
-        names = ", ".join(other.spec.name for other in others) or "nobody"
-        return f"waits for {names} to finish a turn, to be measured alone on {device.id}"
+        return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
     holder_view = view_of(node, holder, now=now)
     why = node.policy.why(holder_view, view)
     is_recalled = holder.lease is not None and holder.lease.state is LeaseState.RECALLED

@@ -90,7 +90,10 @@ class JobExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAsked:
+    """Somebody wants the job to end; `is_told` if its program knows already (a Ctrl-C reached it)."""
+
     job: JobId
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

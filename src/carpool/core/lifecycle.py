@@ -39,6 +39,9 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     (_S.RUNNING, LeaseReturned): _S.WAITING,
     (_S.PROFILING, LeaseReturned): _S.WAITING,
     (_S.WAITING, LeaseReturned): _S.IDLE,
+    # A return may cross a revocation on its way: the turn is gone, but the wish for the next one counts.
+    (_S.IDLE, LeaseReturned): _S.WAITING,
+    (_S.STARTING, LeaseReturned): _S.WAITING,
     (_S.RUNNING, RevokeLease): _S.IDLE,
     (_S.PROFILING, RevokeLease): _S.IDLE,
     **{(state, JobExited): _S.FINISHED for state in _LIVE},

@@ -153,10 +153,15 @@ class Device:
     capacity_bytes: int
     lanes: dict[LaneId, Lane] = field(default_factory=dict)
     promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
+    tenants: dict[TenantId, Tenant] = field(default_factory=dict)
+    tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
     lanes_made: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Tenant:
+    """One tenant's account on one device."""
+
     id: TenantId
-    level: int = 0  # weighted device time of all its jobs
+    level: int = 0  # device time of all its jobs
+    jobs_floor: int = 0  # no job of it begins to want turns below this level; never falls

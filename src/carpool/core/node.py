@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     HOLDING,
@@ -19,7 +20,6 @@ from carpool.core.model import (
     LeaseState,
     Nanos,
     Tenant,
-    TenantId,
 )
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
@@ -36,7 +36,7 @@ class Settings:
     hog_factor: int = 10  # a recalled holder is a hog after this many usual steps …
     hog_floor_ns: Nanos = 2 * SECOND  # … but not before this
     pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
-    start_patience_ns: Nanos = 20 * SECOND  # then a starting job's open promise is cut if others need it
+    start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     margin_percent: int = 5  # added to what was measured
 
@@ -47,7 +47,6 @@ class Node:
     settings: Settings
     jobs: dict[JobId, Job] = field(default_factory=dict)
     devices: dict[DeviceId, Device] = field(default_factory=dict)
-    tenants: dict[TenantId, Tenant] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     queue: list[JobId] = field(default_factory=list)  # in order of arrival
     apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
@@ -65,13 +64,29 @@ class Node:
         return self.device_of(job).lanes.get(job.lane) if job.device and job.lane else None
 
     def tenant_of(self, job: Job) -> Tenant:
-        return self.tenants.setdefault(job.spec.tenant, Tenant(id=job.spec.tenant))
+        """The account of the job's tenant on the job's device."""
+        tenants = self.device_of(job).tenants
+        tenant = tenants.get(job.spec.tenant)
+        if tenant is None:
+            tenant = tenants[job.spec.tenant] = Tenant(id=job.spec.tenant)
+        return tenant
+
+    def tenant_level(self, job: Job) -> int:
+        """What the job's tenant has had: of the job's device, or of all while it has none."""
+        if job.device is not None:
+            return self.tenant_of(job).level
+        accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
+        return sum(account.level for account in accounts if account is not None)
 
     def jobs_on(self, device: Device) -> list[Job]:
         return [self.jobs[job_id] for job_id in device.promised]
 
     def holders_on(self, device: Device) -> list[Job]:
         return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
+
+    def outgrown_on(self, device: Device) -> list[Job]:
+        """The jobs that take turns and need more than they are promised."""
+        return [job for job in self.jobs_on(device) if job.lane is not None and not ledger.covers(device, job)]
 
     def wanting_in(self, lane: Lane) -> list[Job]:
         """The holder and everybody who waits for this lane."""
@@ -115,6 +130,9 @@ class Node:
         key = (job.arrived_ns, job.id)
         others = self.jobs_on(self.device_of(job))
         return all(key <= (other.arrived_ns, other.id) for other in others if other.lane is not None)
+
+    def may_run(self, job: Job) -> bool:
+        return ledger.covers(self.device_of(job), job) or self.is_oldest(job)
 
 
 def is_holding(job: Job) -> bool:

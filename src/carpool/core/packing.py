@@ -8,8 +8,7 @@ are merged at the next boundary and the two are never packed again.
 
 from __future__ import annotations
 
-from carpool.core import lanes
-from carpool.core.ledger import free_bytes
+from carpool.core import admission, lanes, ledger
 from carpool.core.model import Device, Job, JobState
 from carpool.core.node import Node
 
@@ -59,7 +58,7 @@ def _merge_apart(node: Node, device: Device) -> bool:
 
 
 def _spread(node: Node, device: Device) -> bool:
-    if len(device.lanes) >= node.policy.lanes_max:
+    if len(device.lanes) >= node.policy.lanes_max or _is_merging(node, device):
         return False
     for lane in list(device.lanes.values()):
         if len(lane.jobs) < 2:
@@ -71,8 +70,15 @@ def _spread(node: Node, device: Device) -> bool:
             mates = [other for other in node.jobs_on(device) if other.id != job_id and other.lane is not None]
             if any(frozenset({job_id, mate.id}) in node.apart for mate in mates):
                 continue
-            if job.needs.ephemeral_bytes <= free_bytes(device):
+            if job.needs.ephemeral_bytes <= ledger.free_bytes(device):
                 lanes.remove(device, job)
                 lanes.place(device, job, lanes.Fit(lane=None, lane_bytes=job.needs.ephemeral_bytes))
                 return True
     return False
+
+
+def _is_merging(node: Node, device: Device) -> bool:
+    """Whether lanes are being merged, one boundary after the other, to let in a queued or an outgrown job."""
+    queued = [node.jobs[job_id] for job_id in node.queue]
+    may_come = [job for job in queued if job.spec.device in (None, device.id)]
+    return any(admission.merging_lets_in(node, job, device) for job in may_come + node.outgrown_on(device))

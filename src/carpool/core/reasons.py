@@ -11,6 +11,8 @@ from carpool.units import format_bytes, format_ns
 
 def no_device(node: Node, job: Job) -> str:
     known = ", ".join(node.devices) or "none"
+    if job.spec.device is None:
+        return f"job {job.spec.name} needs a device and this node has none"
     return f"job {job.spec.name} asks for device {job.spec.device}, which is not here; devices: {known}"
 
 
@@ -44,8 +46,11 @@ def queue_wait(job: Job, need: int | None, device: Device, floor: int, measured:
     return f"waits for memory: it needs {format_bytes(need)} and {terms}"
 
 
-def passed_over(job: Job, head: Job) -> str:
-    return f"waits behind {head.spec.name}, which has waited longest for memory and is not passed any more"
+def passed_over(head: Job, patience_ns: Nanos) -> str:
+    return (
+        f"waits for memory behind {head.spec.name}, which has waited for it longer than {format_ns(patience_ns)}"
+        " and is not passed any more"
+    )
 
 
 def uncovered(job: Job, device: Device) -> str:
@@ -71,6 +76,13 @@ def profiling_wait(view: JobView, measured: Job, lane: str) -> str:
         f"waits {format_ns(view.waited_ns)} for its turn on {lane}: {measured.spec.name} runs alone for its"
         " first turns, so that its memory can be measured"
     )
+
+
+def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, device: Device) -> str:
+    """Every lane of the device is being cleared for a newcomer: this job or another."""
+    names = ", ".join(job.spec.name for job in holders) or "nobody"
+    whom = "it" if newcomer is None or newcomer.id == view.id else newcomer.spec.name
+    return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
 def lapse(job: Job, silent_ns: Nanos) -> str:

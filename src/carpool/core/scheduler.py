@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from carpool.core import admission, lanes, ledger, pictures
-from carpool.core.accounts import begin_wanting, charge_holders, note_steps, reset_marks
+from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
 from carpool.core.dispatch import dispatch, next_wakeup, watch
 from carpool.core.effects import (
     CloseJob,
@@ -47,6 +47,7 @@ from carpool.core.events import (
 from carpool.core.lifecycle import may_move
 from carpool.core.model import (
     ENDED,
+    WANTING,
     Device,
     DeviceId,
     History,
@@ -81,12 +82,13 @@ class Scheduler:
         self._now = now
         charge_holders(self._node, now=now)
         effects = self._take(event, now)
+        lanes_may_change = self._bytes_changed or self._node.policy.lanes_max > 1
         if self._bytes_changed:
             self._bytes_changed = False
             effects += settle(self._node, now=now)
         for device in self._node.devices.values():
             effects += dispatch(self._node, device, now=now)
-        return effects + self._tell_lanes()
+        return effects + self._tell_lanes() if lanes_may_change else effects
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
@@ -141,9 +143,7 @@ class Scheduler:
             case Tick():
                 return self._on_tick(now)
             case DeviceAdded():
-                self._node.devices[event.device] = Device(id=event.device, capacity_bytes=event.capacity_bytes)
-                self._bytes_changed = True
-                return []
+                return self._on_device(event)
             case HistoryLoaded():
                 self._node.histories[event.fingerprint] = event.history
                 return []
@@ -174,7 +174,7 @@ class Scheduler:
             case JobExited():
                 return self._on_exited(job, event, now)
             case CancelAsked():
-                return self._on_cancel(job, now)
+                return self._on_cancel(job, event, now)
             case JobSubmitted() | JobAdopted():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
@@ -190,6 +190,13 @@ class Scheduler:
         self._node.queue.append(job.id)
         self._bytes_changed = True
         return job
+
+    def _on_device(self, event: DeviceAdded) -> list[Effect]:
+        if event.device in self._node.devices:
+            raise InternalError(f"device {event.device} is here already")
+        self._node.devices[event.device] = Device(id=event.device, capacity_bytes=event.capacity_bytes)
+        self._bytes_changed = True
+        return []
 
     def _on_submitted(self, event: JobSubmitted, now: Nanos) -> list[Effect]:
         if event.job in self._node.jobs:
@@ -222,10 +229,12 @@ class Scheduler:
             return []
         if lane.holder is not None:
             return [RevokeLease(job=job.id, reason="its lane was taken while the daemon was away")]
+        begin_wanting(node, job)
         node.move(job, LeaseAsked, now=now)
         node.move_lease(job, GrantLease, now=now)
         node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.needs is None else None)
         job.charged_ns = job.last_active_ns = now
+        reset_marks(node, device)
         return []
 
     def _enter_lane(self, device: Device, job: Job) -> LaneId:
@@ -244,17 +253,22 @@ class Scheduler:
         return []
 
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
-        note_steps(self._node, job, event.steps, now=now)
+        node, device = self._node, self._node.device_of(job)
+        note_steps(node, job, event.steps, now=now)
+        if not event.wants_more:
+            raise_floors(node, device)
+        elif job.state not in WANTING:
+            begin_wanting(node, job)
         if job.lease is not None:
-            self._node.move_lease(job, LeaseReturned, now=now)
-            reset_marks(self._node, self._node.device_of(job))
-        self._node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if self._node.queue and self._node.policy.lanes_max > 1:
+            node.move_lease(job, LeaseReturned, now=now)
+            reset_marks(node, device)
+        node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
+        if len(device.lanes) > 1 and (node.queue or node.outgrown_on(device)):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
 
     def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
-        job.needs = admission.with_margin(event.needs, self._node.settings.margin_percent)
+        job.needs = admission.with_margin(event.needs, job.needs, self._node.settings.margin_percent)
         if event.step_ns is not None:
             job.step_ns = event.step_ns
             if job.mark is not None and not job.mark.mates:
@@ -274,6 +288,7 @@ class Scheduler:
 
     def _on_detached(self, job: Job, event: JobDetached, now: Nanos) -> list[Effect]:
         device = self._node.device_of(job)
+        raise_floors(self._node, device)
         self._close_lease(job, JobDetached, now)
         self._node.move(job, JobDetached, now=now)
         job.reason = event.reason
@@ -285,6 +300,8 @@ class Scheduler:
 
     def _on_exited(self, job: Job, event: JobExited, now: Nanos) -> list[Effect]:
         node = self._node
+        if job.device is not None:
+            raise_floors(node, node.devices[job.device])
         self._close_lease(job, JobExited, now)
         if job.state is JobState.QUEUED:
             node.queue.remove(job.id)
@@ -299,16 +316,17 @@ class Scheduler:
             ledger.release(device, job)
             reset_marks(node, device)
         if job.state is JobState.FINISHED and job.spec.fingerprint and job.steps:
-            past = History(needs=job.needs, steps=job.steps, step_ns=job.step_ns, served_ns=job.served_ns)
+            known = job.needs or (job.history.needs if job.history is not None else None)
+            past = History(needs=known, steps=job.steps, step_ns=job.step_ns, served_ns=job.served_ns)
             node.histories[job.spec.fingerprint] = past
             effects.append(RememberJob(fingerprint=job.spec.fingerprint, history=past))
         self._bytes_changed = True
         return effects
 
-    def _on_cancel(self, job: Job, now: Nanos) -> list[Effect]:
+    def _on_cancel(self, job: Job, event: CancelAsked, now: Nanos) -> list[Effect]:
         job.is_cancelled = True
         if job.state is not JobState.QUEUED:
-            return [StopJob(job=job.id)]
+            return [] if event.is_told else [StopJob(job=job.id)]
         self._node.queue.remove(job.id)
         self._node.move(job, CancelAsked, now=now)
         job.reason = "cancelled before it started"

@@ -6,10 +6,10 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 from __future__ import annotations
 
 from carpool.core import admission, lanes, ledger, reasons
-from carpool.core.accounts import reset_marks, view_of
+from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
-from carpool.core.model import Job, Nanos
+from carpool.core.model import Device, DeviceId, Job, Nanos
 from carpool.core.node import Node
 
 ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not fit
@@ -17,26 +17,36 @@ ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not
 
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Cover outgrown promises, cut lanes, admit the queue, and tell jobs how much they may hold."""
+    effects: list[Effect] = []
     for device in node.devices.values():
+        raise_floors(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
-            admission.cover(node, job)
+            effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-    return _admit(node, now=now) + _set_caps(node)
+    return effects + _admit(node, now=now) + _set_caps(node)
+
+
+def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
+    """Make the promises hold what a resident job needs, merging lanes if that helps (M5)."""
+    while not admission.cover(node, job):
+        if not _merge_for(node, job, [device]):
+            return _free_a_lane_for(node, job, [device], now=now)
+    return []
 
 
 def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
     left = [node.jobs[job_id] for job_id in node.queue]
+    kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for _ in range(min(ADMIT_TRIES, len(left))):
-        picked = node.policy.pick([view_of(node, job, now=now) for job in left], now=now)
-        if picked is None:
-            break
-        job = node.jobs[picked]
+        job = _next_in_queue(node, left, now=now)
         left.remove(job)
-        offer = admission.find_offer(node, job)
-        while offer is None and _merge_for(node, job):
-            offer = admission.find_offer(node, job)
+        allowed = admission.allowed_devices(node, job)
+        devices = [device for device in allowed if device.id not in kept]
+        offer = admission.find_offer(node, job, devices)
+        while offer is None and _merge_for(node, job, devices):
+            offer = admission.find_offer(node, job, devices)
         if offer is not None:
             admission.accept(job, offer)
             node.queue.remove(job.id)
@@ -44,46 +54,55 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             job.reason = ""
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
-        effects += _free_a_lane_for(node, job, now=now)
-        effects += _explain(job, _queue_reason(node, job))
-        if now - job.arrived_ns >= node.settings.pass_over_ns:
-            for behind in left:
-                effects += _explain(behind, reasons.passed_over(behind, job))
-            break
+        effects += _free_a_lane_for(node, job, devices, now=now)
+        effects += _explain(job, _queue_reason(node, job, allowed, kept))
+        if _is_overdue(node, job, now=now):
+            kept |= {device.id: job for device in devices}
     return effects
 
 
-def _merge_for(node: Node, job: Job) -> bool:
+def _is_overdue(node: Node, job: Job, *, now: Nanos) -> bool:
+    return now - job.arrived_ns >= node.settings.pass_over_ns
+
+
+def _next_in_queue(node: Node, left: list[Job], *, now: Nanos) -> Job:
+    """Whoever waited too long, in order of arrival (M3); then whom the policy picks."""
+    if _is_overdue(node, left[0], now=now):
+        return left[0]
+    picked = node.policy.pick([view_of(node, job, now=now) for job in left], now=now)
+    return node.jobs[picked] if picked is not None else left[0]
+
+
+def _merge_for(node: Node, job: Job, devices: list[Device]) -> bool:
     """Merge one free lane if merging can let the job in; False if nothing was merged."""
-    for device in admission.allowed_devices(node, job):
-        wanted = admission.total_need_bytes(job) or admission.start_floor_bytes(node, device)
-        if lanes.merging_would_fit(device, resident_bytes=wanted, ephemeral_bytes=0) and lanes.merge_free(
-            device, node.jobs
-        ):
+    for device in devices:
+        if admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
             reset_marks(node, device)
             return True
     return False
 
 
-def _free_a_lane_for(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+def _free_a_lane_for(node: Node, job: Job, devices: list[Device], *, now: Nanos) -> list[Effect]:
     """Recall the youngest holder where merging would let the job in but every lane is held."""
-    for device in admission.allowed_devices(node, job):
-        wanted = admission.total_need_bytes(job) or admission.start_floor_bytes(node, device)
-        if lanes.merging_would_fit(device, resident_bytes=wanted, ephemeral_bytes=0):
+    for device in devices:
+        if admission.merging_lets_in(node, job, device):
             youngest = max(node.holders_on(device), key=lambda holder: (holder.arrived_ns, holder.id))
             return recall(node, youngest, f"its lane is merged to let {job.spec.name} in", now=now)
     return []
 
 
-def _queue_reason(node: Node, job: Job) -> str:
-    devices = admission.allowed_devices(node, job)
-    device = max(devices, key=lambda each: (ledger.free_bytes(each), each.id))
-    measured = next(
-        (each for each in node.jobs_on(device) if each.needs is None and each.spec.cap_bytes is None), None
-    )
+def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job]) -> str:
+    device = max(devices, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
+    if device.id in kept:
+        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
+    measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
     need = admission.total_need_bytes(job)
     floor = admission.start_floor_bytes(node, device)
     return reasons.queue_wait(job, need, device, floor, measured)
+
+
+def _is_being_measured(job: Job) -> bool:
+    return job.needs is None and job.spec.cap_bytes is None and job.lane is not None
 
 
 def _explain(job: Job, reason: str) -> list[Effect]:

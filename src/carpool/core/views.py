@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carpool.core.model import DeviceId, JobId, JobState, LaneId, Nanos, Needs, TenantId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """One job as a policy sees it."""
+class JobView(NamedTuple):
+    """One job as a policy sees it; a tuple, because one is made for every candidate at every decision."""
 
     id: JobId
     name: str
@@ -20,7 +20,7 @@ class JobView:
     held_ns: Nanos  # how long the present turn has lasted; 0 if it holds none
     waited_ns: Nanos  # how long it has wanted a turn since its last one; 0 if it holds one
     served_ns: Nanos  # device time it has had in all
-    remaining_ns: Nanos  # best guess of the device time it still needs (estimates.py)
+    remaining_ns: Nanos  # best guess of the device time it still needs (accounts.py)
     remaining_is_known: bool  # from declared steps or history, not from the rule of thumb
     level: int  # weighted device time within its tenant
     tenant_level: int  # weighted device time of its tenant

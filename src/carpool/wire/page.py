@@ -44,12 +44,13 @@ S_LIVE = 1  # bytes held now (meter); signed, a forked child may free what its p
 S_PEAK = 2  # most bytes held since the agent last reset it
 S_STEPS = 3  # agent: iterations finished
 S_BOUNDARY_NS = 4  # agent: monotonic time of the newest boundary
-S_RECALL = 5  # daemon: 0, or give the turn back at the first boundary with steps >= this number
+S_RECALL = 5  # daemon: 0, LAPSED, or give the turn back at the first boundary with steps >= this number
 S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED = 0, 1, 2
+LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
 
 

@@ -1,0 +1,19 @@
+"""carpool: many deep-learning programs share the GPUs you already have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "turn"]
+
+if TYPE_CHECKING:
+    from carpool.agent.turns import turn
+
+
+def __getattr__(name: str) -> object:
+    if name == "turn":
+        from carpool.agent.turns import turn
+
+        return turn
+    raise AttributeError(f"module 'carpool' has no attribute {name!r}")

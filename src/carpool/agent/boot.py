@@ -1,0 +1,47 @@
+"""Waits for the program's own `import torch`, then installs the hooks. Loads nothing else before that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class TorchWatcher:
+    """A finder that recognises one name, lets the others find it, and acts after its module has run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                _act_after(spec)
+                return spec
+        return None
+
+
+def _act_after(spec: ModuleSpec) -> None:
+    loader = spec.loader
+    real_exec = getattr(loader, "exec_module", None)
+    if loader is None or real_exec is None:
+        return
+
+    def exec_module(module: ModuleType) -> None:
+        real_exec(module)
+        from carpool.agent import torch_hooks
+
+        torch_hooks.install(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
+
+
+def watch() -> None:
+    """Called by the injected sitecustomize at interpreter start."""
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, TorchWatcher())

@@ -1,0 +1,133 @@
+"""The agent's end of the connection: the shared page and the socket to the daemon.
+
+The page is enough while the job keeps its turn: it counts its steps there and reads the recall word. The socket is
+used only to attach, to ask, to give back and to report. Everything here may fail with LinkLostError; the caller
+(turns.py) then lets the program go on and comes back later.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from carpool import __version__
+from carpool.errors import PeerError
+from carpool.wire import framing, page
+from carpool.wire import messages as m
+
+ANSWER_SECONDS = 10.0  # an attach is answered at once; only a grant may take for ever
+
+
+class LinkLostError(PeerError):
+    """The daemon cannot be reached or closed the connection."""
+
+
+class RefusedError(PeerError):
+    """The daemon does not want this process."""
+
+
+class Link:
+    """One process's connection to the daemon, for one job."""
+
+    def __init__(self, job: str, socket_path: str, page_path: str) -> None:
+        self.job = job
+        self._socket_path = socket_path
+        self._socket: socket.socket | None = None
+        self._tried_ns = 0
+        self.page = page.Page.open(Path(page_path))
+        self.words = self.page.words
+        self.base = 0  # word index of this process's slot; 0 until it has one
+        self._find_slot()
+
+    def _find_slot(self) -> None:
+        slot = self.page.slot_of(os.getpid())
+        if slot is not None:
+            self.base = page.slot_base(slot)
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the C meter counts this process's bytes."""
+        return bool(self.base and self.words[self.base + page.S_FLAGS] & page.FLAG_METERED)
+
+    @property
+    def is_up(self) -> bool:
+        return self._socket is not None
+
+    def connect(self, *, holding: bool) -> None:
+        """Attach to the daemon; raises LinkLostError or RefusedError."""
+        self._tried_ns = time.monotonic_ns()
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer.settimeout(ANSWER_SECONDS)
+            peer.connect(self._socket_path)
+            self._socket = peer
+            slot = self.base // page.SLOT_WORDS
+            attach = m.Attach(
+                job=self.job,
+                pid=os.getpid(),
+                slot=slot,
+                holding=holding,
+                version=__version__,
+                protocol=m.PROTOCOL,
+            )
+            self.send(attach)
+            answer = self.receive()
+            peer.settimeout(None)
+        except OSError as error:
+            self.close()
+            raise LinkLostError(f"the daemon at {self._socket_path} does not answer: {error}") from error
+        if isinstance(answer, m.Refuse):
+            self.close()
+            raise RefusedError(answer.reason)
+        if not isinstance(answer, m.Attached):
+            self.close()
+            raise RefusedError(f"the daemon answered an attach with {type(answer).__name__}")
+        self.base = page.slot_base(answer.slot)
+
+    def since_try_ns(self) -> int:
+        return time.monotonic_ns() - self._tried_ns
+
+    def send(self, message: m.Message) -> None:
+        if self._socket is None:
+            raise LinkLostError("not connected")
+        try:
+            self._socket.sendall(framing.encode(message))
+        except OSError as error:
+            self.close()
+            raise LinkLostError(f"the daemon closed the connection: {error}") from error
+
+    def receive(self) -> m.Message:
+        """Block until a whole message is there."""
+        head = self._read(framing.HEAD.size)
+        length = framing.body_length(head)
+        return framing.decode(head, self._read(length) if length else b"")
+
+    def wait_grant(self) -> m.Grant:
+        """Block until the turn is granted; the lock of the interpreter is free meanwhile."""
+        while True:
+            message = self.receive()
+            if isinstance(message, m.Grant):
+                return message
+
+    def _read(self, count: int) -> bytes:
+        if self._socket is None:
+            raise LinkLostError("not connected")
+        parts = b""
+        while len(parts) < count:
+            try:
+                chunk = self._socket.recv(count - len(parts))
+            except OSError as error:
+                self.close()
+                raise LinkLostError(f"the connection to the daemon broke: {error}") from error
+            if not chunk:
+                self.close()
+                raise LinkLostError("the daemon closed the connection")
+            parts += chunk
+        return parts
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

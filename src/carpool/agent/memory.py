@@ -1,0 +1,191 @@
+"""How a job's bytes are measured at its boundaries, and what is learnt from them.
+
+Three sources, one interface: the C meter's words in the shared page (CPU device), the operating system's
+high-water mark where the meter could not be built, and torch's allocator statistics on a GPU (cuda.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Protocol
+
+from carpool.agent.link import Link
+from carpool.wire import messages as m
+from carpool.wire import page
+
+CLEAN_SLACK_PERCENT = 5
+CLEAN_SLACK_BYTES = 1 << 20
+
+
+class Source(Protocol):
+    """Where live and peak bytes come from."""
+
+    def live_bytes(self) -> int:
+        """Held now."""
+
+    def peak_bytes(self) -> int:
+        """The most held since reset_peak."""
+
+    def reset_peak(self) -> None: ...
+
+    def finish_device_work(self, *, give_back: bool) -> None:
+        """Wait for queued device work; give cached scratch memory back if the lane is shared."""
+
+
+class MeterSource:
+    """The C meter counts in this process's slot of the page."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def live_bytes(self) -> int:
+        return page.signed(self._link.words[self._link.base + page.S_LIVE])
+
+    def peak_bytes(self) -> int:
+        return max(self.live_bytes(), page.signed(self._link.words[self._link.base + page.S_PEAK]))
+
+    def reset_peak(self) -> None:
+        words, base = self._link.words, self._link.base
+        words[base + page.S_PEAK] = words[base + page.S_LIVE]
+
+    def finish_device_work(self, *, give_back: bool) -> None:
+        return  # computation on the CPU device is over when the call returns
+
+
+class ResidentSource:
+    """Without the meter: the kernel's resident size and high-water mark, and a data limit as the cap.
+
+    Over-reports (freed blocks stay in the heap), so it is the fallback only.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        cap = self._link.words[page.H_CAP]
+        if cap and os.environ.get("CARPOOL_IS_CAPPED"):
+            data = _status_kib("VmData") * 1024
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_DATA, (data + cap, hard))
+
+    def live_bytes(self) -> int:
+        live = _status_kib("VmRSS") * 1024
+        if self._link.base:
+            self._link.words[self._link.base + page.S_LIVE] = live
+        return live
+
+    def peak_bytes(self) -> int:
+        return _status_kib("VmHWM") * 1024
+
+    def reset_peak(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def finish_device_work(self, *, give_back: bool) -> None:
+        return
+
+
+def _status_kib(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    return 0
+
+
+class Memory:
+    """The bytes of this process, less what the framework itself took before the program began."""
+
+    def __init__(self, source: Source, *, overhead_bytes: int) -> None:
+        self._source = source
+        self.overhead_bytes = overhead_bytes
+
+    @classmethod
+    def for_plain_process(cls, link: Link) -> Memory:
+        source: Source = MeterSource(link) if link.is_metered else ResidentSource(link)
+        return cls(source, overhead_bytes=0)
+
+    def live_bytes(self) -> int:
+        return self._source.live_bytes()
+
+    def peak_bytes(self) -> int:
+        return self._source.peak_bytes()
+
+    def turn_began(self) -> None:
+        self._source.reset_peak()
+
+    def finish_device_work(self, *, give_back: bool) -> None:
+        self._source.finish_device_work(give_back=give_back)
+
+
+class Profile:
+    """What the first iterations teach: which boundaries are clean, what stays between turns, what comes and goes.
+
+    An iteration is the time between two firings of the clean boundary. The first one is not representative
+    (optimizer state appears at its end), so learning ends when every point seen has fired twice; a point that
+    shows up later starts it again.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.is_learning = True
+        self.points: dict[int, bool] = {}  # point to whether it is clean; empty while learning
+        self._live: dict[int, list[int]] = {}  # point to live bytes at each firing
+        self._first_point: int | None = None
+        self._peak_bytes = 0
+        self._persistent_bytes = 0
+        self._step_ns = 0
+        self._last_ns = time.monotonic_ns()
+
+    def observe(self, point: int) -> bool:
+        """Take in one firing of a point; True if it counts as the end of an iteration."""
+        now = time.monotonic_ns()
+        if not self.is_learning:  # a new point: learn again
+            self.is_learning = True
+            self.points.clear()
+            self._live = {known: [] for known in self._live}
+        if self._first_point is None:
+            self._first_point = point
+        firings = self._live.setdefault(point, [])
+        firings.append(self._memory.live_bytes())
+        is_step = point == self._first_point
+        if is_step:
+            self._step_ns, self._last_ns = now - self._last_ns, now
+        if len(firings) > 1:
+            self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
+        if all(len(each) >= 2 for each in self._live.values()):
+            self._settle()
+        return is_step
+
+    def _settle(self) -> None:
+        lowest = min(each[-1] for each in self._live.values())
+        bound = lowest + lowest * CLEAN_SLACK_PERCENT // 100 + CLEAN_SLACK_BYTES
+        clean = [point for point, each in self._live.items() if each[-1] <= bound]
+        # One count an iteration: of several clean points the last one ends it.
+        self.points.update({point: point == clean[-1] for point in self._live})
+        self._persistent_bytes = max(self._persistent_bytes, lowest)
+        self.is_learning = False
+        self._memory.turn_began()
+
+    def sample(self) -> tuple[int, int]:
+        """Look again at a clean boundary: persistent and ephemeral bytes since the last look."""
+        live, peak = self._memory.live_bytes(), self._memory.peak_bytes()
+        self._memory.turn_began()
+        self._persistent_bytes = max(self._persistent_bytes, live)
+        self._peak_bytes = max(self._peak_bytes, peak)
+        needs = self.needs()
+        return needs.persistent_bytes, needs.ephemeral_bytes
+
+    def needs(self) -> m.Measured:
+        overhead = min(self._memory.overhead_bytes, self._persistent_bytes)
+        return m.Measured(
+            persistent_bytes=self._persistent_bytes - overhead,
+            ephemeral_bytes=max(0, self._peak_bytes - self._persistent_bytes),
+            overhead_bytes=overhead,
+            step_ns=self._step_ns,
+        )

@@ -1,0 +1,348 @@
+"""Taking turns: what happens at the points of a job's loop.
+
+A *begin point* comes before device work (data arrived, a root module is called, `with carpool.turn()` is entered):
+the turn must be held from here. A *boundary* ends an iteration: the step is counted and, if the daemon recalled the
+turn, it is given back and waited for. Some boundaries are *clean* (scratch memory is gone, so the lane can be
+given up), others only *yield points*; only clean ones give a turn back.
+
+Rules
+  T1  While the turn is held and not recalled, a boundary makes no system call.
+  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts.
+  T3  Trouble is said once on stderr; then the program runs on as if alone.
+  T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from carpool.agent.link import Link, LinkLostError
+from carpool.agent.memory import Memory, Profile
+from carpool.errors import PeerError
+from carpool.wire import messages as m
+from carpool.wire import page
+from carpool.wire.page import LAPSED
+
+ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
+RETRY_NS = 1_000_000_000
+RECONNECT_SECONDS = 0.05
+RESAMPLE_STEPS = 32  # how often a job that is never recalled looks whether it has grown
+STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
+GROWTH_PERCENT = 5
+
+
+def say(text: str) -> None:
+    """One line on stderr; a closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(f"carpool: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+
+
+class Turns:
+    """The turn-taking of this process. `boundary` and `begin` are the two calls on the hot path."""
+
+    def __init__(self, link: Link, memory: Memory) -> None:
+        self._link = link
+        self._memory = memory
+        self._words = link.words
+        self._held = False
+        self._is_shared = False
+        self._is_off = False
+        self._was_alone = False
+        self._owner = threading.get_ident()
+        self._depth = 0  # inside `with carpool.turn()`: automatic points are part of it
+        self._stall_ns = 0
+        self._profile = Profile(memory)
+        self._points = self._profile.points
+        self._reported: tuple[int, int] | None = None
+        self._asked_ns = 0
+
+    # --- the points ---------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A begin point: hold the turn when this returns."""
+        base = self._link.base
+        if (self._held and self._words[base + page.S_RECALL] < LAPSED) or self._is_off:
+            return
+        if self._depth == 0 and threading.get_ident() == self._owner:
+            self._acquire()
+
+    def boundary(self, point: int = 0) -> None:
+        """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
+        if self._is_off or self._depth or threading.get_ident() != self._owner:
+            return
+        is_clean = self._points.get(point)
+        if is_clean is None:
+            self._learn(point)
+            return
+        if not is_clean:
+            return
+        words, base = self._words, self._link.base
+        steps = words[base + page.S_STEPS] + 1
+        words[base + page.S_STEPS] = steps
+        words[base + page.S_BOUNDARY_NS] = time.monotonic_ns()
+        recall = words[base + page.S_RECALL]
+        if recall and (recall >= LAPSED or steps >= recall):
+            self._give_back(wants_more=True)
+        elif not steps % RESAMPLE_STEPS:
+            self._resample()
+
+    def yield_point(self) -> None:
+        """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
+        recall = self._words[self._link.base + page.S_RECALL]
+        if recall and self._held and not self._is_off and not self._depth and self._is_clean_now():
+            self._give_back(wants_more=True)
+
+    def before_data(self) -> None:
+        """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
+        if not self._held or self._is_off or self._depth or threading.get_ident() != self._owner:
+            return
+        recalled = self._words[self._link.base + page.S_RECALL]
+        slow = self._stall_ns > STALL_NS and self._words[page.H_WAITERS]
+        if (recalled or slow) and self._is_clean_now():
+            self._give_back(wants_more=False)
+
+    def after_data(self, waited_ns: int) -> None:
+        """Input arrived after this long."""
+        self._stall_ns += (waited_ns - self._stall_ns) // 4
+        if self._link.base:
+            self._words[self._link.base + page.S_STALL_NS] += max(0, waited_ns)
+        self.begin()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """An explicit turn; points inside it are not boundaries of their own."""
+        if threading.get_ident() != self._owner:
+            yield
+            return
+        self.begin()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self.boundary(-1)
+
+    # --- the slow path ------------------------------------------------------------------------------------
+
+    def _learn(self, point: int) -> None:
+        """The first iterations: find out which points are clean and what the job needs."""
+        base = self._link.base
+        if not base:
+            return
+        if self._profile.observe(point):
+            self._words[base + page.S_STEPS] += 1
+            self._words[base + page.S_BOUNDARY_NS] = time.monotonic_ns()
+        if not self._profile.is_learning:
+            self._report()
+        recall = self._words[base + page.S_RECALL]
+        if recall and self._held and (recall >= LAPSED or self._points.get(point)):
+            self._give_back(wants_more=True)
+
+    def _report(self) -> None:
+        needs = self._profile.needs()
+        self._reported = (needs.persistent_bytes, needs.ephemeral_bytes)
+        try:
+            self._link.send(needs)
+        except LinkLostError:
+            self._lost()
+
+    def _resample(self) -> None:
+        """Look whether the job outgrew what it reported, and reconnect if the daemon was away."""
+        if not self._link.is_up:
+            self._rejoin()
+            return
+        persistent, ephemeral = self._profile.sample()
+        if self._reported is None:
+            return
+        known_persistent, known_ephemeral = self._reported
+        if persistent * 100 > known_persistent * (100 + GROWTH_PERCENT) or ephemeral * 100 > known_ephemeral * (
+            100 + GROWTH_PERCENT
+        ):
+            self._report()
+
+    def _is_clean_now(self) -> bool:
+        return self._reported is None or self._memory.live_bytes() * 100 <= (
+            self._reported[0] + self._memory.overhead_bytes
+        ) * (100 + GROWTH_PERCENT)
+
+    def _acquire(self) -> None:
+        """Ask for the turn and wait until it is granted."""
+        self._asked_ns = time.monotonic_ns()
+        if not self._link.is_up and not self._reach():
+            return
+        self._set_held(is_held=False)
+        try:
+            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
+            self._link.send(m.Ask())
+            self._wait_granted()
+        except LinkLostError:
+            self._lost()
+
+    def _give_back(self, *, wants_more: bool) -> None:
+        self._asked_ns = time.monotonic_ns()
+        self._memory.finish_device_work(give_back=self._is_shared)
+        words, base = self._words, self._link.base
+        self._set_held(is_held=False)
+        try:
+            if wants_more:
+                words[base + page.S_LEASE] = page.LEASE_ASKED
+            self._link.send(m.Return(steps=words[base + page.S_STEPS], wants_more=wants_more))
+            if wants_more:
+                self._wait_granted()
+        except LinkLostError:
+            self._lost()
+        if self._held and not self._profile.is_learning:
+            self._resample()
+
+    def _wait_granted(self) -> None:
+        try:
+            grant = self._link.wait_grant()
+        except BaseException:
+            # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us.
+            if self._link.is_up:
+                self._withdraw()
+            raise
+        self._is_shared = grant.is_shared
+        self._set_held(is_held=True)
+        self._memory.turn_began()
+
+    def _withdraw(self) -> None:
+        try:
+            steps = self._words[self._link.base + page.S_STEPS]
+            self._link.send(m.Return(steps=steps, wants_more=False))
+        except LinkLostError:
+            return
+
+    def _set_held(self, *, is_held: bool) -> None:
+        self._held = is_held
+        if self._link.base:
+            self._words[self._link.base + page.S_LEASE] = page.LEASE_HELD if is_held else page.LEASE_NONE
+
+    # --- when the daemon is away --------------------------------------------------------------------------
+
+    def _reach(self) -> bool:
+        """Attach, waiting for a daemon that is being restarted; False if the job goes on alone."""
+        while True:
+            try:
+                self._link.connect(holding=False)
+                self._was_alone = False
+                self._send_reported()
+                return True
+            except LinkLostError as error:
+                if self._was_alone or time.monotonic_ns() - self._asked_ns > ORPHAN_PATIENCE_NS:
+                    self._go_alone(str(error))
+                    return False
+            except PeerError as error:
+                self._turn_off(str(error))
+                return False
+            time.sleep(RECONNECT_SECONDS)
+
+    def _lost(self) -> None:
+        """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
+        if self._held:
+            return
+        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED and self._reach():
+            self._acquire()
+
+    def _rejoin(self) -> None:
+        if self._link.since_try_ns() < RETRY_NS:
+            return
+        try:
+            self._link.connect(holding=self._held and not self._was_alone)
+        except LinkLostError:
+            return
+        except PeerError as error:
+            self._turn_off(str(error))
+            return
+        self._send_reported()
+        if self._was_alone:
+            self._was_alone = False
+            self._acquire()
+
+    def _send_reported(self) -> None:
+        if self._reported is not None:
+            self._report()
+
+    def _go_alone(self, why: str) -> None:
+        if not self._was_alone:
+            say(f"job {self._link.job}: {why}; the program goes on without taking turns")
+        self._was_alone = True
+        self._held = True
+
+    def _turn_off(self, why: str) -> None:
+        self._is_off = True
+        say(f"job {self._link.job} runs unmanaged: {why}")
+
+    def detach(self, why: str) -> None:
+        """Something is not understood: tell the daemon, and leave the program alone from now on."""
+        try:
+            if not self._link.is_up:
+                self._link.connect(holding=False)
+            self._link.send(m.Detach(reason=why))
+        except PeerError:
+            pass
+        self._turn_off(why)
+
+    def after_fork(self) -> None:
+        """In a forked child: the connection and the turn belong to the parent."""
+        self._link.close()
+        self._link.base = 0
+        self._held = False
+        self._is_off = True
+
+
+_current: Turns | None = None
+_make_memory: Callable[[Link], Memory] = Memory.for_plain_process
+
+
+def current() -> Turns | None:
+    """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
+    global _current
+    if _current is None:
+        job = os.environ.get("CARPOOL_JOB")
+        if not job:
+            return None
+        try:
+            link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
+        except (KeyError, PeerError) as error:
+            os.environ.pop("CARPOOL_JOB", None)
+            say(f"job {job} runs unmanaged: {error}")
+            return None
+        _current = Turns(link, _make_memory(link))
+    return _current
+
+
+def set_memory(make: Callable[[Link], Memory]) -> None:
+    """Choose how this process measures its memory (the torch hooks know the device)."""
+    global _make_memory
+    _make_memory = make
+
+
+def forget_after_fork() -> None:
+    """Let a forked child start afresh at its own first point."""
+    global _current
+    if _current is not None:
+        _current.after_fork()
+        _current = None
+
+
+os.register_at_fork(after_in_child=forget_after_fork)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Take a turn for a piece of device work: `with carpool.turn(): step()`. Does nothing outside a job."""
+    turns = current()
+    if turns is None:
+        yield
+        return
+    with turns.turn():
+        yield

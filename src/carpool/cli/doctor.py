@@ -1,0 +1,124 @@
+"""`carpool doctor`: what was found on this machine, what works, what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from carpool import __version__
+from carpool.cli.reach import call, is_running
+from carpool.daemon.environment import INJECT
+from carpool.devices import cpu, nvml
+from carpool.devices.base import find_devices
+from carpool.errors import CarpoolError
+from carpool.units import format_bytes
+from carpool.wire import page
+from carpool.wire.places import find_places
+
+PROBE_SECONDS = 60
+PROBE = """
+import json, sys
+try:
+    import torch
+except ImportError as error:
+    print(json.dumps({"torch": None, "why": str(error)})); sys.exit()
+hooked = hasattr(torch.nn.Module.__call__, "__wrapped__")
+print(json.dumps({"torch": torch.__version__, "cuda": torch.cuda.is_available(), "hooked": hooked}))
+"""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
+def doctor(as_json: bool, python: str) -> int:
+    """Check this machine: device, torch, driver, hooks, meter, daemon.
+
+    \b
+    carpool doctor --python ~/venvs/train/bin/python
+    """
+    findings = examine(python)
+    if as_json:
+        print(json.dumps({"version": __version__, "findings": findings}))
+    else:
+        for finding in findings:
+            mark = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}[finding["mark"]]
+            print(f"{mark} {finding['what']:<8} {finding['text']}")
+    return 1 if any(finding["mark"] == "missing" for finding in findings) else 0
+
+
+def examine(python: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = []
+
+    def add(mark: str, what: str, text: str) -> None:
+        found.append({"mark": mark, "what": what, "text": text})
+
+    for device in find_devices("auto"):
+        add("ok", "device", f"{device.id}: {format_bytes(device.capacity_bytes)}, {device.title}")
+    gpus = nvml.count()
+    add("ok" if gpus else "note", "driver", f"{gpus} NVIDIA GPUs" if gpus else f"no GPU: {nvml.trouble()}")
+    meter = cpu.meter_path()
+    if meter is None:
+        add(
+            "note",
+            "meter",
+            "the C byte meter is not built: memory is measured in pure Python (install gcc, reinstall)",
+        )
+    else:
+        _examine_meter(meter, add)
+    _examine_torch(python, add)
+    try:
+        places = find_places()
+        if is_running(places):
+            status = call(places, "status")
+            add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {status['jobs']} jobs")
+        else:
+            add("note", "daemon", "not running; carpool run starts one")
+    except CarpoolError as error:
+        add("missing", "daemon", str(error))
+    return found
+
+
+def _examine_meter(meter: str, add: object) -> None:
+    assert callable(add)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "page"
+        shared = page.Page.create(path)
+        code = "b = bytearray(8 << 20); import time; print(len(b))"
+        environment = {**os.environ, "LD_PRELOAD": meter, "CARPOOL_PAGE": str(path)}
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", code], env=environment, capture_output=True, timeout=PROBE_SECONDS
+        )
+        claimed = shared.words[page.H_SLOTS_USED] > 1
+        shared.close()
+    if done.returncode == 0 and claimed and not done.stderr:
+        add("ok", "meter", f"counts bytes ({Path(meter).name})")
+    else:
+        said = done.stderr.decode(errors="replace").strip()[:200]
+        add("missing", "meter", f"{Path(meter).name} does not count: {said or 'it claimed no slot'}")
+
+
+def _examine_torch(python: str, add: object) -> None:
+    assert callable(add)
+    environment = {**os.environ, "PYTHONPATH": str(INJECT), "CARPOOL_JOB": "doctor"}
+    try:
+        done = subprocess.run(
+            [python, "-c", PROBE], env=environment, capture_output=True, timeout=PROBE_SECONDS, text=True
+        )
+        answer = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        add("missing", "torch", f"{python} could not be tried: {error}")
+        return
+    if answer["torch"] is None:
+        add("missing", "torch", f"{python} has no torch ({answer['why']}); only `with carpool.turn()` works there")
+        return
+    add("ok", "torch", f"{answer['torch']}, CUDA {'usable' if answer['cuda'] else 'not usable'} ({python})")
+    if answer["hooked"]:
+        add("ok", "hooks", "installed when the program imports torch")
+    else:
+        add("missing", "hooks", f"not installed: {done.stderr.strip()[:200] or 'sitecustomize did not run'}")

@@ -1,0 +1,144 @@
+"""The command line's end of the connection, and starting a daemon when there is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from carpool import __version__
+from carpool.daemon.config import DaemonConfig
+from carpool.errors import CarpoolError, PeerError, UnreachableError, UsageError
+from carpool.wire import framing
+from carpool.wire import messages as m
+from carpool.wire.places import Places, check_private, make_private
+
+ANSWER_SECONDS = 30.0
+START_SECONDS = 20.0
+
+
+class Wire:
+    """A blocking connection to the daemon."""
+
+    def __init__(self, places: Places) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            check_private(places.socket)
+            self._socket.settimeout(ANSWER_SECONDS)
+            self._socket.connect(str(places.socket))
+        except OSError as error:
+            self._socket.close()
+            raise UnreachableError(
+                f"no daemon answers at {places.socket} ({error.strerror}); start one: carpool daemon start"
+            ) from error
+
+    def send(self, message: m.Message) -> None:
+        try:
+            self._socket.sendall(framing.encode(message))
+        except OSError as error:
+            raise UnreachableError(f"the daemon closed the connection: {error.strerror}") from error
+
+    def receive(self, *, for_ever: bool = False) -> m.Message:
+        self._socket.settimeout(None if for_ever else ANSWER_SECONDS)
+        head = self._read(framing.HEAD.size)
+        length = framing.body_length(head)
+        return framing.decode(head, self._read(length) if length else b"")
+
+    def _read(self, count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            try:
+                chunk = self._socket.recv(count - len(parts))
+            except OSError as error:
+                raise UnreachableError(f"the daemon does not answer: {error}") from error
+            if not chunk:
+                raise UnreachableError("the daemon closed the connection")
+            parts += chunk
+        return parts
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class AnsweredError(CarpoolError):
+    """The daemon said no; carries the exit code it chose."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def call(places: Places, verb: str, **arguments: object) -> dict[str, object]:
+    """Ask the daemon one thing."""
+    wire = Wire(places)
+    try:
+        wire.send(m.Call(verb=verb, arguments=arguments, version=__version__, protocol=m.PROTOCOL))
+        reply = wire.receive()
+    finally:
+        wire.close()
+    if isinstance(reply, m.Refuse):
+        raise UnreachableError(reply.reason)
+    if not isinstance(reply, m.Reply):
+        raise PeerError(f"the daemon answered {verb} with {type(reply).__name__}")
+    if reply.error:
+        raise AnsweredError(reply.error, reply.code)
+    return reply.answer
+
+
+def is_running(places: Places) -> bool:
+    try:
+        Wire(places).close()
+    except UnreachableError:
+        return False
+    return True
+
+
+def start_daemon(places: Places, config: DaemonConfig) -> bool:
+    """Start a daemon and wait until it answers; False if one was running already."""
+    config.check()
+    for directory in (places.run, places.state, places.jobs):
+        make_private(directory)
+    if is_running(places):
+        return False
+    with open(places.state / "daemon.err", "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "carpool.daemon.main", msgspec.json.encode(config).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+            cwd="/",
+            env={key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON},
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if is_running(places):
+            return True
+        if process.poll() is not None:
+            if is_running(places):  # somebody else's start won the race
+                return False
+            said = (places.state / "daemon.err").read_text(errors="replace").strip()
+            raise UnreachableError(f"the daemon ended at once: {said or f'exit code {process.returncode}'}")
+        time.sleep(0.01)
+    raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
+
+
+_NOT_FOR_DAEMON = {"CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}
+
+
+def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> None:
+    """Start a daemon if none runs. A running one with another policy is not changed behind its users' backs."""
+    if is_running(places):
+        if policy is not None:
+            status = call(places, "status")
+            if policy != status["policy"]:
+                raise UsageError(
+                    f"the running daemon uses policy {status['policy']}, not {policy}; leave --policy out, or"
+                    f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+                )
+        return
+    start_daemon(places, DaemonConfig(policy=policy or DaemonConfig().policy, device=device or DaemonConfig().device))

@@ -1,0 +1,155 @@
+"""`carpool run` and `carpool submit`: start a program as a job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool.cli.reach import call, ensure_daemon
+from carpool.cli.runner import Program, Runner
+from carpool.core.policies.base import POLICIES
+from carpool.devices.base import find_devices
+from carpool.errors import UsageError
+from carpool.units import parse_bytes
+from carpool.wire.places import find_places
+
+NAME_MAX = 60
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that describe a job, the same for run and submit."""
+    options = [
+        click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]..."),
+        click.option("--name", help="What to call the job (default: the script's name)."),
+        click.option("--priority", type=int, default=0, help="Higher goes first, under policy priority."),
+        click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
+        click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
+        click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
+        click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
+        click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "auto_envvar_prefix": "CARPOOL"}
+
+
+@click.command(context_settings=SETTINGS)
+@job_options
+def run(argv: tuple[str, ...], **options: Any) -> int:
+    """Run a program as a job: it takes turns with the others at its iteration boundaries.
+
+    Output, input, signals and the exit code are the program's own. A daemon is started if none runs.
+
+    \b
+    carpool run -- python train.py --epochs 3
+    carpool run --memory 2GiB --steps 5000 --name bert -- python train.py
+    """
+    places = find_places()
+    spec = make_spec(list(argv), options)
+    ensure_daemon(places, policy=options["policy"], device=new_daemon_device(options["device"]))
+    program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
+    runner = Runner(places, program, say)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return runner.run()
+    except KeyboardInterrupt:
+        say("cancelled before it started")
+        return 130
+
+
+@click.command(context_settings=SETTINGS)
+@job_options
+@click.option("--json", "as_json", is_flag=True, help="Print the new job as JSON.")
+def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Run a program as a job in the background; its output is kept (carpool logs JOB).
+
+    \b
+    carpool submit --name nightly -- python train.py
+    """
+    places = find_places()
+    spec = make_spec(list(argv), options)
+    ensure_daemon(places, policy=options["policy"], device=new_daemon_device(options["device"]))
+    answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
+    job = answer["job"]
+    assert isinstance(job, dict)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print(job["id"])
+        say(f"job {job['id']}: {job['reason']} (follow it: carpool logs -f {job['id']})")
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"carpool: {text}", file=sys.stderr)
+
+
+def new_daemon_device(asked: str | None) -> str | None:
+    """What a daemon started for this job should manage: a description like cpu:4GiB, not a device's name."""
+    if asked is None or asked.startswith("gpu") or (asked.startswith("cpu") and asked[3:].isdigit()):
+        return None
+    find_devices(asked)
+    return asked
+
+
+def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
+    """The job's description as it travels; a UsageError says what is wrong before anything is started."""
+    program = shutil.which(argv[0])
+    if program is None:
+        raise UsageError(f"cannot find the program '{argv[0]}'; give its path, or: carpool run -- python {argv[0]}")
+    script = script_of(argv)
+    if script is not None and not script.exists():
+        raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
+    if options["weight"] <= 0 or options["weight"] > 1_000_000:
+        raise UsageError(f"--weight {options['weight']} must be above 0 and at most 1000000")
+    if options["steps"] is not None and options["steps"] < 1:
+        raise UsageError(f"--steps {options['steps']} must be at least 1")
+    if options["policy"] is not None and options["policy"] not in POLICIES:
+        raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
+    device = options["device"]
+    return {
+        "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
+        "tenant": options["tenant"],
+        "weight_milli": max(1, round(options["weight"] * 1000)),
+        "priority": options["priority"],
+        "cap_bytes": parse_bytes(options["memory"]) if options["memory"] else None,
+        "steps": options["steps"],
+        "device": device if device and new_daemon_device(device) is None else None,
+        "fingerprint": fingerprint(argv, script),
+    }
+
+
+def script_of(argv: list[str]) -> Path | None:
+    """The Python script in a command line, if there is one."""
+    if not Path(argv[0]).name.startswith(("python", "torchrun", "accelerate")):
+        return None
+    for word in argv[1:]:
+        if word.endswith(".py"):
+            return Path(word)
+        if word in ("-m", "-c"):
+            return None
+    return None
+
+
+def fingerprint(argv: list[str], script: Path | None) -> str:
+    """Names a program by its words and its script's text: the same again will need the same memory and time."""
+    digest = hashlib.sha1(json.dumps([argv, str(Path.cwd())]).encode(), usedforsecurity=False)
+    if script is not None:
+        try:
+            digest.update(script.read_bytes())
+        except OSError as error:
+            raise UsageError(f"the script {script} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()

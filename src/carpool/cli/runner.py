@@ -1,0 +1,244 @@
+"""The runner: starts a job's program, waits for its end, and keeps the daemon informed.
+
+`carpool run` is a runner in the foreground: the program inherits its terminal, stdin, stdout and stderr, so output is
+unchanged and a tty stays one. A submitted job has a runner in the background that outlives the daemon. If the daemon
+goes away the program goes on, and the runner comes back to the next daemon.
+
+Signals: the runner blocks them all and takes them one by one. What somebody sent to the runner is passed on to the
+program; what the terminal sent (Ctrl-C) went to the program anyway, since both are in one process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from carpool import __version__
+from carpool.cli.reach import Wire, start_daemon
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.jobs import load_file
+from carpool.errors import CarpoolError, PeerError, UnreachableError
+from carpool.wire import messages as m
+from carpool.wire.places import Places, find_places
+
+PASSED_ON = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGALRM,
+    signal.SIGPIPE,
+}
+SI_KERNEL = 0x80  # the sender was the terminal, not a process
+RETRY_SECONDS = 0.2
+RESTART_SECONDS = 2.0
+KILL_AFTER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to run for which job."""
+
+    job: str  # empty: a new one
+    spec: dict[str, object]
+    argv: list[str]
+    cwd: str
+    environment: Mapping[str, str]
+
+
+def merged_environment(user: Mapping[str, str], added: Mapping[str, object]) -> dict[str, str]:
+    """The user's environment with carpool's words: some set, some put in front, some only where unset."""
+    merged = dict(user)
+    parts = {key: msgspec.convert(added.get(key, {}), dict[str, str]) for key in ("set", "prepend", "default")}
+    merged.update(parts["set"])
+    for name, value in parts["prepend"].items():
+        before = merged.get(name)
+        merged[name] = f"{value}:{before}" if before else value
+    if not any(name.startswith(("OMP_WAIT", "GOMP_")) for name in merged):
+        for name, value in parts["default"].items():
+            merged.setdefault(name, value)
+    return merged
+
+
+class Runner:
+    def __init__(self, places: Places, program: Program, say: Callable[[str], None]) -> None:
+        self._places = places
+        self._program = program
+        self._say = say
+        self._job = program.job
+        self._wire: Wire | None = None
+        self._child = 0
+        self._is_over = False
+        self._stop_asked = False
+
+    def run(self) -> int:
+        """Run the program to its end; returns its exit code, 128 + n after signal n."""
+        started = self._wait_start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
+        try:
+            self._child = self._spawn(started.environment)
+        except OSError as error:
+            self._report(m.Exited(code=127, signal=0))
+            self._say(f"cannot run {self._program.argv[0]}: {error.strerror}")
+            return 127
+        self._report(m.Started(pid=self._child))
+        threading.Thread(target=self._listen, daemon=True).start()
+        status = self._wait_child()
+        self._is_over = True
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            self._report(m.Exited(code=0, signal=number))
+            return 128 + number
+        code = os.waitstatus_to_exitcode(status)
+        self._report(m.Exited(code=code, signal=0))
+        return code
+
+    # --- before the program runs -------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        self._wire = Wire(self._places)
+        self._wire.send(
+            m.Enter(
+                job=self._job,
+                spec=self._program.spec,
+                argv=self._program.argv,
+                cwd=self._program.cwd,
+                pid=os.getpid(),
+                child_pid=self._child,
+                version=__version__,
+                protocol=m.PROTOCOL,
+            )
+        )
+
+    def _wait_start(self) -> m.Start:
+        """Queue until the daemon says go; survives a daemon that is restarted meanwhile."""
+        self._enter()
+        while True:
+            try:
+                message = self._wire.receive(for_ever=True) if self._wire is not None else None
+            except UnreachableError:
+                self._come_back()
+                continue
+            match message:
+                case m.Start():
+                    self._job = message.job
+                    return message
+                case m.Wait():
+                    self._job = message.job
+                    self._say(f"{message.job} {message.reason}")
+                case m.Refuse():
+                    raise PeerError(message.reason)
+                case m.Stop():
+                    raise PeerError(f"job {self._job} was cancelled before it started")
+                case _:
+                    raise PeerError(f"the daemon sent {type(message).__name__} to a queued job")
+
+    def _come_back(self) -> None:
+        """Reach the next daemon; after a while, start it (a queue must not wait for ever)."""
+        deadline = time.monotonic() + RESTART_SECONDS
+        while not self._is_over:
+            try:
+                time.sleep(RETRY_SECONDS)
+                self._enter()
+                return
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    with contextlib.suppress(CarpoolError, OSError):
+                        start_daemon(self._places, DaemonConfig.load(self._places.config))
+                    deadline = time.monotonic() + RESTART_SECONDS
+
+    def _spawn(self, added: dict[str, object]) -> int:
+        environment = merged_environment(self._program.environment, added)
+        os.chdir(self._program.cwd)
+        return os.posix_spawnp(
+            self._program.argv[0],
+            self._program.argv,
+            environment,
+            setsigmask=(),
+            setsigdef=PASSED_ON | {signal.SIGCHLD},
+        )
+
+    # --- while it runs -----------------------------------------------------------------------------------
+
+    def _wait_child(self) -> int:
+        while True:
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid == self._child:
+                return status
+            info = signal.sigwaitinfo(PASSED_ON | {signal.SIGCHLD})
+            is_terminals = info.si_code == SI_KERNEL
+            if info.si_signo != signal.SIGCHLD and not is_terminals:
+                self._kill(info.si_signo)
+            if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._note_cancel()
+
+    def _note_cancel(self) -> None:
+        """Somebody ended the job from outside: it is cancelled, not failed."""
+        if not self._stop_asked:
+            self._stop_asked = True
+            threading.Thread(target=self._tell_cancel, daemon=True).start()
+
+    def _tell_cancel(self) -> None:
+        with contextlib.suppress(CarpoolError):
+            wire = Wire(self._places)
+            arguments: dict[str, object] = {"job": self._job, "is_told": True}
+            wire.send(m.Call(verb="cancel", arguments=arguments, version=__version__, protocol=m.PROTOCOL))
+            wire.receive()
+            wire.close()
+
+    def _listen(self) -> None:
+        """A thread: takes the daemon's Stop, and comes back to a daemon that was restarted."""
+        while not self._is_over:
+            try:
+                message = self._wire.receive(for_ever=True) if self._wire is not None else None
+            except CarpoolError:
+                if not self._is_over:
+                    self._come_back()
+                continue
+            if isinstance(message, m.Stop) and not self._stop_asked:
+                self._stop_asked = True
+                self._kill(signal.SIGTERM)
+                threading.Timer(KILL_AFTER_SECONDS, self._kill, (signal.SIGKILL,)).start()
+            elif isinstance(message, m.Refuse):
+                return
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if not self._is_over:
+                os.kill(self._child, number)
+
+    def _report(self, message: m.Message) -> None:
+        """Tell the daemon if it is there; the next one finds out by itself."""
+        with contextlib.suppress(CarpoolError):
+            if self._wire is not None:
+                self._wire.send(message)
+
+
+def main() -> int:
+    """Entry of a submitted job's runner; its one argument is the job's directory."""
+    file = load_file(Path(sys.argv[1]))
+    if file is None or file.environment is None:
+        sys.stderr.write(f"carpool: {sys.argv[1]} is not the directory of a submitted job\n")
+        return 1
+    program = Program(job=file.job, spec={}, argv=file.argv, cwd=file.cwd, environment=file.environment)
+    try:
+        return Runner(find_places(), program, lambda text: print(f"carpool: {text}", file=sys.stderr)).run()
+    except CarpoolError as error:
+        sys.stderr.write(f"carpool: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The tables people see; each fits 80 columns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from carpool.units import format_bytes, format_ns
+
+PLAIN_WIDTH = 80
+COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
+
+
+def console() -> Console:
+    """Coloured and as wide as the terminal; plain and 80 wide elsewhere."""
+    if sys.stdout.isatty():
+        return Console()
+    width = int(os.environ.get("COLUMNS", "0") or 0) or PLAIN_WIDTH
+    return Console(width=width, no_color=True, highlight=False)
+
+
+def show(table: Table) -> None:
+    console().print(table)
+
+
+def width() -> int:
+    return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+
+
+def job_table(answer: dict[str, Any]) -> Table:
+    """Jobs as `ps` and `top` show them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
+    table.add_column("job", no_wrap=True, max_width=18)
+    table.add_column("state", no_wrap=True)
+    table.add_column("steps", justify="right", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    table.add_column("had", justify="right", no_wrap=True)
+    table.add_column("waited", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for job in answer["jobs"]:
+        state = job["state"] + (" (hog)" if job["is_hog"] else "")
+        colour = COLOURS.get(job["state"], "")
+        declared = f"/{job['steps_declared']}" if job["steps_declared"] else ""
+        table.add_row(
+            job["id"],
+            f"[{colour}]{state}[/]" if colour else state,
+            f"{job['steps']}{declared}",
+            format_ns(job["step_ns"]) if job["step_ns"] else "",
+            format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else "",
+            format_ns(job["served_ns"]),
+            format_ns(job["waited_ns"]),
+            format_bytes(job["live_bytes"] or job["promised_bytes"]),
+        )
+    return table
+
+
+def device_table(answer: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("device", "capacity", "to jobs", "in lanes", "unpromised", "in use"):
+        table.add_column(name, justify="left" if name == "device" else "right", no_wrap=True)
+    table.add_column("runs now", no_wrap=True)
+    for device in answer["devices"]:
+        holders = [lane["holder"] for lane in device["lanes"] if lane["holder"]]
+        table.add_row(
+            device["id"],
+            format_bytes(device["capacity_bytes"]),
+            format_bytes(device["promised_bytes"]),
+            format_bytes(device["lanes_bytes"]),
+            format_bytes(device["free_bytes"]),
+            format_bytes(device["live_bytes"]),
+            ", ".join(holders) or "nobody",
+        )
+    return table

@@ -1,0 +1,161 @@
+"""The questions and orders of the command line, one method a verb."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from carpool import __version__
+from carpool.core.events import CancelAsked, JobSubmitted
+from carpool.core.model import JobId
+from carpool.core.views import JobPicture
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.loop import Loop
+from carpool.daemon.starter import Starter
+from carpool.devices.base import DeviceFacts
+from carpool.errors import CapacityError, UsageError
+
+if TYPE_CHECKING:
+    from carpool.daemon.desk import Desk
+
+ENDED_SHOWN = 20
+
+
+class Submission(msgspec.Struct, kw_only=True):
+    spec: dict[str, object]
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str]
+
+
+class Calls:
+    def __init__(
+        self,
+        loop: Loop,
+        starter: Starter,
+        config: DaemonConfig,
+        devices: list[DeviceFacts],
+        stop: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._starter = starter
+        self._config = config
+        self._devices = devices
+        self._stop = stop
+        self._began_ns = time.monotonic_ns()
+
+    def answer(self, desk: Desk, verb: str, arguments: dict[str, object]) -> dict[str, object]:
+        match verb:
+            case "status":
+                return self.status()
+            case "ps":
+                return self.ps(with_ended=bool(arguments.get("all")))
+            case "job":
+                return self.job(str(arguments.get("job", "")))
+            case "cancel":
+                return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
+            case "submit":
+                return self.submit(desk, arguments)
+            case "stop":
+                return self.stop(is_forced=bool(arguments.get("force")))
+            case _:
+                raise UsageError(f"the daemon knows no '{verb}'")
+
+    def status(self) -> dict[str, object]:
+        self._loop.look(everybody=True)
+        picture = self._loop.scheduler.picture(now=time.monotonic_ns())
+        times = os.times()
+        titles = {device.id: (device.kind, device.title) for device in self._devices}
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "policy": picture.policy,
+            "device": self._config.device,
+            "uptime_ns": time.monotonic_ns() - self._began_ns,
+            "cpu_s": times.user + times.system,
+            "jobs": len(self._loop.jobs),
+            "journal_trouble": self._loop.journal.trouble,
+            "devices": [
+                {**_plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
+                for device in picture.devices
+            ],
+        }
+
+    def ps(self, *, with_ended: bool) -> dict[str, object]:
+        self._loop.look(everybody=True)
+        now = time.monotonic_ns()
+        picture = self._loop.scheduler.picture(now=now)
+        live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
+        self._loop.journal.flush()
+        ended = self._loop.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
+        return {**_plain(picture), "jobs": ended + live, "now_ns": now}
+
+    def job(self, wanted: str) -> dict[str, object]:
+        """One job, live or ended; the newest of that name if there are several."""
+        self._loop.look(everybody=True)
+        live = self._find_live(wanted)
+        if live is not None:
+            picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())
+            if picture is not None:
+                return {"job": self._shown(picture), "log": str(self._starter.log_path(live))}
+        self._loop.journal.flush()
+        for ended in reversed(self._loop.journal.ended_jobs(10_000)):
+            if wanted in (ended["id"], ended["name"]):
+                return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
+        raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
+
+    def cancel(self, wanted: str, *, is_told: bool) -> dict[str, object]:
+        live = self._find_live(wanted)
+        if live is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        self._loop.tell(CancelAsked(job=live, is_told=is_told))
+        return {"job": live}
+
+    def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
+        try:
+            asked = msgspec.convert(arguments, Submission)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the submission cannot be read: {error}") from error
+        live = desk.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
+        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
+        if live.trouble:
+            raise CapacityError(live.trouble, needed_bytes=live.file.spec.cap_bytes or 0, available_bytes=0)
+        picture = self._loop.scheduler.picture_job(live.id, now=time.monotonic_ns())
+        if picture is None:
+            raise UsageError(f"job {live.id} vanished")
+        return {"job": self._shown(picture), "log": str(self._starter.log_path(live.id))}
+
+    def stop(self, *, is_forced: bool) -> dict[str, object]:
+        names = ", ".join(self._loop.jobs)
+        if names and not is_forced:
+            raise CapacityError(
+                f"{len(self._loop.jobs)} jobs still run ({names}); cancel them first, or stop with --force: they then"
+                " go on without taking turns",
+                needed_bytes=0,
+                available_bytes=0,
+            )
+        self._stop()
+        return {"pid": os.getpid()}
+
+    def _find_live(self, wanted: str) -> JobId | None:
+        if wanted in self._loop.jobs:
+            return JobId(wanted)
+        named = [job_id for job_id, live in self._loop.jobs.items() if live.file.spec.name == wanted]
+        if len(named) > 1:
+            raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
+        return named[0] if named else None
+
+    def _shown(self, job: JobPicture) -> dict[str, object]:
+        live = self._loop.jobs.get(job.id)
+        pids = sorted(live.pids()) if live is not None else []
+        return {**_plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}
+
+
+def _plain(value: object) -> dict[str, object]:
+    result = msgspec.to_builtins(value)
+    assert isinstance(result, dict)
+    return result

@@ -1,0 +1,40 @@
+"""What a daemon was told at its start; kept in a file so that a restarted daemon is told the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.devices.base import find_devices
+from carpool.errors import UsageError
+from carpool.units import parse_duration_ns
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str = "fair"
+    device: str = "auto"
+    quantum: str = ""  # empty: the policy's own
+
+    def check(self) -> None:
+        """Refuse what makes no sense, before anything is started."""
+        if self.policy not in POLICIES:
+            raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(POLICIES)}")
+        find_devices(self.device)
+        self.settings()
+
+    def settings(self) -> Settings:
+        return Settings(quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None)
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, path: Path) -> DaemonConfig:
+        """What the last daemon was told; the defaults where there was none or it cannot be read."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError):
+            return cls()

@@ -1,0 +1,322 @@
+"""Receives every message: members take turns, runners report programs, command lines ask.
+
+Knows which connection speaks for which job and turns messages into facts for the core; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from pathlib import Path
+
+from carpool import __version__
+from carpool.core.events import JobAdopted, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.model import HOLDING, DeviceId, JobId, JobState
+from carpool.daemon import processes
+from carpool.daemon.calls import Calls
+from carpool.daemon.jobs import JobFile, LiveJob, Member, load_file
+from carpool.daemon.loop import Loop
+from carpool.daemon.peers import Connection
+from carpool.daemon.starter import Starter
+from carpool.daemon.translate import needs_from, spec_from
+from carpool.errors import CarpoolError, PeerError
+from carpool.wire import messages as m
+from carpool.wire import page as pages
+from carpool.wire.places import Places, make_private
+
+log = logging.getLogger("carpool")
+
+
+class Desk:
+    def __init__(self, loop: Loop, starter: Starter, places: Places, calls: Calls) -> None:
+        self._loop = loop
+        self._starter = starter
+        self._places = places
+        self._calls = calls
+        self._number = loop.journal.last_number()
+
+    # --- connections --------------------------------------------------------------------------------------
+
+    def connect(self) -> Connection:
+        return Connection(self.on_message, self.on_lost)
+
+    def on_message(self, peer: Connection, message: m.Message) -> None:
+        match message:
+            case m.Ask() | m.Return() | m.Measured() | m.Detach():
+                self._on_member(peer, message)
+            case m.Attach():
+                self._on_attach(peer, message)
+            case m.Enter():
+                self._on_enter(peer, message)
+            case m.Started():
+                self._on_started(peer, message)
+            case m.Exited():
+                self._on_exited(peer, message)
+            case m.Call():
+                self._on_call(peer, message)
+            case _:
+                raise PeerError(f"a daemon does not take {type(message).__name__}")
+
+    def on_lost(self, peer: Connection) -> None:
+        live, member = peer.job, peer.member
+        peer.job = peer.member = None
+        if live is None or self._loop.jobs.get(live.id) is not live:
+            return
+        if member is not None:
+            if member.peer is peer:
+                self._drop_member(live, member)
+        elif live.runner is peer:
+            live.runner = None
+            self._end_if_dead(live)
+
+    def _speaks_this_version(self, peer: Connection, version: str, protocol: int) -> bool:
+        if protocol == m.PROTOCOL and version == __version__:
+            return True
+        reason = (
+            f"the daemon is carpool {__version__} (protocol {m.PROTOCOL}), this is {version} (protocol {protocol});"
+            " restart it: carpool daemon stop, then carpool daemon start"
+        )
+        peer.send(m.Refuse(reason=reason))
+        return False
+
+    # --- members ------------------------------------------------------------------------------------------
+
+    def _on_attach(self, peer: Connection, message: m.Attach) -> None:
+        live = self._loop.jobs.get(JobId(message.job))
+        if live is None or live.page is None:
+            peer.send(m.Refuse(reason=f"the daemon does not know job {message.job}"))
+            return
+        if not self._speaks_this_version(peer, message.version, message.protocol):
+            return
+        member = live.members.get(message.pid)
+        slot = message.slot or (member.slot if member is not None else live.page.lend_slot(message.pid)) or 0
+        if not 0 < slot < pages.SLOTS:
+            peer.send(m.Refuse(reason=f"job {live.id} has more than {pages.SLOTS} processes"))
+            return
+        if member is None:
+            member = Member(peer=peer, pid=message.pid, slot=slot)
+            live.members[message.pid] = member
+        member.peer, member.slot = peer, slot
+        peer.job, peer.member = live, member
+        if message.holding and not member.is_holding:
+            live.set_recall(member, pages.LAPSED)
+        peer.send(m.Attached(slot=slot))
+
+    def _on_member(self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Detach) -> None:
+        live, member = peer.job, peer.member
+        if live is None or member is None:
+            raise PeerError(f"{type(message).__name__} from a process that did not attach")
+        if self._loop.jobs.get(live.id) is not live:
+            return  # the job is over; its last words change nothing
+        match message:
+            case m.Ask():
+                self._ask(live, member)
+            case m.Return():
+                self._return(live, member, wants_more=message.wants_more)
+            case m.Measured():
+                event = needs_from(live.id, message)
+                live.file.needs = event.needs
+                self._loop.tell(event)
+            case m.Detach():
+                self._loop.tell(JobDetached(job=live.id, reason=message.reason))
+
+    def _ask(self, live: LiveJob, member: Member) -> None:
+        is_first = not any(other.is_asking for other in live.members.values())
+        member.is_asking, member.is_holding = True, False
+        if live.is_granted and not live.is_recalled:
+            live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
+        elif not live.is_granted and is_first:
+            self._loop.tell(LeaseAsked(job=live.id))
+
+    def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
+        was_holding, was_asking = member.is_holding, member.is_asking
+        if not was_holding and wants_more:
+            self._ask(live, member)
+            return
+        member.is_holding, member.is_asking = False, wants_more
+        if any(other.is_holding for other in live.members.values()):
+            return
+        still_asking = any(other.is_asking for other in live.members.values())
+        if was_holding:
+            live.is_granted = live.is_recalled = False
+            self._loop.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
+        elif was_asking and not still_asking and self._loop.scheduler.state_of(live.id) is JobState.WAITING:
+            self._loop.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))
+
+    def _drop_member(self, live: LiveJob, member: Member) -> None:
+        """A member's connection is gone: what it held is free at once."""
+        steps_before = live.steps()
+        if member.is_holding or member.is_asking:
+            self._return(live, member, wants_more=False)
+        if live.members.get(member.pid) is member:
+            del live.members[member.pid]
+        if live.page is not None and not processes.is_alive(member.pid):
+            live.page.clear_slot(member.slot)
+        log.debug("member.left job=%s pid=%d steps=%d", live.id, member.pid, steps_before)
+
+    # --- runners ------------------------------------------------------------------------------------------
+
+    def _on_enter(self, peer: Connection, message: m.Enter) -> None:
+        if not self._speaks_this_version(peer, message.version, message.protocol):
+            return
+        known = self._loop.jobs.get(JobId(message.job)) if message.job else None
+        if known is not None:
+            self._take_runner_back(peer, known, message)
+            return
+        if message.child_pid:
+            peer.send(m.Refuse(reason=f"the daemon does not know job {message.job} any more"))
+            return
+        try:
+            live = self.new_job(message.spec, message.argv, message.cwd, environment=None, wanted_id=message.job)
+        except (CarpoolError, OSError) as error:
+            peer.send(m.Refuse(reason=str(error)))
+            return
+        live.runner, live.file.runner_pid = peer, message.pid
+        peer.job = live
+        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
+
+    def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
+        live.runner, live.file.runner_pid = peer, message.pid
+        peer.job = live
+        if message.child_pid:
+            self._watch_child(live, message.child_pid)
+        elif self._loop.scheduler.state_of(live.id) is not JobState.QUEUED:
+            self._starter.send_start(live)
+
+    def _on_started(self, peer: Connection, message: m.Started) -> None:
+        if peer.job is not None and peer.job.runner is peer:
+            self._watch_child(peer.job, message.pid)
+
+    def _watch_child(self, live: LiveJob, pid: int) -> None:
+        live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
+        try:
+            live.save()
+        except OSError as error:
+            log.warning("job.unsaved job=%s reason=%s", live.id, error)
+        if live.child_pidfd is None:
+            live.child_pidfd = processes.open_pidfd(pid)
+            if live.child_pidfd is not None:
+                asyncio.get_running_loop().add_reader(live.child_pidfd, self._on_child_gone, live)
+
+    def _on_child_gone(self, live: LiveJob) -> None:
+        """The program ended; its runner reports the exit code, unless the runner is gone too."""
+        if live.child_pidfd is not None:
+            asyncio.get_running_loop().remove_reader(live.child_pidfd)
+            os.close(live.child_pidfd)
+            live.child_pidfd = None
+        if live.runner is None:
+            self._end_if_dead(live)
+
+    def _end_if_dead(self, live: LiveJob) -> None:
+        if self._loop.jobs.get(live.id) is not live:
+            return
+        child = live.file.child_pid
+        if not child or not processes.is_alive(child, live.file.child_birth):
+            self._loop.tell(JobExited(job=live.id, code=None, reason="its runner was killed; exit code unknown"))
+
+    def _on_exited(self, peer: Connection, message: m.Exited) -> None:
+        live = peer.job
+        if live is None or live.runner is not peer:
+            return
+        if message.signal:
+            event = JobExited(job=live.id, code=-message.signal, reason=f"ended by signal {message.signal}")
+        else:
+            event = JobExited(job=live.id, code=message.code)
+        if live.child_pidfd is not None:
+            asyncio.get_running_loop().remove_reader(live.child_pidfd)
+        self._loop.tell(event)
+
+    # --- new and old jobs ---------------------------------------------------------------------------------
+
+    def new_job(
+        self,
+        spec_body: dict[str, object],
+        argv: list[str],
+        cwd: str,
+        *,
+        environment: dict[str, str] | None,
+        wanted_id: str = "",
+    ) -> LiveJob:
+        """Make the directory of a new job; the caller tells the core."""
+        spec = spec_from(spec_body)
+        self._number += 1
+        job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
+        directory = self._places.jobs / job_id
+        make_private(directory)
+        file = JobFile(job=job_id, number=self._number, spec=spec, argv=argv, cwd=cwd, environment=environment)
+        live = LiveJob(id=job_id, directory=directory, file=file)
+        live.save()
+        self._loop.jobs[job_id] = live
+        return live
+
+    def adopt(self) -> None:
+        """Take back the jobs of a daemon that died: they are where their files and pages say."""
+        files = [(path, load_file(path)) for path in self._places.jobs.iterdir() if path.is_dir()]
+        known = sorted((each for each in files if each[1] is not None), key=lambda each: _number(each[1]))
+        for directory, file in known:
+            if file is None:
+                continue
+            self._number = max(self._number, file.number)
+            live = LiveJob(id=JobId(file.job), directory=directory, file=file)
+            if file.device and processes.is_alive(file.child_pid, file.child_birth):
+                self._adopt_running(live)
+            elif not file.device and file.environment is not None:
+                self._loop.jobs[live.id] = live
+                self._loop.tell(JobSubmitted(job=live.id, spec=file.spec))
+            else:
+                live.close()
+
+    def _adopt_running(self, live: LiveJob) -> None:
+        try:
+            live.page = pages.Page.open(live.directory / "page")
+        except PeerError as error:
+            log.warning("job.lost job=%s reason=%s", live.id, error)
+            return
+        words = live.page.words
+        for slot, pid in live.page.pids().items():
+            base = pages.slot_base(slot)
+            lease = words[base + pages.S_LEASE]
+            if processes.is_alive(pid) and (lease != pages.LEASE_NONE or words[base + pages.S_STEPS]):
+                live.members[pid] = Member(peer=None, pid=pid, slot=slot, is_holding=lease == pages.LEASE_HELD)
+        self._loop.jobs[live.id] = live
+        event = JobAdopted(
+            job=live.id,
+            spec=live.file.spec,
+            device=DeviceId(live.file.device),
+            holding=any(member.is_holding for member in live.members.values()),
+            steps=live.steps(),
+            live_bytes=live.live_bytes(),
+            needs=live.file.needs,
+        )
+        self._loop.tell(event)
+        state = self._loop.scheduler.state_of(live.id)
+        if state is None:
+            del self._loop.jobs[live.id]
+            return
+        live.is_granted = state in HOLDING
+        self._watch_child(live, live.file.child_pid)
+
+    # --- the command line ---------------------------------------------------------------------------------
+
+    def _on_call(self, peer: Connection, message: m.Call) -> None:
+        if message.verb != "stop" and not self._speaks_this_version(peer, message.version, message.protocol):
+            return
+        try:
+            answer = self._calls.answer(self, message.verb, message.arguments)
+        except CarpoolError as error:
+            peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
+            return
+        except OSError as error:
+            peer.send(m.Reply(answer={}, error=f"{error.strerror}: {error.filename}", code=1))
+            return
+        peer.send(m.Reply(answer=answer, error="", code=0))
+
+
+def _number(file: JobFile | None) -> int:
+    return file.number if file is not None else 0
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_.-]+", "-", Path(name).name).strip("-.")[:40] or "job"

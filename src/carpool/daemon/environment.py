@@ -1,0 +1,36 @@
+"""What a job finds in its environment so that carpool is inside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import carpool
+from carpool.devices import cpu
+from carpool.devices.base import DeviceFacts
+from carpool.wire.places import Places
+
+INJECT = Path(carpool.__file__).parent / "agent" / "inject"
+
+
+def job_environment(
+    places: Places, device: DeviceFacts, *, job: str, page: Path, is_capped: bool
+) -> dict[str, object]:
+    """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has."""
+    prepend = {"PYTHONPATH": str(INJECT)}
+    default: dict[str, str] = {}
+    settings = {
+        "CARPOOL_JOB": job,
+        "CARPOOL_SOCKET": str(places.socket),
+        "CARPOOL_PAGE": str(page),
+        "CARPOOL_DEVICE_KIND": device.kind,
+    }
+    if is_capped:
+        settings["CARPOOL_IS_CAPPED"] = "1"
+    if device.kind == "cpu":
+        meter = cpu.meter_path()
+        if meter is not None:
+            prepend["LD_PRELOAD"] = meter
+        default.update(device.environment)
+    else:
+        settings.update(device.environment)
+    return {"set": settings, "prepend": prepend, "default": default}

@@ -1,0 +1,178 @@
+"""One job as the daemon sees it: its directory, page, runner, and the processes of it that take turns.
+
+The core knows jobs; the operating system knows processes. Several processes of one job (the ranks of a
+distributed run) share its turn: the job asks when its first member asks, and has given back when its last member
+has. A member that is recalled stops at a step number that no member has passed, so that ranks stop together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from carpool.core.model import JobId, JobSpec, Needs
+from carpool.daemon import processes
+from carpool.wire import messages as m
+from carpool.wire import page as pages
+
+
+class Peer(Protocol):
+    """The sending half of a connection."""
+
+    def send(self, message: m.Message) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process of the job that takes turns."""
+
+    peer: Peer | None  # None after a restart, until it attaches again
+    pid: int
+    slot: int
+    is_holding: bool = False
+    is_asking: bool = False
+
+
+class JobFile(msgspec.Struct, kw_only=True):
+    """What a restarted daemon must know of a job; `jobs/ID/job.json`."""
+
+    job: str
+    number: int
+    spec: JobSpec
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str] | None = None  # of a submitted job; None for `carpool run`
+    device: str = ""  # empty while queued
+    kind: str = ""
+    runner_pid: int = 0
+    child_pid: int = 0
+    child_birth: int = 0
+    needs: Needs | None = None
+
+
+@dataclass(slots=True, eq=False)
+class LiveJob:
+    id: JobId
+    directory: Path
+    file: JobFile
+    page: pages.Page | None = None
+    runner: Peer | None = None
+    child_pidfd: int | None = None
+    members: dict[int, Member] = field(default_factory=dict)  # by pid
+    is_granted: bool = False
+    is_recalled: bool = False
+    trouble: str = ""
+
+    def save(self) -> None:
+        """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
+        draft = self.directory / "job.json.new"
+        draft.write_bytes(msgspec.json.encode(self.file))
+        draft.replace(self.directory / "job.json")
+
+    def make_page(self) -> None:
+        path = self.directory / "page"
+        path.unlink(missing_ok=True)
+        self.page = pages.Page.create(path)
+
+    def set_cap(self, cap_bytes: int) -> None:
+        if self.page is not None:
+            self.page.words[pages.H_CAP] = cap_bytes
+
+    def set_waiters(self, count: int) -> None:
+        if self.page is not None and self.page.words[pages.H_WAITERS] != count:
+            self.page.words[pages.H_WAITERS] = count
+
+    # --- the turn, job to members ------------------------------------------------------------------------
+
+    def grant(self, message: m.Grant) -> None:
+        self.is_granted, self.is_recalled = True, False
+        for member in self.members.values():
+            self.set_recall(member, 0)
+            if member.is_asking:
+                self.grant_member(member, message)
+            elif self._thinks_it_holds(member):
+                member.is_holding = True
+
+    def grant_member(self, member: Member, message: m.Grant) -> None:
+        member.is_asking, member.is_holding = False, True
+        if member.peer is not None:
+            member.peer.send(message)
+
+    def recall(self) -> None:
+        self.is_recalled = True
+        holding = [member for member in self.members.values() if member.is_holding]
+        stop_at = 1
+        if len(holding) > 1:
+            stop_at = max(self.steps_of(member) for member in holding) + 1
+        for member in holding:
+            self.set_recall(member, stop_at)
+
+    def revoke(self) -> None:
+        """The turn is taken: whoever computes again must ask first."""
+        self.is_granted = self.is_recalled = False
+        for member in self.members.values():
+            member.is_holding = False
+            self.set_recall(member, pages.LAPSED)
+
+    def set_recall(self, member: Member, value: int) -> None:
+        if self.page is not None:
+            self.page.words[pages.slot_base(member.slot) + pages.S_RECALL] = value
+
+    def _thinks_it_holds(self, member: Member) -> bool:
+        if self.page is None:
+            return False
+        return self.page.words[pages.slot_base(member.slot) + pages.S_LEASE] == pages.LEASE_HELD
+
+    # --- facts -------------------------------------------------------------------------------------------
+
+    def steps_of(self, member: Member) -> int:
+        return self.page.words[pages.slot_base(member.slot) + pages.S_STEPS] if self.page is not None else 0
+
+    def steps(self) -> int:
+        return max((self.steps_of(member) for member in self.members.values()), default=0)
+
+    def cpu_ns(self) -> int:
+        return sum(processes.cpu_ns(pid) for pid in self.members)
+
+    def live_bytes(self) -> int:
+        """Bytes its processes hold, after dropping the slots of dead ones."""
+        if self.page is None:
+            return 0
+        for slot, pid in self.page.pids().items():
+            if not processes.is_alive(pid):
+                self.page.clear_slot(slot)
+        return self.page.live_bytes()
+
+    def pids(self) -> set[int]:
+        """Every process of the job that is known."""
+        known = set(self.members) | ({self.file.child_pid} if self.file.child_pid else set())
+        return known | (set(self.page.pids().values()) if self.page is not None else set())
+
+    def close(self) -> None:
+        """The job is over: let go of its page and directory."""
+        if self.child_pidfd is not None:
+            os.close(self.child_pidfd)
+            self.child_pidfd = None
+        for member in self.members.values():
+            if member.peer is not None:
+                member.peer.close()
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.directory)
+
+
+def load_file(directory: Path) -> JobFile | None:
+    try:
+        return msgspec.json.decode((directory / "job.json").read_bytes(), type=JobFile)
+    except (OSError, msgspec.MsgspecError):
+        return None

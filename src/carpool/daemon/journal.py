@@ -1,0 +1,162 @@
+"""The journal: every event and effect of a daemon's life, and what was learnt of programs.
+
+Rows are collected in memory and written together, so a hand-over never waits for the disk; a daemon killed with -9
+loses at most the last FLUSH_SECONDS. If the disk refuses, scheduling goes on, the trouble is shown in
+`carpool daemon status`, and writing is tried again later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import msgspec
+
+from carpool.core.effects import Effect
+from carpool.core.events import Event, Tick
+from carpool.core.model import History, JobState
+from carpool.core.views import JobPicture
+
+FLUSH_SECONDS = 0.5
+PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
+ROWS_MAX = 5_000_000
+RETRY_SECONDS = 30.0
+
+_SCHEMA = """
+create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
+create table if not exists log (run integer, at_ns integer, kind text, name text, body text);
+create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
+create table if not exists histories (fingerprint text primary key, body blob);
+create index if not exists log_run on log (run, at_ns);
+"""
+
+
+class Journal:
+    def __init__(self, path: Path, *, version: str, config: str) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._pending: list[tuple[int, Event | Effect]] = []
+        self._jobs: dict[str, tuple[object, ...]] = {}
+        self._histories: dict[str, bytes] = {}
+        self._retry_at = 0.0
+        self.trouble = ""
+        self.run = 0
+        self._begin = (time.time(), time.monotonic_ns(), version, config)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            db = sqlite3.connect(self._path, timeout=1.0, check_same_thread=False)
+            self._path.chmod(0o600)
+            db.execute("pragma journal_mode=wal")
+            db.execute("pragma synchronous=off")
+            db.executescript(_SCHEMA)
+            if not self.run:
+                row = db.execute(
+                    "insert into runs (wall_s, mono_ns, version, config) values (?, ?, ?, ?)", self._begin
+                )
+                self.run = int(row.lastrowid or 0)
+            db.commit()
+            self._db = db
+            self.trouble = ""
+        except (sqlite3.Error, OSError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.trouble = f"the journal {self._path} cannot be written: {error}"
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._pending or self._jobs or self._histories)
+
+    def note(self, now: int, event: Event, effects: list[Effect]) -> None:
+        """Remember one call of the core. Looks and ticks without consequence are not worth a row."""
+        if not effects and isinstance(event, Tick):
+            return
+        self._pending.append((now, event))
+        self._pending.extend((now, effect) for effect in effects)
+        if len(self._pending) > PENDING_MAX:
+            del self._pending[: PENDING_MAX // 10]
+
+    def note_job(self, number: int, picture: JobPicture, argv: list[str]) -> None:
+        body = json.dumps({**_plain(picture), "argv": argv})
+        self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
+
+    def note_history(self, fingerprint: str, history: History) -> None:
+        self._histories[fingerprint] = msgspec.json.encode(history)
+
+    def flush(self) -> None:
+        """Write what was collected; called by the daemon's timer and at its end."""
+        if self._db is None:
+            if time.monotonic() < self._retry_at:
+                return
+            self._open()
+        if self._db is None:
+            return
+        try:
+            rows = [_row(self.run, at, item) for at, item in self._pending]
+            self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
+            self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
+            self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
+            if rows:
+                self._db.execute("delete from log where rowid <= (select max(rowid) from log) - ?", (ROWS_MAX,))
+            self._db.commit()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return
+        self._pending.clear()
+        self._jobs.clear()
+        self._histories.clear()
+
+    def histories(self) -> dict[str, History]:
+        """What earlier programs were measured to need."""
+        if self._db is None:
+            return {}
+        found = {}
+        for fingerprint, body in self._db.execute("select fingerprint, body from histories"):
+            try:
+                found[fingerprint] = msgspec.json.decode(body, type=History)
+            except msgspec.MsgspecError:
+                continue
+        return found
+
+    def last_number(self) -> int:
+        """The highest job number ever given out."""
+        if self._db is None:
+            return 0
+        return int(self._db.execute("select coalesce(max(number), 0) from jobs").fetchone()[0])
+
+    def ended_jobs(self, limit: int) -> list[dict[str, object]]:
+        """The newest jobs that are over, newest last."""
+        if self._db is None:
+            return []
+        states = [str(state) for state in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)]
+        rows = self._db.execute(
+            "select body from jobs where state in (?, ?, ?) order by number desc limit ?", (*states, limit)
+        ).fetchall()
+        return [json.loads(body) for (body,) in reversed(rows)]
+
+    def close(self) -> None:
+        self.flush()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _plain(value: object) -> dict[str, object]:
+    result = msgspec.to_builtins(value)
+    assert isinstance(result, dict)
+    return result
+
+
+def _row(run: int, at: int, item: Event | Effect) -> tuple[object, ...]:
+    kind = "event" if type(item).__module__.endswith("events") else "effect"
+    body = json.dumps(msgspec.to_builtins(item)) if dataclasses.fields(item) else "{}"
+    return (run, at, kind, type(item).__name__, body)

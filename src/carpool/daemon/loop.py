@@ -1,0 +1,189 @@
+"""The driver in real time: events in, effects out.
+
+`tell` hands one fact to the core, writes both sides to the journal, performs the effects in their order, and arms
+the one timer for the core's next wake-up. While nobody waits there is no timer: an idle daemon does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import assert_never
+
+from carpool.core.effects import (
+    CloseJob,
+    Effect,
+    ExplainWait,
+    GrantLease,
+    NameHog,
+    RecallLease,
+    RefuseJob,
+    RejectEvent,
+    RememberJob,
+    ResizeLane,
+    RevokeLease,
+    SetCap,
+    StartJob,
+    StopJob,
+)
+from carpool.core.events import Event, ProgressSeen, Tick
+from carpool.core.model import JobId
+from carpool.core.scheduler import Scheduler
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.journal import FLUSH_SECONDS, Journal
+from carpool.daemon.starter import Starter
+from carpool.daemon.translate import grant_from, log_line
+from carpool.wire import messages as m
+
+log = logging.getLogger("carpool")
+ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
+
+
+class Loop:
+    def __init__(self, scheduler: Scheduler, journal: Journal, starter: Starter) -> None:
+        self.scheduler = scheduler
+        self.journal = journal
+        self.jobs: dict[JobId, LiveJob] = {}
+        self._starter = starter
+        self._events: deque[Event] = deque()
+        self._is_telling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._flusher: asyncio.TimerHandle | None = None
+        self._ended: deque[JobId] = deque()
+
+    def tell(self, event: Event) -> None:
+        """Hand a fact to the core; facts that arise while effects are performed wait for their turn."""
+        self._events.append(event)
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._is_telling = False
+        self._after()
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic_ns()
+        effects = self.scheduler.handle(event, now=now)
+        for effect in effects:
+            self._perform(effect)
+        self.journal.note(now, event, effects)
+
+    def _after(self) -> None:
+        """Show holders who waits for them, and arm the timers."""
+        for job_id in self.scheduler.holders():
+            live = self.jobs.get(job_id)
+            if live is not None:
+                live.set_waiters(self.scheduler.waiters(job_id))
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.scheduler.next_wakeup()
+        if due is not None:
+            self._timer = loop.call_later(max(0.0, (due - time.monotonic_ns()) / 1e9), self._wake)
+        if self._flusher is None and self.journal.is_dirty:
+            self._flusher = loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.look()
+        self.tell(Tick())
+
+    def _flush(self) -> None:
+        self._flusher = None
+        self.journal.flush()
+        if self.journal.is_dirty:
+            self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+
+    def look(self, *, everybody: bool = False) -> None:
+        """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
+        for job_id in list(self.jobs) if everybody else self.scheduler.holders():
+            live = self.jobs.get(job_id)
+            if live is not None and live.page is not None:
+                self.tell(
+                    ProgressSeen(job=job_id, steps=live.steps(), cpu_ns=live.cpu_ns(), live_bytes=live.live_bytes())
+                )
+
+    # --- one short method an effect ----------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case GrantLease():
+                log.debug("%s", effect)
+                self.jobs[effect.job].grant(grant_from(effect))
+            case RecallLease():
+                log.debug("%s", effect)
+                self.jobs[effect.job].recall()
+            case SetCap():
+                self.jobs[effect.job].set_cap(effect.cap_bytes)
+            case _:
+                log.info("%s", log_line(effect))
+                self._perform_rare(effect)
+
+    def _perform_rare(
+        self,
+        effect: StartJob
+        | RefuseJob
+        | RevokeLease
+        | StopJob
+        | CloseJob
+        | ExplainWait
+        | RememberJob
+        | NameHog
+        | ResizeLane
+        | RejectEvent,
+    ) -> None:
+        match effect:
+            case StartJob():
+                self._start(effect)
+            case RefuseJob():
+                self._refuse(effect)
+            case RevokeLease():
+                self.jobs[effect.job].revoke()
+            case StopJob():
+                self._starter.stop(self.jobs[effect.job])
+            case CloseJob():
+                self._close(effect)
+            case ExplainWait():
+                live = self.jobs[effect.job]
+                if live.runner is not None:
+                    live.runner.send(m.Wait(job=effect.job, reason=effect.reason))
+            case RememberJob():
+                self.journal.note_history(effect.fingerprint, effect.history)
+            case NameHog() | ResizeLane() | RejectEvent():
+                pass  # the log line and the journal are all there is to do
+            case _:
+                assert_never(effect)
+
+    def _start(self, effect: StartJob) -> None:
+        trouble = self._starter.start(self.jobs[effect.job], effect.device)
+        if trouble is not None:
+            self.tell(trouble)
+
+    def _refuse(self, effect: RefuseJob) -> None:
+        live = self.jobs.pop(effect.job)
+        live.trouble = effect.reason
+        self._note_end(live)
+        if live.runner is not None:
+            live.runner.send(m.Refuse(reason=effect.reason))
+        live.close()
+
+    def _close(self, effect: CloseJob) -> None:
+        live = self.jobs.pop(effect.job)
+        self._note_end(live)
+        self._starter.closed(live)
+        live.close()
+
+    def _note_end(self, live: LiveJob) -> None:
+        """Keep the job's last picture in the journal; the core forgets old ones."""
+        picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
+        if picture is not None:
+            self.journal.note_job(live.file.number, picture, live.file.argv)
+        self._ended.append(live.id)
+        while len(self._ended) > ENDED_KEPT:
+            self.scheduler.forget(self._ended.popleft())

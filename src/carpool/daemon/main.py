@@ -1,0 +1,119 @@
+"""The daemon's life: one per user, started by `carpool daemon start` or by the first `carpool run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+
+import msgspec
+
+from carpool import __version__
+from carpool.core.events import DeviceAdded, HistoryLoaded
+from carpool.core.model import DeviceId
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.daemon.calls import Calls
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.desk import Desk
+from carpool.daemon.journal import Journal
+from carpool.daemon.loop import Loop
+from carpool.daemon.starter import Starter
+from carpool.devices.base import find_devices
+from carpool.errors import CarpoolError, PeerError
+from carpool.wire.places import Places, find_places, make_private
+
+log = logging.getLogger("carpool")
+
+
+def take_lock(places: Places) -> int:
+    """The lock a daemon holds all its life; PeerError if another one has it."""
+    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise PeerError(f"a daemon is already running (it holds {places.lock})") from error
+    return fd
+
+
+async def serve(places: Places, config: DaemonConfig) -> None:
+    stopped = asyncio.Event()
+    running = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        running.add_signal_handler(number, stopped.set)
+    devices = find_devices(config.device)
+    journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
+    starter = Starter(places, devices)
+    loop = Loop(Scheduler(POLICIES[config.policy], config.settings()), journal, starter)
+    for device in devices:
+        loop.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
+    for fingerprint, history in journal.histories().items():
+        loop.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
+    calls = Calls(loop, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
+    desk = Desk(loop, starter, places, calls)
+    desk.adopt()
+    # We hold the lock, so a socket that is still there is a dead daemon's.
+    places.socket.unlink(missing_ok=True)
+    server = await running.create_unix_server(desk.connect, path=str(places.socket))
+    log.info(
+        "daemon.ready version=%s pid=%d policy=%s device=%s", __version__, os.getpid(), config.policy, config.device
+    )
+    await stopped.wait()
+    server.close()
+    places.socket.unlink(missing_ok=True)
+    journal.close()
+    log.info("daemon.stopped pid=%d", os.getpid())
+
+
+def _start_log(places: Places) -> None:
+    logging.raiseExceptions = False  # a full disk must not stop the daemon
+    with contextlib.suppress(OSError):
+        handler = logging.handlers.RotatingFileHandler(places.daemon_log, maxBytes=5 << 20, backupCount=1)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(os.environ.get("CARPOOL_LOG", "INFO").upper())
+
+
+def _run(coroutine: object) -> None:
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        asyncio.run(coroutine)  # type: ignore[arg-type]  # asyncio and uvloop share this signature
+        return
+    uvloop.run(coroutine)
+
+
+def main() -> int:
+    """Entry of the daemon process; the configuration is its one argument, as JSON."""
+    os.umask(0o077)
+    try:
+        places = find_places()
+        for directory in (places.run, places.state, places.jobs):
+            make_private(directory)
+        config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
+        config.check()
+        lock = take_lock(places)
+        _start_log(places)
+        config.save(places.config)
+    except CarpoolError as error:
+        sys.stderr.write(f"carpool daemon: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"carpool daemon: {error.strerror}: {error.filename}\n")
+        return 1
+    try:
+        _run(serve(places, config))
+    finally:
+        os.close(lock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""One connection to the daemon: bytes in, messages out, and whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from carpool.daemon.jobs import LiveJob, Member
+from carpool.errors import PeerError
+from carpool.wire import messages as m
+from carpool.wire.framing import Decoder, encode
+
+log = logging.getLogger("carpool")
+UNSENT_MAX = 8 << 20  # a peer that does not read its answers is cut off
+
+
+class Connection(asyncio.Protocol):
+    """A member, a runner or a command line; the first message shows which."""
+
+    def __init__(
+        self,
+        on_message: Callable[[Connection, m.Message], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+        self.job: LiveJob | None = None
+        self.member: Member | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour, not by class
+        peer: socket.socket = self._transport.get_extra_info("socket")
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            log.warning("peer.refused uid=%d reason=another user", uid)
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._decoder.feed(data):
+                self._on_message(self, message)
+        except PeerError as error:
+            log.warning("peer.dropped reason=%s", error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost(self)
+
+    def send(self, message: m.Message) -> None:
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() > UNSENT_MAX:
+            log.warning("peer.dropped reason=it does not read its answers")
+            self._transport.abort()
+            return
+        self._transport.write(encode(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

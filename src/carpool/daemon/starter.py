@@ -1,0 +1,105 @@
+"""Starting and ending the programs of jobs: pages, runners, signals.
+
+The daemon never runs a user's program itself. A runner does: `carpool run` in the foreground, or for a submitted
+job a background process that outlives the daemon. So a daemon that dies takes no program with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from carpool.core.events import JobExited
+from carpool.core.model import DeviceId
+from carpool.daemon.environment import job_environment
+from carpool.daemon.jobs import LiveJob
+from carpool.devices.base import DeviceFacts
+from carpool.wire import messages as m
+from carpool.wire.places import Places
+
+log = logging.getLogger("carpool")
+KILL_AFTER_SECONDS = 10.0
+
+
+class Starter:
+    def __init__(self, places: Places, devices: list[DeviceFacts]) -> None:
+        self._places = places
+        self._devices = {device.id: device for device in devices}
+        self._runners: dict[str, subprocess.Popen[bytes]] = {}
+
+    def log_path(self, job: str) -> Path:
+        return self._places.logs / f"{job}.log"
+
+    def start(self, live: LiveJob, device: DeviceId) -> JobExited | None:
+        """Give the job its page and tell its runner; what went wrong comes back as the job's end."""
+        facts = self._devices[device]
+        live.file.device, live.file.kind = facts.id, facts.kind
+        try:
+            live.make_page()
+            live.save()
+            if live.runner is not None:
+                self.send_start(live)
+            elif live.file.environment is not None:
+                self._spawn_runner(live)
+        except OSError as error:
+            reason = f"could not be started: {error.strerror} ({live.directory})"
+            if live.runner is not None:
+                live.runner.send(m.Refuse(reason=f"job {live.id} {reason}; free some space and try again"))
+            return JobExited(job=live.id, code=1, reason=reason)
+        return None
+
+    def send_start(self, live: LiveJob) -> None:
+        if live.runner is None or live.page is None:
+            return
+        added = job_environment(
+            self._places,
+            self._devices[live.file.device],
+            job=live.id,
+            page=live.page.path,
+            is_capped=live.file.spec.cap_bytes is not None,
+        )
+        live.runner.send(m.Start(job=live.id, environment=added))
+
+    def _spawn_runner(self, live: LiveJob) -> None:
+        self._places.logs.mkdir(mode=0o700, exist_ok=True)
+        with open(self.log_path(live.id), "ab", opener=_private) as sink:
+            self._runners[live.id] = subprocess.Popen(
+                [sys.executable, "-m", "carpool.cli.runner", str(live.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        live.file.runner_pid = self._runners[live.id].pid
+        live.save()
+
+    def stop(self, live: LiveJob) -> None:
+        """End the job's program: politely, then with force."""
+        if live.runner is not None:
+            live.runner.send(m.Stop())
+        else:
+            self._signal(live, signal.SIGTERM)
+        asyncio.get_running_loop().call_later(KILL_AFTER_SECONDS, self._signal, live, signal.SIGKILL)
+
+    def _signal(self, live: LiveJob, number: signal.Signals) -> None:
+        if live.page is None:
+            return  # it ended meanwhile
+        for pid in live.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def closed(self, live: LiveJob) -> None:
+        """Let go of a submitted job's runner."""
+        runner = self._runners.pop(live.id, None)
+        if runner is not None:
+            asyncio.get_running_loop().call_later(1.0, runner.poll)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

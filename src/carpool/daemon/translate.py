@@ -1,0 +1,94 @@
+"""The one place that knows both messages and core types."""
+
+from __future__ import annotations
+
+import msgspec
+
+from carpool.core.effects import Effect, GrantLease
+from carpool.core.events import NeedsMeasured
+from carpool.core.model import DeviceId, JobId, JobSpec, Needs, TenantId
+from carpool.errors import UsageError
+from carpool.units import format_bytes
+from carpool.wire import messages as m
+
+
+class SpecBody(msgspec.Struct, kw_only=True):
+    """The user's words about a job, as they travel."""
+
+    name: str
+    tenant: str = "default"
+    weight_milli: int = 1000
+    priority: int = 0
+    cap_bytes: int | None = None
+    steps: int | None = None
+    device: str | None = None
+    fingerprint: str = ""
+
+
+def spec_from(body: dict[str, object]) -> JobSpec:
+    """Check and convert a spec; a UsageError names what is wrong."""
+    try:
+        said = msgspec.convert(body, SpecBody)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the job's options cannot be read: {error}") from error
+    if said.weight_milli < 1:
+        raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
+    for name, value in (("memory cap", said.cap_bytes), ("number of steps", said.steps)):
+        if value is not None and value < 1:
+            raise UsageError(f"the {name} {value} is not above 0")
+    return JobSpec(
+        name=said.name,
+        tenant=TenantId(said.tenant),
+        weight_milli=said.weight_milli,
+        priority=said.priority,
+        cap_bytes=said.cap_bytes,
+        steps=said.steps,
+        device=DeviceId(said.device) if said.device else None,
+        fingerprint=said.fingerprint,
+    )
+
+
+def needs_from(job: JobId, message: m.Measured) -> NeedsMeasured:
+    return NeedsMeasured(
+        job=job,
+        needs=Needs(
+            persistent_bytes=message.persistent_bytes,
+            ephemeral_bytes=message.ephemeral_bytes,
+            overhead_bytes=message.overhead_bytes,
+        ),
+        step_ns=message.step_ns or None,
+    )
+
+
+def grant_from(effect: GrantLease) -> m.Grant:
+    return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared)
+
+
+_LOG_NAMES = {
+    "GrantLease": "lease.granted",
+    "RecallLease": "lease.recalled",
+    "RevokeLease": "lease.revoked",
+    "StartJob": "job.started",
+    "RefuseJob": "job.refused",
+    "StopJob": "job.stopped",
+    "CloseJob": "job.ended",
+    "ExplainWait": "job.waits",
+    "NameHog": "job.hog",
+    "SetCap": "job.cap",
+    "ResizeLane": "lane.resized",
+    "RememberJob": "job.remembered",
+    "RejectEvent": "event.rejected",
+}
+
+
+def log_line(effect: Effect) -> str:
+    """One line an effect: its name, then facts with units."""
+    facts = []
+    for key, value in msgspec.to_builtins(effect).items():
+        if key.endswith("_bytes"):
+            facts.append(f"{key.removesuffix('_bytes')}={format_bytes(value).replace(' ', '')}")
+        elif isinstance(value, str) and " " in value:
+            facts.append(f'{key}="{value}"')
+        elif not isinstance(value, dict):
+            facts.append(f"{key}={value}")
+    return f"{_LOG_NAMES[type(effect).__name__]} {' '.join(facts)}"

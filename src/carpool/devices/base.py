@@ -1,0 +1,76 @@
+"""What a device is to carpool: a name, a capacity, and what a job needs in its environment to use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from carpool.devices import cpu, nvml
+from carpool.errors import UsageError
+from carpool.units import parse_bytes
+
+DEVICES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One device as found or asked for."""
+
+    id: str
+    kind: str  # cpu or cuda
+    capacity_bytes: int
+    title: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def find_devices(asked: str) -> list[DeviceFacts]:
+    """The devices of `--device`: auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, or cuda:0,1."""
+    kind, _, rest = asked.partition(":")
+    if kind == "auto" and not rest:
+        return _cuda("") if nvml.count() else _cpu("")
+    if kind == "cpu":
+        return _cpu(rest)
+    if kind == "cuda":
+        return _cuda(rest)
+    raise UsageError(f"unknown device '{asked}'; use auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda or cuda:0")
+
+
+def _cpu(size: str) -> list[DeviceFacts]:
+    count, sep, each = size.partition("x")
+    number = 1
+    if sep:
+        if not count.isdigit() or not 1 <= int(count) <= DEVICES_MAX:
+            raise UsageError(f"'cpu:{size}' asks for '{count}' devices; use 1 to {DEVICES_MAX}, like cpu:2x4GiB")
+        number, size = int(count), each
+    capacity = parse_bytes(size) if size else cpu.default_capacity_bytes() // number
+    total = cpu.memory_bytes()
+    if capacity * number > total:
+        raise UsageError(
+            f"'cpu:{size}' asks for {capacity * number} bytes, this machine has {total}; choose a smaller size"
+        )
+    names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
+    return [
+        DeviceFacts(id=name, kind="cpu", capacity_bytes=capacity, title=cpu.title(), environment=cpu.environment())
+        for name in names
+    ]
+
+
+def _cuda(which: str) -> list[DeviceFacts]:
+    cards = nvml.cards()
+    if not cards:
+        raise UsageError(f"no NVIDIA GPU was found ({nvml.trouble()}); use --device cpu")
+    wanted = list(range(len(cards)))
+    if which:
+        parts = which.split(",")
+        if not all(part.isdigit() and int(part) < len(cards) for part in parts):
+            raise UsageError(f"'cuda:{which}' names a GPU that is not here; there are {len(cards)}, counted from 0")
+        wanted = sorted({int(part) for part in parts})
+    return [
+        DeviceFacts(
+            id=f"gpu{index}",
+            kind="cuda",
+            capacity_bytes=cards[index].memory_bytes,
+            title=cards[index].name,
+            environment={"CUDA_VISIBLE_DEVICES": cards[index].uuid},
+        )
+        for index in wanted
+    ]

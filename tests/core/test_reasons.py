@@ -1,0 +1,113 @@
+"""Every wait has a reason with a number in it, at any time, under every policy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from carpool.core.model import JobState
+from carpool.core.policies.base import POLICIES
+from carpool.units import GIB, MS, SECOND
+from tests.core.driver import CoreDriver, MakeCore, needs
+
+KNOWN = needs(GIB, GIB)
+NUMBER = re.compile(r"\b\d+(\.\d+)? (ns|us|ms|s|min|h|B|KiB|MiB|GiB|TiB)\b")
+
+
+def assert_explained(core: CoreDriver) -> None:
+    for job in core.scheduler.picture(now=core.now).jobs:
+        assert job.reason, f"{job.id} in state {job.state} has no reason"
+        if job.state in (JobState.QUEUED, JobState.WAITING):
+            assert NUMBER.search(job.reason), f"no number in: {job.reason}"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_everybody_who_waits_is_told_why_with_a_number(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy, devices=0)
+    core.add_device("cpu", 16 * GIB)  # a name without a digit, so that none is found by accident
+    for job in ("one", "two", "three"):
+        core.settle_in(job, KNOWN)
+        assert_explained(core)
+    core.submit("new", cap_bytes=2 * GIB)
+    core.ask("new")
+    core.submit("open")
+    core.submit("queued")
+    for index in range(20):
+        core.submit(f"more{index}", cap_bytes=8 * GIB)
+    for _ in range(80):
+        assert_explained(core)
+        core.tick(SECOND)
+    for job in core.holders():
+        core.give_back(job)
+        assert_explained(core)
+    if core.state("new") is JobState.PROFILING:
+        core.measure("new", KNOWN)
+    core.measure("two", needs(30 * GIB, GIB))
+    assert_explained(core)
+
+
+def test_a_waiting_job_is_told_who_has_the_lane_and_why(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    core.wait(41 * MS)
+    assert core.reason("b").startswith("waits 41 ms for its turn on gpu0/1: a has had it for 41 ms (fair: ")
+    core.tick(60 * MS)
+    assert core.reason("b") == (
+        "waits 101 ms for its turn on gpu0/1: a has had it for 101 ms (fair: b is behind its share by 101 ms);"
+        " the turn is already recalled"
+    )
+
+
+def test_tenants_are_named_when_they_decide(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN, tenant="red")
+    core.settle_in("b", KNOWN, tenant="blue")
+    core.tick(100 * MS)
+    assert "tenant blue has had less device time than tenant red" in core.reason("b")
+
+
+def test_a_job_waits_while_another_is_measured(core: CoreDriver) -> None:
+    core.submit_known("a", KNOWN)
+    core.submit("new")
+    core.ask("new")
+    core.ask("a")
+    core.wait(5 * MS)
+    assert core.reason("a") == (
+        "waits 5.0 ms for its turn on gpu0/1: new runs alone for its first turns, so that its memory can be measured"
+    )
+
+
+def test_a_device_that_is_cleared_for_a_newcomer_explains_both_sides(make_core: MakeCore) -> None:
+    core = make_core("pack")
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    core.submit("new", cap_bytes=GIB)
+    core.ask("new")
+    core.give_back("b")
+    core.wait(3 * MS)
+    assert core.reason("new") == "waits 3.0 ms: it is to be measured alone on gpu0, after a"
+    assert core.reason("b") == "waits 3.0 ms: new is to be measured alone on gpu0, after a"
+
+
+def test_jobs_that_do_not_wait_say_what_they_do(core: CoreDriver) -> None:
+    core.submit("a")
+    core.wait(1500 * MS)
+    assert core.reason("a") == "its program runs for 1.5 s and has not reached an iteration boundary yet"
+    core.ask("a")
+    core.wait(20 * MS)
+    assert core.reason("a") == "holds one of its first turns for 20 ms; its memory is being measured"
+    core.measure("a", KNOWN)
+    core.wait(20 * MS)
+    assert core.reason("a") == "has the device for 20 ms"
+    core.give_back("a", wants_more=False)
+    core.wait(2 * SECOND)
+    assert core.reason("a") == "wants no turn for 2.0 s: it loads data, saves, or is between its loops"
+    core.exit("a")
+    assert core.reason("a") == "finished: exit code 0; had the device 40 ms, waited 0 ns for turns"
+
+
+def test_a_holder_whose_turn_is_recalled_says_so(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    core.tick(100 * MS)
+    assert core.reason("a") == "has the device for 100 ms; its turn is recalled"

@@ -1,0 +1,16 @@
+"""How hard the properties are tried: the same examples every time, or new ones with CARPOOL_EXPLORE=1."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW
+)
+settings.register_profile(
+    "explore", max_examples=2000, deadline=None, database=None, suppress_health_check=_SLOW, print_blob=True
+)
+settings.load_profile("explore" if os.environ.get("CARPOOL_EXPLORE") else "steady")

@@ -1,0 +1,283 @@
+"""Random events against all rules, under every policy; then an orderly drain in which nobody starves."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from carpool.core.events import (
+    CancelAsked,
+    DeviceAdded,
+    HistoryLoaded,
+    JobAdopted,
+    JobDetached,
+    JobExited,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReturned,
+    NeedsMeasured,
+    ProgressSeen,
+    Tick,
+)
+from carpool.core.lifecycle import may_move
+from carpool.core.model import ENDED, DeviceId, History, JobId, JobSpec, JobState, Nanos, Needs, TenantId
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.units import MS, SECOND
+from tests.properties.watcher import WatchedScheduler
+
+JOBS_MAX = 9
+# Patience is short, so that a few seconds of chaos try what takes a real node minutes.
+IMPATIENT = Settings(pass_over_ns=3 * SECOND, start_patience_ns=SECOND, hog_floor_ns=SECOND)
+RUN_TO_THE_END = ("fifo", "srtf", "priority")  # by design one job runs until it is done
+
+any_job = st.integers(0, JOBS_MAX - 1)
+bytes_small = st.integers(0, 90)
+needs_strategy = st.builds(
+    Needs,
+    persistent_bytes=bytes_small,
+    ephemeral_bytes=bytes_small,
+    overhead_bytes=st.integers(0, 5),
+)
+spec_strategy = st.builds(
+    JobSpec,
+    name=st.sampled_from(["train", "serve"]),
+    tenant=st.sampled_from([TenantId("red"), TenantId("blue")]),
+    weight_milli=st.sampled_from([500, 1000, 2000]),
+    priority=st.integers(0, 2),
+    cap_bytes=st.none() | st.integers(1, 220),
+    steps=st.none() | st.integers(1, 50),
+    device=st.none() | st.sampled_from([DeviceId("gpu0"), DeviceId("gpu1")]),
+    fingerprint=st.sampled_from(["", "f", "g"]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    policy: ClassVar[str] = "fair"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = WatchedScheduler(self.policy, IMPATIENT)
+        self.made = 0
+        self.steps: dict[JobId, int] = {}
+        self.cpu_ns: dict[JobId, Nanos] = {}
+
+    @initialize(capacities=st.lists(st.integers(40, 200), min_size=1, max_size=3))
+    def add_devices(self, capacities: list[int]) -> None:
+        for index, capacity in enumerate(capacities):
+            device = DeviceAdded(device=DeviceId(f"gpu{index}"), capacity_bytes=capacity)
+            self.watched.send(device)
+
+    # --- chaos --------------------------------------------------------------------------------------------
+
+    def find(self, index: int, kind: type) -> JobId:
+        """A job to which such an event may happen, if there is one; else any name."""
+        known = [job.id for job in self.watched.picture().jobs]
+        fitting = [job for job in known if (state := self.watched.state(job)) and may_move(state, kind)]
+        choices = fitting or known or [JobId("nobody")]
+        return choices[index % len(choices)]
+
+    def fresh(self) -> JobId:
+        self.made += 1
+        return JobId(f"job{self.made:02}")
+
+    @rule(span_ns=st.sampled_from([1, MS, 50 * MS, 110 * MS, 600 * MS, 2 * SECOND]))
+    def time_passes(self, span_ns: Nanos) -> None:
+        self.watched.now += span_ns
+
+    @rule()
+    def tick(self) -> None:
+        self.watched.send(Tick())
+
+    @precondition(lambda self: self.made < JOBS_MAX)
+    @rule(spec=spec_strategy)
+    def submit(self, spec: JobSpec) -> None:
+        self.watched.send(JobSubmitted(job=self.fresh(), spec=spec))
+
+    @precondition(lambda self: self.made < JOBS_MAX)
+    @rule(
+        spec=spec_strategy,
+        holding=st.booleans(),
+        device=st.sampled_from(["gpu0", "gpu0", "gpu1", "gpu2"]),
+        live_bytes=bytes_small,
+        needs=st.none() | needs_strategy,
+    )
+    def adopt(self, spec: JobSpec, holding: bool, device: str, live_bytes: int, needs: Needs | None) -> None:
+        self.watched.send(
+            JobAdopted(
+                job=self.fresh(),
+                spec=spec,
+                device=DeviceId(device),
+                holding=holding,
+                steps=3,
+                live_bytes=live_bytes,
+                needs=needs,
+            )
+        )
+
+    @rule(
+        fingerprint=st.sampled_from(["f", "g"]),
+        needs=st.none() | needs_strategy,
+        step_ns=st.none() | st.integers(MS, 50 * MS),
+        served_ns=st.integers(0, 3 * SECOND),
+    )
+    def load_history(self, fingerprint: str, needs: Needs | None, step_ns: Nanos | None, served_ns: Nanos) -> None:
+        history = History(needs=needs, steps=9, step_ns=step_ns, served_ns=served_ns)
+        self.watched.send(HistoryLoaded(fingerprint=fingerprint, history=history))
+
+    @rule(index=any_job)
+    def ask(self, index: int) -> None:
+        self.watched.send(LeaseAsked(job=self.find(index, LeaseAsked)))
+
+    @rule()
+    def everybody_asks(self) -> None:
+        for job in self.watched.jobs_in(JobState.STARTING, JobState.IDLE):
+            self.watched.send(LeaseAsked(job=job))
+
+    @rule(index=any_job, wants_more=st.booleans(), made=st.integers(0, 5))
+    def give_back(self, index: int, wants_more: bool, made: int) -> None:
+        self.return_turn(self.find(index, LeaseReturned), wants_more=wants_more, made=made)
+
+    def return_turn(self, job: JobId, *, wants_more: bool, made: int) -> None:
+        self.steps[job] = self.steps.get(job, 3) + made
+        self.watched.send(LeaseReturned(job=job, wants_more=wants_more, steps=self.steps[job]))
+
+    @rule(index=any_job, needs=needs_strategy, step_ns=st.none() | st.integers(MS, 400 * MS))
+    def measure(self, index: int, needs: Needs, step_ns: Nanos | None) -> None:
+        self.watched.send(NeedsMeasured(job=self.find(index, NeedsMeasured), needs=needs, step_ns=step_ns))
+
+    @rule(index=any_job, made=st.integers(0, 9), cpu_ns=st.sampled_from([0, MS, SECOND]), live_bytes=bytes_small)
+    def report(self, index: int, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
+        self.progress(self.find(index, ProgressSeen), made=made, cpu_ns=cpu_ns, live_bytes=live_bytes)
+
+    def progress(self, job: JobId, *, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
+        self.steps[job] = self.steps.get(job, 3) + made
+        self.cpu_ns[job] = self.cpu_ns.get(job, 0) + cpu_ns
+        self.watched.send(
+            ProgressSeen(job=job, steps=self.steps[job], cpu_ns=self.cpu_ns[job], live_bytes=live_bytes)
+        )
+
+    @rule(index=any_job)
+    def detach(self, index: int) -> None:
+        self.watched.send(JobDetached(job=self.find(index, JobDetached), reason="told to"))
+
+    @rule(index=any_job, code=st.sampled_from([0, 0, 1, None]))
+    def exit(self, index: int, code: int | None) -> None:
+        self.watched.send(JobExited(job=self.find(index, JobExited), code=code))
+
+    @rule(index=any_job)
+    def cancel(self, index: int) -> None:
+        self.watched.send(CancelAsked(job=self.find(index, CancelAsked)))
+
+    @rule(index=any_job)
+    def forget(self, index: int) -> None:
+        known = [job.id for job in self.watched.picture().jobs]
+        if known:
+            self.watched.forget(known[index % len(known)])
+
+    @rule(index=any_job, kind=st.sampled_from([LeaseAsked, JobDetached, CancelAsked, JobSubmitted, JobExited]))
+    def stray_event(self, index: int, kind: type) -> None:
+        """Something that may make no sense for the job it names."""
+        known = [job.id for job in self.watched.picture().jobs] or [JobId("nobody")]
+        job = known[index % len(known)]
+        if kind is JobSubmitted and job == "nobody":
+            return
+        made = {
+            LeaseAsked: LeaseAsked(job=job),
+            JobDetached: JobDetached(job=job, reason="stray"),
+            CancelAsked: CancelAsked(job=job),
+            JobSubmitted: JobSubmitted(job=job, spec=JobSpec(name="stray")),
+            JobExited: JobExited(job=job, code=1),
+        }
+        self.watched.send(made[kind])
+
+    @rule(rounds=st.integers(1, 6))
+    def behave(self, rounds: int) -> None:
+        """Everybody does as told for a while."""
+        for _ in range(rounds):
+            self.orderly_round()
+
+    # --- the drain ----------------------------------------------------------------------------------------
+
+    def orderly_round(self) -> None:
+        """Holders compute; those asked for their turn give it back; the tick comes when it was ordered."""
+        watched = self.watched
+        for job in sorted(watched.books.recalled):
+            if job in watched.books.held:
+                watched.now += MS
+                self.return_turn(job, wants_more=True, made=1)
+        watched.now = watched.scheduler.next_wakeup() or watched.now + SECOND
+        for job in sorted(watched.books.held):
+            self.progress(job, made=1, cpu_ns=SECOND, live_bytes=1)
+        watched.send(Tick())
+
+    def measure_newcomers(self) -> None:
+        for job in self.watched.jobs_in(JobState.PROFILING):
+            had = self.watched.job(job).promised_bytes
+            measured = Needs(persistent_bytes=had // 4, ephemeral_bytes=had // 4)
+            self.watched.send(NeedsMeasured(job=job, needs=measured, step_ns=10 * MS))
+
+    def end_somebody(self) -> None:
+        """One job that holds a turn finishes its work."""
+        for job in sorted(self.watched.books.held)[:1]:
+            self.watched.send(JobExited(job=job, code=0))
+
+    def give_everybody_a_turn(self) -> None:
+        """Whoever waits and may run gets a turn within a bounded number of rounds."""
+        watched = self.watched
+        node = watched.picture()
+        waiting = [job for job in node.jobs if job.state is JobState.WAITING and watched.may_run(job, node)]
+        missing = {job.id: watched.books.turns.get(job.id, 0) for job in waiting}
+        # Who had all the time so far waits until the others, at up to four times its weight, had as much.
+        rounds_max = 100 + 8 * len(node.jobs) * (1 + watched.now // (25 * MS))
+        for count in range(rounds_max):
+            missing = {job: had for job, had in missing.items() if watched.books.turns.get(job, 0) == had}
+            missing = {job: had for job, had in missing.items() if watched.state(job) not in ENDED}
+            if not missing:
+                return
+            self.orderly_round()
+            self.measure_newcomers()
+            if self.policy in RUN_TO_THE_END and count % 4 == 3:
+                self.end_somebody()
+        raise AssertionError(f"starved under {self.policy}: {sorted(missing)}")
+
+    def finish_everything(self) -> None:
+        """Nobody is left behind: every job, also in the queue, runs and ends, and every byte is free again."""
+        watched = self.watched
+        for _ in range(12 * (1 + self.made)):
+            for job in watched.jobs_in(JobState.UNMANAGED):
+                watched.send(JobExited(job=job, code=0))
+            for job in watched.jobs_in(JobState.STARTING, JobState.IDLE):
+                watched.send(LeaseAsked(job=job))
+            self.measure_newcomers()
+            self.end_somebody()
+            if all(job.state in ENDED for job in watched.picture().jobs):
+                break
+            self.orderly_round()
+        left = [job for job in watched.picture().jobs if job.state not in ENDED]
+        assert not left, f"never came to an end: {left}"
+        for device in watched.picture().devices:
+            assert (device.free_bytes, device.lanes) == (device.capacity_bytes, ())
+        assert watched.scheduler.next_wakeup() is None
+
+    def teardown(self) -> None:
+        if self.watched.log:
+            self.give_everybody_a_turn()
+            self.finish_everything()
+            self.watched.replay()
+
+
+EXAMPLES = {"fifo": 15, "fair": 40, "las": 20, "priority": 15, "srtf": 20, "pack": 60}
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_rule_is_broken_and_nobody_starves_under(policy: str) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    machine = type(f"{policy.title()}Machine", (SchedulerMachine,), {"policy": policy})
+    tried = settings(max_examples=EXAMPLES[policy], stateful_step_count=40)
+    run_state_machine_as_test(machine, settings=tried)  # type: ignore[no-untyped-call]

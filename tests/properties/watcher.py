@@ -1,0 +1,268 @@
+"""An independent opinion of what a scheduler may do, drawn from the events and effects alone.
+
+It keeps its own account of who wants and who holds a turn and for how long, and states the rules again in its own
+words over the pictures; it never looks inside the scheduler.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from carpool.core.effects import (
+    CloseJob,
+    Effect,
+    GrantLease,
+    RecallLease,
+    RefuseJob,
+    RejectEvent,
+    RevokeLease,
+    StartJob,
+)
+from carpool.core.events import (
+    DeviceAdded,
+    Event,
+    HistoryLoaded,
+    JobAdopted,
+    JobDetached,
+    JobExited,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReturned,
+    Tick,
+)
+from carpool.core.lifecycle import may_move
+from carpool.core.model import ENDED, HOLDING, RESIDENT, JobId, JobState, Nanos
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.core.views import DevicePicture, JobPicture, NodePicture
+
+NUMBER = re.compile(r"\d")
+
+
+@dataclass(kw_only=True)
+class Books:
+    """Who has what, as far as a driver can know."""
+
+    wanting: set[JobId] = field(default_factory=set)
+    held: dict[JobId, Nanos] = field(default_factory=dict)  # since when
+    recalled: set[JobId] = field(default_factory=set)
+    queued: set[JobId] = field(default_factory=set)
+    total_ns: Nanos = 0  # of all turns that are over
+    turns: dict[JobId, int] = field(default_factory=dict)
+
+    def grant(self, job: JobId, now: Nanos) -> None:
+        self.held[job] = now
+        self.turns[job] = self.turns.get(job, 0) + 1
+
+    def end(self, job: JobId, now: Nanos) -> None:
+        if job in self.held:
+            self.total_ns += now - self.held.pop(job)
+        self.recalled.discard(job)
+
+
+class WatchedScheduler:
+    """A scheduler each of whose answers is checked against the rules."""
+
+    def __init__(self, policy: str, settings: Settings) -> None:
+        self.policy, self.settings = policy, settings
+        self.scheduler = Scheduler(POLICIES[policy], settings)
+        self.now: Nanos = 0
+        self.books = Books()
+        self.log: list[tuple[Nanos, Event]] = []
+        self.said: list[list[Effect]] = []
+        self.forgotten_ns: Nanos = 0
+
+    def send(self, event: Event) -> list[Effect]:
+        before, legal = self.picture(), self._is_legal(event)
+        effects = self.scheduler.handle(event, now=self.now)
+        self.log.append((self.now, event))
+        self.said.append(effects)
+        rejected = [effect for effect in effects if isinstance(effect, RejectEvent)]
+        assert bool(rejected) is not legal, f"{event} gave {effects}"
+        if not legal:
+            assert len(rejected) == 1
+            if len(effects) == 1:
+                assert self.picture() == before, "a rejected event changes nothing"
+        else:
+            self._take(event, effects)
+        for effect in effects:
+            self._follow(effect, event)
+        self.check()
+        return effects
+
+    def forget(self, job: JobId) -> None:
+        if self.state(job) in ENDED:
+            self.forgotten_ns += self.job(job).served_ns
+        self.scheduler.forget(job)
+
+    def replay(self) -> None:
+        """The same events at the same times give the same effects."""
+        again = Scheduler(POLICIES[self.policy], self.settings)
+        for (now, event), said in zip(self.log, self.said, strict=True):
+            assert again.handle(event, now=now) == said
+
+    # --- pictures ---------------------------------------------------------------------------------------
+
+    def picture(self) -> NodePicture:
+        return self.scheduler.picture(now=self.now)
+
+    def job(self, job: JobId) -> JobPicture:
+        picture = self.scheduler.picture_job(job, now=self.now)
+        assert picture is not None
+        return picture
+
+    def state(self, job: JobId) -> JobState | None:
+        return self.scheduler.state_of(job)
+
+    def jobs_in(self, *states: JobState) -> list[JobId]:
+        return [job.id for job in self.picture().jobs if job.state in states]
+
+    def may_run(self, job: JobPicture, node: NodePicture) -> bool:
+        """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2)."""
+        device = next(each for each in node.devices if each.id == job.device)
+        return is_covered(job, device) or is_oldest(job, node)
+
+    # --- the books --------------------------------------------------------------------------------------
+
+    def _is_legal(self, event: Event) -> bool:
+        match event:
+            case DeviceAdded() | HistoryLoaded() | Tick():
+                return True
+            case JobSubmitted():
+                return self.state(event.job) is None
+            case JobAdopted():
+                here = {device.id for device in self.picture().devices}
+                return self.state(event.job) is None and event.device in here
+            case _:
+                state = self.state(event.job)
+                return state is not None and may_move(state, type(event))
+
+    def _take(self, event: Event, effects: list[Effect]) -> None:
+        books = self.books
+        match event:
+            case JobSubmitted():
+                books.queued.add(event.job)
+            case JobAdopted():
+                revoked = any(isinstance(each, RevokeLease) and each.job == event.job for each in effects)
+                if event.holding and not revoked:
+                    books.grant(event.job, self.now)
+            case LeaseAsked():
+                books.wanting.add(event.job)
+            case LeaseReturned():
+                books.end(event.job, self.now)
+                books.wanting.discard(event.job)
+                if event.wants_more:
+                    books.wanting.add(event.job)
+            case JobDetached() | JobExited():
+                books.end(event.job, self.now)
+                books.wanting.discard(event.job)
+                books.queued.discard(event.job)
+            case _:
+                pass
+
+    def _follow(self, effect: Effect, event: Event) -> None:
+        books = self.books
+        match effect:
+            case GrantLease():
+                assert effect.job in books.wanting, f"{effect} to a job that wants no turn"
+                assert effect.job not in books.held, f"{effect} to a job that has one"
+                books.wanting.remove(effect.job)
+                books.grant(effect.job, self.now)
+            case RecallLease():
+                assert effect.job in books.held and effect.job not in books.recalled
+                books.recalled.add(effect.job)
+            case RevokeLease():
+                is_adopted = isinstance(event, JobAdopted) and event.job == effect.job
+                assert effect.job in books.held or is_adopted
+                books.end(effect.job, self.now)
+            case StartJob() | RefuseJob():
+                assert effect.job in books.queued, f"{effect} of a job that is not queued"
+                books.queued.remove(effect.job)
+            case CloseJob():
+                books.queued.discard(effect.job)
+            case _:
+                pass
+
+    # --- the rules --------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+        node = self.picture()
+        for device in node.devices:
+            self._check_bytes(device, node)
+            self._check_lanes(device, node)
+            self._check_nobody_is_kept_waiting(device, node)
+        self._check_books(node)
+        self._check_wakeup(node)
+        for job in node.jobs:
+            assert job.reason
+            if job.state in (JobState.WAITING, JobState.QUEUED):
+                assert NUMBER.search(job.reason), job.reason
+
+    def _check_bytes(self, device: DevicePicture, node: NodePicture) -> None:
+        """L1 and L2."""
+        promised = [job.promised_bytes for job in node.jobs if job.device == device.id]
+        lanes = [lane.bytes for lane in device.lanes]
+        assert all(count >= 0 for count in promised + lanes)
+        assert sum(promised) + sum(lanes) <= device.capacity_bytes
+        assert device.free_bytes == device.capacity_bytes - sum(promised) - sum(lanes)
+        assert all(job.promised_bytes == 0 for job in node.jobs if job.state not in RESIDENT)
+
+    def _check_lanes(self, device: DevicePicture, node: NodePicture) -> None:
+        """N1 to N3: one lane a managed job, one holder a lane, no empty lane, no more than the policy allows."""
+        placed = [job for lane in device.lanes for job in lane.jobs]
+        assert len(placed) == len(set(placed))
+        managed = RESIDENT - {JobState.UNMANAGED}
+        assert set(placed) == {job.id for job in node.jobs if job.device == device.id and job.state in managed}
+        assert len(device.lanes) <= POLICIES[self.policy].lanes_max
+        for lane in device.lanes:
+            assert lane.jobs
+            assert lane.holder is None or lane.holder in lane.jobs
+            assert all(job.lane == lane.id for job in node.jobs if job.id in lane.jobs)
+
+    def _check_nobody_is_kept_waiting(self, device: DevicePicture, node: NodePicture) -> None:
+        """D1: a free lane for which somebody waits who may run is granted, unless a newcomer is measured alone."""
+        here = [job for job in node.jobs if job.device == device.id]
+        waiting = {job.id for job in here if job.state is JobState.WAITING and self.may_run(job, node)}
+        holders = [job for job in here if job.state in HOLDING]
+        for lane in device.lanes:
+            if lane.holder is None and waiting & set(lane.jobs):
+                newcomers = [job for job in here if job.state is JobState.WAITING and job.needs is None]
+                is_measuring = any(job.state is JobState.PROFILING for job in holders)
+                assert len(device.lanes) > 1 and holders and (newcomers or is_measuring)
+        for job in holders:
+            if not self.may_run(job, node):
+                assert job.id in self.books.recalled, "an outgrown holder is asked for its turn"
+
+    def _check_books(self, node: NodePicture) -> None:
+        """A1, and that the scheduler and a driver agree about everybody."""
+        books = self.books
+        assert set(self.scheduler.holders()) == set(books.held)
+        for job in node.jobs:
+            assert (job.state in HOLDING) == (job.id in books.held)
+            assert (job.state is JobState.WAITING) == (job.id in books.wanting)
+            assert (job.state is JobState.QUEUED) == (job.id in books.queued)
+        served = sum(job.served_ns for job in node.jobs) + self.forgotten_ns
+        assert served == books.total_ns + sum(self.now - since for since in books.held.values())
+
+    def _check_wakeup(self, node: NodePicture) -> None:
+        wakeup = self.scheduler.next_wakeup()
+        assert wakeup is None or wakeup > self.now
+        if any(job.state is JobState.WAITING for job in node.jobs):
+            assert wakeup is not None
+
+
+def is_covered(job: JobPicture, device: DevicePicture) -> bool:
+    if job.needs is None:
+        return True
+    lane_bytes = next((lane.bytes for lane in device.lanes if lane.id == job.lane), 0)
+    resident = job.needs.persistent_bytes + job.needs.overhead_bytes
+    split = job.promised_bytes >= resident and lane_bytes >= job.needs.ephemeral_bytes
+    return split or job.promised_bytes >= resident + job.needs.ephemeral_bytes
+
+
+def is_oldest(job: JobPicture, node: NodePicture) -> bool:
+    rivals = [(each.arrived_ns, each.id) for each in node.jobs if each.device == job.device and each.lane is not None]
+    return (job.arrived_ns, job.id) == min(rivals)
