@@ -79,8 +79,8 @@ def main() -> None:
     rng = torch.Generator().manual_seed(args.seed)
     generator = make_generator(args.noise, args.width).to(device)
     discriminator = make_discriminator(args.width).to(device)
-    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=5e-4, betas=(0.5, 0.999))
+    discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-4, betas=(0.5, 0.999))
 
     value = math.nan
     for step in range(1, args.steps + 1):

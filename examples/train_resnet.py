@@ -87,8 +87,8 @@ def main() -> None:
         data, args.batch, shuffle=True, drop_last=True, num_workers=args.workers, generator=order
     )
     model = resnet18(args.width).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=args.steps + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=args.steps + 1)
 
     step, value = 0, math.nan
     while step < args.steps:

@@ -171,10 +171,12 @@ static cp_word *cp_claim_slot(void) {
 /* Bytes held by all processes of the job. A dead slot is taken over before it is wiped: otherwise one who
  * claims it meanwhile would lose his count. The daemon alone clears the slots it lends. */
 static uint64_t cp_held(bool bury_dead) {
-    uint64_t held = 0, used = GET(cp_page[CP_H_SLOTS_USED]);
-    for (unsigned s = 1; s < CP_SLOTS; s++) {
+    uint64_t held = 0, used = GET(cp_page[CP_H_SLOTS_USED]), lent = GET(cp_page[CP_H_LENT_USED]);
+    for (unsigned s = 1; s < used || s < lent; s++) {
         if (s >= used && s < CP_FIRST_LENT)
             s = CP_FIRST_LENT;
+        if (s >= CP_SLOTS)
+            break;
         cp_word *slot = cp_slot_at(s);
         uint64_t pid = GET(slot[CP_S_PID]);
         if (pid == 0)

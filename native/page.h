@@ -17,6 +17,7 @@
 #define CP_H_SLOTS_USED 4
 #define CP_H_DENIED_COUNT 5
 #define CP_H_DENIED_BYTES 6
+#define CP_H_LENT_USED 7
 
 #define CP_S_PID 0
 #define CP_S_LIVE 1

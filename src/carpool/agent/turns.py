@@ -14,24 +14,26 @@ Rules
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
+from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError
 from carpool.agent.memory import Memory, Profile
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
-from carpool.wire.page import LAPSED
+from carpool.wire.page import LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
 
 ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
 RETRY_NS = 1_000_000_000
 RECONNECT_SECONDS = 0.05
-RESAMPLE_STEPS = 32  # how often a job that is never recalled looks whether it has grown
+RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 GROWTH_PERCENT = 5
 
@@ -56,7 +58,7 @@ class Turns:
         self._is_shared = False
         self._is_off = False
         self._was_alone = False
-        self._owner = threading.get_ident()
+        self._owner = get_ident()
         self._depth = 0  # inside `with carpool.turn()`: automatic points are part of it
         self._stall_ns = 0
         self._profile = Profile(memory)
@@ -69,14 +71,14 @@ class Turns:
     def begin(self) -> None:
         """A begin point: hold the turn when this returns."""
         base = self._link.base
-        if (self._held and self._words[base + page.S_RECALL] < LAPSED) or self._is_off:
+        if (self._held and self._words[base + S_RECALL] < LAPSED) or self._is_off:
             return
-        if self._depth == 0 and threading.get_ident() == self._owner:
+        if self._depth == 0 and get_ident() == self._owner:
             self._acquire()
 
     def boundary(self, point: int = 0) -> None:
         """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
-        if self._is_off or self._depth or threading.get_ident() != self._owner:
+        if self._is_off or self._depth or get_ident() != self._owner:
             return
         is_clean = self._points.get(point)
         if is_clean is None:
@@ -85,26 +87,27 @@ class Turns:
         if not is_clean:
             return
         words, base = self._words, self._link.base
-        steps = words[base + page.S_STEPS] + 1
-        words[base + page.S_STEPS] = steps
-        words[base + page.S_BOUNDARY_NS] = time.monotonic_ns()
-        recall = words[base + page.S_RECALL]
-        if recall and (recall >= LAPSED or steps >= recall):
-            self._give_back(wants_more=True)
-        elif not steps % RESAMPLE_STEPS:
+        steps = words[base + S_STEPS] + 1
+        words[base + S_STEPS] = steps
+        words[base + S_BOUNDARY_NS] = monotonic_ns()
+        recall = words[base + S_RECALL]
+        if recall:
+            if recall >= LAPSED or steps >= recall:
+                self._give_back(wants_more=True)
+        elif not steps & RESAMPLE_MASK:
             self._resample()
 
     def yield_point(self) -> None:
         """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
-        recall = self._words[self._link.base + page.S_RECALL]
+        recall = self._words[self._link.base + S_RECALL]
         if recall and self._held and not self._is_off and not self._depth and self._is_clean_now():
             self._give_back(wants_more=True)
 
     def before_data(self) -> None:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
-        if not self._held or self._is_off or self._depth or threading.get_ident() != self._owner:
+        if not self._held or self._is_off or self._depth or get_ident() != self._owner:
             return
-        recalled = self._words[self._link.base + page.S_RECALL]
+        recalled = self._words[self._link.base + S_RECALL]
         slow = self._stall_ns > STALL_NS and self._words[page.H_WAITERS]
         if (recalled or slow) and self._is_clean_now():
             self._give_back(wants_more=False)
@@ -119,7 +122,7 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """An explicit turn; points inside it are not boundaries of their own."""
-        if threading.get_ident() != self._owner:
+        if get_ident() != self._owner:
             yield
             return
         self.begin()
@@ -138,11 +141,11 @@ class Turns:
         if not base:
             return
         if self._profile.observe(point):
-            self._words[base + page.S_STEPS] += 1
-            self._words[base + page.S_BOUNDARY_NS] = time.monotonic_ns()
+            self._words[base + S_STEPS] += 1
+            self._words[base + S_BOUNDARY_NS] = monotonic_ns()
         if not self._profile.is_learning:
             self._report()
-        recall = self._words[base + page.S_RECALL]
+        recall = self._words[base + S_RECALL]
         if recall and self._held and (recall >= LAPSED or self._points.get(point)):
             self._give_back(wants_more=True)
 
@@ -175,7 +178,7 @@ class Turns:
 
     def _acquire(self) -> None:
         """Ask for the turn and wait until it is granted."""
-        self._asked_ns = time.monotonic_ns()
+        self._asked_ns = monotonic_ns()
         if not self._link.is_up and not self._reach():
             return
         self._set_held(is_held=False)
@@ -187,14 +190,14 @@ class Turns:
             self._lost()
 
     def _give_back(self, *, wants_more: bool) -> None:
-        self._asked_ns = time.monotonic_ns()
+        self._asked_ns = monotonic_ns()
         self._memory.finish_device_work(give_back=self._is_shared)
         words, base = self._words, self._link.base
         self._set_held(is_held=False)
         try:
             if wants_more:
                 words[base + page.S_LEASE] = page.LEASE_ASKED
-            self._link.send(m.Return(steps=words[base + page.S_STEPS], wants_more=wants_more))
+            self._link.send(m.Return(steps=words[base + S_STEPS], wants_more=wants_more))
             if wants_more:
                 self._wait_granted()
         except LinkLostError:
@@ -216,7 +219,7 @@ class Turns:
 
     def _withdraw(self) -> None:
         try:
-            steps = self._words[self._link.base + page.S_STEPS]
+            steps = self._words[self._link.base + S_STEPS]
             self._link.send(m.Return(steps=steps, wants_more=False))
         except LinkLostError:
             return
@@ -237,7 +240,7 @@ class Turns:
                 self._send_reported()
                 return True
             except LinkLostError as error:
-                if self._was_alone or time.monotonic_ns() - self._asked_ns > ORPHAN_PATIENCE_NS:
+                if self._was_alone or monotonic_ns() - self._asked_ns > ORPHAN_PATIENCE_NS:
                     self._go_alone(str(error))
                     return False
             except PeerError as error:
@@ -291,6 +294,13 @@ class Turns:
             pass
         self._turn_off(why)
 
+    def finish(self) -> None:
+        """The interpreter ends: give the turn back now rather than when the last library is unloaded."""
+        if self._held and self._link.is_up:
+            self._set_held(is_held=False)
+            self._withdraw()
+        self._is_off = True
+
     def after_fork(self) -> None:
         """In a forked child: the connection and the turn belong to the parent."""
         self._link.close()
@@ -317,6 +327,7 @@ def current() -> Turns | None:
             say(f"job {job} runs unmanaged: {error}")
             return None
         _current = Turns(link, _make_memory(link))
+        atexit.register(_current.finish)
     return _current
 
 

@@ -35,8 +35,8 @@ def width() -> int:
 
 def job_table(answer: dict[str, Any]) -> Table:
     """Jobs as `ps` and `top` show them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
-    table.add_column("job", no_wrap=True, max_width=18)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
+    table.add_column("job", no_wrap=True, max_width=20)
     table.add_column("state", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
@@ -62,7 +62,7 @@ def job_table(answer: dict[str, Any]) -> Table:
 
 
 def device_table(answer: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("device", "capacity", "to jobs", "in lanes", "unpromised", "in use"):
         table.add_column(name, justify="left" if name == "device" else "right", no_wrap=True)
     table.add_column("runs now", no_wrap=True)

@@ -147,14 +147,12 @@ class Desk:
 
     def _drop_member(self, live: LiveJob, member: Member) -> None:
         """A member's connection is gone: what it held is free at once."""
-        steps_before = live.steps()
         if member.is_holding or member.is_asking:
             self._return(live, member, wants_more=False)
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
-        if live.page is not None and not processes.is_alive(member.pid):
+        if live.page is not None and member.slot >= pages.FIRST_LENT and not processes.is_alive(member.pid):
             live.page.clear_slot(member.slot)
-        log.debug("member.left job=%s pid=%d steps=%d", live.id, member.pid, steps_before)
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -226,6 +224,7 @@ class Desk:
             event = JobExited(job=live.id, code=message.code)
         if live.child_pidfd is not None:
             asyncio.get_running_loop().remove_reader(live.child_pidfd)
+        self._loop.look_at(live)  # its last steps, which nobody asked about
         self._loop.tell(event)
 
     # --- new and old jobs ---------------------------------------------------------------------------------

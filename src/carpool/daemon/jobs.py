@@ -143,13 +143,11 @@ class LiveJob:
         return sum(processes.cpu_ns(pid) for pid in self.members)
 
     def live_bytes(self) -> int:
-        """Bytes its processes hold, after dropping the slots of dead ones."""
+        """Bytes its living processes hold together."""
         if self.page is None:
             return 0
-        for slot, pid in self.page.pids().items():
-            if not processes.is_alive(pid):
-                self.page.clear_slot(slot)
-        return self.page.live_bytes()
+        claimed = self.page.pids()
+        return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""

@@ -104,10 +104,13 @@ class Loop:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
         for job_id in list(self.jobs) if everybody else self.scheduler.holders():
             live = self.jobs.get(job_id)
-            if live is not None and live.page is not None:
-                self.tell(
-                    ProgressSeen(job=job_id, steps=live.steps(), cpu_ns=live.cpu_ns(), live_bytes=live.live_bytes())
-                )
+            if live is not None:
+                self.look_at(live)
+
+    def look_at(self, live: LiveJob) -> None:
+        if live.page is not None:
+            steps, cpu_ns, live_bytes = live.steps(), live.cpu_ns(), live.live_bytes()
+            self.tell(ProgressSeen(job=live.id, steps=steps, cpu_ns=cpu_ns, live_bytes=live_bytes))
 
     # --- one short method an effect ----------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ meter or takes turns, and by the daemon. It is an array of 64-bit words: a heade
 `native/page.h` is the same table in C; `tests/wire/test_page.py` compares the two.
 
 Rules
-  G1  Each word has one writer: the daemon, or the process that owns the slot. Nobody locks anything.
+  G1  Each word has one writer, the daemon or the process that owns the slot; the few header words that every
+      meter writes change by atomic operations. Nobody locks anything.
   G2  A slot belongs to the live process whose pid stands in it. The meter claims slots from the front with an
       atomic exchange; the daemon hands out slots from FIRST_LENT on to processes that have no meter.
-  G3  A dead process cannot hold anything: whoever finds its pid gone may clear the slot.
+  G3  A dead process cannot hold anything: readers skip it. Its slot is cleared by who gave it: a meter takes a
+      claimed one over with an exchange, the daemon clears a lent one.
   G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
 """
 
@@ -37,6 +39,7 @@ H_WAITERS = 3  # daemon: how many other jobs wait for this job's lane
 H_SLOTS_USED = 4  # meter: one past the highest slot ever claimed
 H_DENIED_COUNT = 5  # meter: allocations refused for the cap
 H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
+H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -122,12 +125,13 @@ class Page:
             base = slot_base(slot)
             if self.words[base + S_PID] == 0:
                 self.clear_slot(slot)
+                self.words[H_LENT_USED] = max(self.words[H_LENT_USED], slot + 1)
                 self.words[base + S_PID] = pid
                 return slot
         return None
 
     def clear_slot(self, slot: int) -> None:
-        """Wipe a slot; its pid goes last so that nobody claims half-wiped words."""
+        """Wipe a lent slot (G3)."""
         base = slot_base(slot)
         for word in range(1, SLOT_WORDS):
             self.words[base + word] = 0
@@ -142,9 +146,9 @@ class Page:
                 found[slot] = pid
         return found
 
-    def live_bytes(self) -> int:
-        """Bytes held now by all processes of the job together."""
-        return sum(signed(self.words[slot_base(slot) + S_LIVE]) for slot in self.pids())
+    def live_bytes(self, slot: int) -> int:
+        """Bytes the process of this slot holds now."""
+        return signed(self.words[slot_base(slot) + S_LIVE])
 
     def close(self) -> None:
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
