@@ -36,7 +36,7 @@ IMPATIENT = Settings(pass_over_ns=3 * SECOND, start_patience_ns=SECOND, hog_floo
 RUN_TO_THE_END = ("fifo", "srtf", "priority")  # by design one job runs until it is done
 
 any_job = st.integers(0, JOBS_MAX - 1)
-bytes_small = st.integers(0, 90)
+bytes_small = st.integers(0, 60)
 needs_strategy = st.builds(
     Needs,
     persistent_bytes=bytes_small,
@@ -49,9 +49,9 @@ spec_strategy = st.builds(
     tenant=st.sampled_from([TenantId("red"), TenantId("blue")]),
     weight_milli=st.sampled_from([500, 1000, 2000]),
     priority=st.integers(0, 2),
-    cap_bytes=st.none() | st.integers(1, 220),
+    cap_bytes=st.none() | st.integers(1, 100),
     steps=st.none() | st.integers(1, 50),
-    device=st.none() | st.sampled_from([DeviceId("gpu0"), DeviceId("gpu1")]),
+    device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),
 )
 
@@ -66,11 +66,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.steps: dict[JobId, int] = {}
         self.cpu_ns: dict[JobId, Nanos] = {}
 
-    @initialize(capacities=st.lists(st.integers(40, 200), min_size=1, max_size=3))
-    def add_devices(self, capacities: list[int]) -> None:
+    @initialize(
+        capacities=st.lists(st.integers(60, 250), min_size=1, max_size=3),
+        specs=st.lists(spec_strategy, min_size=2, max_size=4),
+    )
+    def begin(self, capacities: list[int], specs: list[JobSpec]) -> None:
         for index, capacity in enumerate(capacities):
-            device = DeviceAdded(device=DeviceId(f"gpu{index}"), capacity_bytes=capacity)
-            self.watched.send(device)
+            self.watched.send(DeviceAdded(device=DeviceId(f"gpu{index}"), capacity_bytes=capacity))
+        for spec in specs:
+            self.submit(spec)
 
     # --- chaos --------------------------------------------------------------------------------------------
 
@@ -95,6 +99,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.made < JOBS_MAX)
     @rule(spec=spec_strategy)
+    def submit_one(self, spec: JobSpec) -> None:
+        self.submit(spec)
+
     def submit(self, spec: JobSpec) -> None:
         self.watched.send(JobSubmitted(job=self.fresh(), spec=spec))
 
@@ -161,39 +168,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             ProgressSeen(job=job, steps=self.steps[job], cpu_ns=self.cpu_ns[job], live_bytes=live_bytes)
         )
 
-    @rule(index=any_job)
-    def detach(self, index: int) -> None:
-        self.watched.send(JobDetached(job=self.find(index, JobDetached), reason="told to"))
+    @rule(index=any_job, what=st.sampled_from(["detach", "exit", "crash", "lost", "cancel", "forget"]))
+    def mishap(self, index: int, what: str) -> None:
+        codes = {"exit": 0, "crash": 1, "lost": None}
+        if what == "detach":
+            self.watched.send(JobDetached(job=self.find(index, JobDetached), reason="told to"))
+        elif what in codes:
+            self.watched.send(JobExited(job=self.find(index, JobExited), code=codes[what]))
+        elif what == "cancel":
+            self.watched.send(CancelAsked(job=self.find(index, CancelAsked)))
+        else:
+            self.watched.forget(self.any_name(index))
 
-    @rule(index=any_job, code=st.sampled_from([0, 0, 1, None]))
-    def exit(self, index: int, code: int | None) -> None:
-        self.watched.send(JobExited(job=self.find(index, JobExited), code=code))
-
-    @rule(index=any_job)
-    def cancel(self, index: int) -> None:
-        self.watched.send(CancelAsked(job=self.find(index, CancelAsked)))
-
-    @rule(index=any_job)
-    def forget(self, index: int) -> None:
-        known = [job.id for job in self.watched.picture().jobs]
-        if known:
-            self.watched.forget(known[index % len(known)])
-
-    @rule(index=any_job, kind=st.sampled_from([LeaseAsked, JobDetached, CancelAsked, JobSubmitted, JobExited]))
+    @rule(index=any_job, kind=st.sampled_from([LeaseAsked, LeaseReturned, NeedsMeasured, JobDetached, JobSubmitted]))
     def stray_event(self, index: int, kind: type) -> None:
         """Something that may make no sense for the job it names."""
-        known = [job.id for job in self.watched.picture().jobs] or [JobId("nobody")]
-        job = known[index % len(known)]
-        if kind is JobSubmitted and job == "nobody":
-            return
+        job = self.any_name(index)
         made = {
             LeaseAsked: LeaseAsked(job=job),
+            LeaseReturned: LeaseReturned(job=job, wants_more=True, steps=self.steps.get(job, 3)),
+            NeedsMeasured: NeedsMeasured(job=job, needs=Needs(persistent_bytes=9, ephemeral_bytes=9)),
             JobDetached: JobDetached(job=job, reason="stray"),
-            CancelAsked: CancelAsked(job=job),
             JobSubmitted: JobSubmitted(job=job, spec=JobSpec(name="stray")),
-            JobExited: JobExited(job=job, code=1),
         }
-        self.watched.send(made[kind])
+        if self.watched.state(job) is not None:
+            self.watched.send(made[kind])
+
+    def any_name(self, index: int) -> JobId:
+        known = [job.id for job in self.watched.picture().jobs] or [JobId("nobody")]
+        return known[index % len(known)]
 
     @rule(rounds=st.integers(1, 6))
     def behave(self, rounds: int) -> None:

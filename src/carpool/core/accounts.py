@@ -94,8 +94,8 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         job.mark = Mark(steps=steps, served_ns=job.served_ns, mates=mark.mates)
 
 
-def remaining_ns(job: Job) -> tuple[Nanos, bool]:
-    """How much device time a job still needs, and whether that is known rather than guessed.
+def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
+    """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
     Declared steps × step time; else what the same program took last time; else as much as it has had.
     """
@@ -104,13 +104,13 @@ def remaining_ns(job: Job) -> tuple[Nanos, bool]:
         step_ns = job.history.step_ns
     if job.spec.steps is not None and step_ns is not None:
         return max(0, job.spec.steps - job.steps) * step_ns, True
-    if job.history is not None and job.served_ns < job.history.served_ns:
-        return job.history.served_ns - job.served_ns, True
-    return job.served_ns, False
+    if job.history is not None and served_ns < job.history.served_ns:
+        return job.history.served_ns - served_ns, True
+    return served_ns, False
 
 
 def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
-    remaining, is_known = remaining_ns(job)
+    remaining, is_known = remaining_ns(job, served_ns=job.served_ns)
     holding = is_holding(job)
     return JobView(
         id=job.id,

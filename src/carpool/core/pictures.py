@@ -21,7 +21,8 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
 
 
 def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
-    remaining, is_known = remaining_ns(job)
+    served_ns = job.served_ns + (now - job.charged_ns if is_holding(job) else 0)
+    remaining, is_known = remaining_ns(job, served_ns=served_ns)
     late = hog_deadline(node, job)
     last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
     waiting_ns = now - job.state_since_ns if job.state is JobState.WAITING else 0
@@ -39,7 +40,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         remaining_ns=remaining if is_known and job.state not in ENDED else None,
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
-        served_ns=job.served_ns + (now - job.charged_ns if is_holding(job) else 0),
+        served_ns=served_ns,
         waited_ns=job.waited_ns + waiting_ns,
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,

@@ -38,6 +38,7 @@ from carpool.daemon.translate import grant_from, log_line
 from carpool.wire import messages as m
 
 log = logging.getLogger("carpool")
+LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
@@ -52,6 +53,7 @@ class Loop:
         self._timer: asyncio.TimerHandle | None = None
         self._flusher: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
+        self._looked_ns = 0
 
     def tell(self, event: Event) -> None:
         """Hand a fact to the core; facts that arise while effects are performed wait for their turn."""
@@ -91,7 +93,10 @@ class Loop:
 
     def _wake(self) -> None:
         self._timer = None
-        self.look()
+        now = time.monotonic_ns()
+        if now - self._looked_ns >= LOOK_EVERY_NS:
+            self._looked_ns = now
+            self.look()
         self.tell(Tick())
 
     def _flush(self) -> None:
