@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import msgspec
 
 from carpool import __version__
 from carpool.daemon.config import DaemonConfig
+from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError, PeerError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
@@ -130,15 +132,37 @@ def start_daemon(places: Places, config: DaemonConfig) -> bool:
 _NOT_FOR_DAEMON = {"CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}
 
 
-def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> None:
-    """Start a daemon if none runs. A running one with another policy is not changed behind its users' backs."""
-    if is_running(places):
-        if policy is not None:
-            status = call(places, "status")
-            if policy != status["policy"]:
-                raise UsageError(
-                    f"the running daemon uses policy {status['policy']}, not {policy}; leave --policy out, or"
-                    f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
-                )
-        return
-    start_daemon(places, DaemonConfig(policy=policy or DaemonConfig().policy, device=device or DaemonConfig().device))
+def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> str | None:
+    """Start a daemon if none runs; returns the device of it that `--device` names, or None for any.
+
+    A running daemon with another policy or other devices is not changed behind its users' backs.
+    """
+    if not is_running(places):
+        described = device if device is not None and is_description(device) else DaemonConfig().device
+        start_daemon(places, DaemonConfig(policy=policy or DaemonConfig().policy, device=described))
+        return device if device is not None and device != described else None
+    if policy is None and device is None:
+        return None
+    status = call(places, "status")
+    if policy is not None and policy != status["policy"]:
+        raise UsageError(
+            f"the running daemon uses policy {status['policy']}, not {policy}; leave --policy out, or"
+            f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+        )
+    devices = msgspec.convert(status["devices"], list[dict[str, object]])
+    if device is None or device == status["device"]:
+        return None
+    if is_description(device) and device not in [known["id"] for known in devices]:
+        raise UsageError(
+            f"the running daemon manages {status['device']}, not {device}; leave --device out, name one of"
+            f" {', '.join(str(known['id']) for known in devices)}, or restart the daemon with --device {device}"
+        )
+    return device
+
+
+def is_description(device: str) -> bool:
+    """Whether `--device` describes devices for a daemon (cpu:4GiB, cuda) rather than naming one (gpu0, cpu1)."""
+    if re.fullmatch(r"(gpu|cpu)[0-9]+", device):
+        return False
+    find_devices(device)
+    return True

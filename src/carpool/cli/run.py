@@ -17,7 +17,6 @@ import click
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
-from carpool.devices.base import find_devices
 from carpool.errors import UsageError
 from carpool.units import parse_bytes
 from carpool.wire.places import find_places
@@ -59,7 +58,7 @@ def run(argv: tuple[str, ...], **options: Any) -> int:
     """
     places = find_places()
     spec = make_spec(list(argv), options)
-    ensure_daemon(places, policy=options["policy"], device=new_daemon_device(options["device"]))
+    spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
     program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
     runner = Runner(places, program, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -81,7 +80,7 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     places = find_places()
     spec = make_spec(list(argv), options)
-    ensure_daemon(places, policy=options["policy"], device=new_daemon_device(options["device"]))
+    spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
     answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
     job = answer["job"]
     assert isinstance(job, dict)
@@ -95,14 +94,6 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 def say(text: str) -> None:
     print(f"carpool: {text}", file=sys.stderr)
-
-
-def new_daemon_device(asked: str | None) -> str | None:
-    """What a daemon started for this job should manage: a description like cpu:4GiB, not a device's name."""
-    if asked is None or asked.startswith("gpu") or (asked.startswith("cpu") and asked[3:].isdigit()):
-        return None
-    find_devices(asked)
-    return asked
 
 
 def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
@@ -119,7 +110,6 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--steps {options['steps']} must be at least 1")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
-    device = options["device"]
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
@@ -127,7 +117,6 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] else None,
         "steps": options["steps"],
-        "device": device if device and new_daemon_device(device) is None else None,
         "fingerprint": fingerprint(argv, script),
     }
 

@@ -1,0 +1,93 @@
+"""Train a small transformer to copy noise: the job the benchmarks run. It knows nothing of carpool.
+
+It stamps each iteration with the monotonic clock: the first operation at the start of the model's forward, the
+last one at the end of the optimizer's update. What passes between the end of one iteration and the start of the
+next is not the program's own work. The stamps are written at the end, two 64-bit numbers an iteration.
+"""
+
+import argparse
+import os
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+POLL_SECONDS = 0.002
+SEQUENCE = 32
+
+
+class Model(nn.Module):
+    """A stack of transformer layers that notes when it is first asked to work in an iteration."""
+
+    def __init__(self, width: int, depth: int, stamps: array) -> None:
+        super().__init__()
+        self._stamps = stamps
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, max(1, width // 32), 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, width)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self._stamps.append(time.monotonic_ns())
+        for layer in self.layers:
+            batch = layer(batch)
+        return self.head(batch)
+
+
+class StampedSGD(torch.optim.SGD):
+    """Notes when the iteration's last operation is over."""
+
+    stamps: array
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        result = super().step(closure)
+        self.stamps.append(time.monotonic_ns())
+        return result
+
+
+def wait_for(path: Path) -> None:
+    """Say that everything is built, then wait for the starting signal."""
+    Path(f"{path}.{os.getpid()}").touch()
+    while not path.exists():
+        time.sleep(POLL_SECONDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--go", type=Path, help="announce readiness as GO.PID and begin when this file appears")
+    parser.add_argument("--stamps", type=Path, help="write the stamps here at the end")
+    parser.add_argument("--first", type=Path, help="write the time of the very first operation here, at once")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    stamps = array("q")
+    model = Model(args.width, args.depth, stamps)
+    optimizer = StampedSGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer.stamps = stamps
+    batch = torch.randn(args.batch, SEQUENCE, args.width)
+    if args.go is not None:
+        wait_for(args.go)
+    for step in range(args.steps):
+        loss = nn.functional.mse_loss(model(batch), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step == 0 and args.first is not None:
+            args.first.with_suffix(".new").write_text(f"{stamps[0]}")
+            args.first.with_suffix(".new").replace(args.first)
+    if args.stamps is not None:
+        with args.stamps.open("wb") as sink:
+            stamps.tofile(sink)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Draws the state diagrams of docs/lease.md from the tables in core/lifecycle.py (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
+
+PAGE = Path(__file__).parents[3] / "docs" / "lease.md"
+
+
+def job_diagram() -> str:
+    """Every move of a job that changes its state, as a Mermaid diagram."""
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> queued: JobSubmitted"]
+    moves = {
+        (str(before), str(after), cause.__name__) for (before, cause), after in JOB_MOVES.items() if before != after
+    }
+    joined: dict[tuple[str, str], list[str]] = {}
+    for before, after, cause in sorted(moves):
+        joined.setdefault((before, after), []).append(cause)
+    lines += [f"    {before} --> {after}: {' or '.join(causes)}" for (before, after), causes in joined.items()]
+    return "\n".join([*lines, "```"])
+
+
+def lease_diagram() -> str:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    joined: dict[tuple[str, str], list[str]] = {}
+    for (before, cause), after in LEASE_MOVES.items():
+        joined.setdefault((str(before or "[*]"), str(after or "[*]")), []).append(cause.__name__)
+    lines += [f"    {before} --> {after}: {' or '.join(causes)}" for (before, after), causes in joined.items()]
+    return "\n".join([*lines, "```"])
+
+
+def redraw(text: str) -> str:
+    """The page with both diagrams made anew between their markers."""
+    for name, diagram in (("job", job_diagram()), ("lease", lease_diagram())):
+        pattern = re.compile(rf"(<!-- {name} diagram -->\n).*?(<!-- end -->)", re.DOTALL)
+        text = pattern.sub(lambda match, drawn=diagram: f"{match[1]}{drawn}\n{match[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    before = PAGE.read_text()
+    after = redraw(before)
+    PAGE.write_text(after)
+    sys.stderr.write(f"{PAGE.name}: {'redrawn' if after != before else 'up to date'}\n")
+
+
+if __name__ == "__main__":
+    main()

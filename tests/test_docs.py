@@ -1,0 +1,105 @@
+"""Docs that lie are bugs: links, commands, snippets, diagrams and tables are checked against the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from carpool.cli.main import carpool
+from carpool.core.policies.base import POLICIES
+from carpool.testing import diagrams
+from carpool.testing.policies import check_policy
+from carpool.wire.framing import FRAMES
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands_in(page: Path) -> list[str]:
+    blocks = "\n".join(fenced(page, "")) + "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+    return [found.strip() for found in COMMAND.findall(blocks)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_carpool_command_in_the_docs_exists_with_its_options(page: Path) -> None:
+    for line in commands_in(page):
+        words = shlex.split(line.split(" -- ")[0].split("(")[0])[1:]
+        command: click.Command = carpool
+        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+            name = words.pop(0).rstrip(",;:.")
+            if name not in command.commands:
+                assert command is carpool and "|" in line or not name.isalpha(), f"{page.name}: no command {line!r}"
+                break
+            command = command.commands[name]
+        known = {option for param in command.params for option in param.opts} | {"--help", "--version"}
+        for word in words:
+            if word.startswith("--") and word != "--":
+                assert word.split("=")[0].rstrip(",;:.") in known, f"{page.name}: {line!r} uses {word}"
+
+
+def test_the_readme_snippet_runs_outside_a_job() -> None:
+    for snippet in fenced(ROOT / "README.md", "python"):
+        done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_policy_snippet_keeps_the_contract() -> None:
+    (snippet,) = fenced(ROOT / "docs" / "policies.md", "python")
+    names: dict[str, type] = {}
+    exec(snippet, names)
+    assert check_policy(names["NewestFirst"]()) == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_keeps_the_contract_and_is_documented(name: str) -> None:
+    assert check_policy(POLICIES[name]) == []
+    assert f"`{name}`" in (ROOT / "docs" / "policies.md").read_text()
+
+
+def test_the_check_finds_a_policy_that_depends_on_order() -> None:
+    class First:
+        name, quantum_ns, lanes_max = "first", 0, 1
+
+        def pick(self, wanting, *, now):  # type: ignore[no-untyped-def]  # a deliberately bad plug-in
+            return wanting[0].id if wanting else None
+
+        def why(self, chosen, over):  # type: ignore[no-untyped-def]  # see above
+            return "it is first"
+
+    assert any("order" in complaint for complaint in check_policy(First()))
+
+
+def test_the_diagrams_are_drawn_from_the_tables() -> None:
+    text = diagrams.PAGE.read_text()
+    assert diagrams.redraw(text) == text, "run: make docs"
+
+
+def test_every_message_is_in_the_protocol_page() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    for message, (kind, _) in FRAMES.items():
+        assert f"| {kind} | {message.__name__} |" in text
+
+
+def test_the_readme_opens_as_agreed() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    screen = "\n".join(lines[:46])
+    for wanted in ("make demo", "make test", "carpool bench", "I want to", "does not do", "CPU device"):
+        assert wanted in screen
