@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from carpool.agent.link import Link
+from carpool.agent.memory import explain_out_of_memory
 from carpool.wire import page
 
 ALLOCATED = "allocated_bytes.all.current"
@@ -22,6 +23,7 @@ class CudaSource:
         self._cuda = torch.cuda
         self._link = link
         self._is_capped = False
+        explain_out_of_memory(link, self)
 
     def _stats(self) -> dict[str, int]:
         # Before the context exists there is nothing to count, and asking would create one.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from carpool.agent.link import Link
+from carpool.units import format_bytes
 from carpool.wire import messages as m
 from carpool.wire import page
 
@@ -64,15 +67,16 @@ class ResidentSource:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._set_limit()
 
-    def _set_limit(self) -> None:
+    def enforce_cap(self) -> None:
+        """Limit this process's data to what it has now plus the cap; once, before the program's own allocations."""
         cap = self._link.words[page.H_CAP]
         if cap and os.environ.get("CARPOOL_IS_CAPPED"):
             data = _status_kib("VmData") * 1024
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_DATA, (data + cap, hard))
+        explain_out_of_memory(self._link, self)
 
     def live_bytes(self) -> int:
         live = _status_kib("VmRSS") * 1024
@@ -98,6 +102,24 @@ def _status_kib(field: str) -> int:
     return 0
 
 
+def explain_out_of_memory(link: Link, source: Source) -> None:
+    """Where the framework itself enforces the cap, add carpool's sentence to an uncaught out-of-memory error."""
+    if not os.environ.get("CARPOOL_IS_CAPPED"):
+        return
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError" or "allocate memory" in str(error):
+            cap, live = link.words[page.H_CAP], source.live_bytes()
+            sys.stderr.write(
+                f"carpool: memory cap reached: job {link.job} may hold {format_bytes(cap)} and holds"
+                f" {format_bytes(live)}; raise the cap with --memory\n"
+            )
+
+    sys.excepthook = excepthook
+
+
 class Memory:
     """The bytes of this process, less what the framework itself took before the program began."""
 
@@ -107,8 +129,7 @@ class Memory:
 
     @classmethod
     def for_plain_process(cls, link: Link) -> Memory:
-        source: Source = MeterSource(link) if link.is_metered else ResidentSource(link)
-        return cls(source, overhead_bytes=0)
+        return cls(MeterSource(link) if link.is_metered else ResidentSource(link), overhead_bytes=0)
 
     def live_bytes(self) -> int:
         return self._source.live_bytes()

@@ -22,7 +22,7 @@ from typing import Any
 from carpool.agent import turns as turns_module
 from carpool.agent.cuda import CudaSource
 from carpool.agent.link import Link
-from carpool.agent.memory import Memory, MeterSource, ResidentSource, Source
+from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.turns import Turns
 
 MANUAL_BACKWARDS = 8  # this many backward passes without an optimizer: the program updates by hand
@@ -58,11 +58,11 @@ class Hooks:
         return self._turns
 
     def make_memory(self, link: Link) -> Memory:
-        source: Source
         if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
             return Memory(CudaSource(self._torch, link), overhead_bytes=0)
-        source = MeterSource(link) if link.is_metered else ResidentSource(link)
-        return Memory(source, overhead_bytes=self._overhead_bytes or 0)
+        if link.is_metered:
+            return Memory(MeterSource(link), overhead_bytes=self._overhead_bytes)
+        return Memory(ResidentSource(link), overhead_bytes=self._overhead_bytes)
 
     def forget_after_fork(self) -> None:
         self._turns = None
@@ -96,11 +96,10 @@ class Hooks:
                 return real_next(iterator)
             turns.before_data()
             began = clock()
-            try:
-                return real_next(iterator)
-            finally:
-                self._data_points += 1
-                turns.after_data(clock() - began)
+            item = real_next(iterator)  # the end of the data is no reason to ask for a turn
+            self._data_points += 1
+            turns.after_data(clock() - began)
+            return item
 
         return __next__
 
@@ -168,9 +167,14 @@ class Hooks:
         path = os.environ.get("CARPOOL_PAGE")
         if not path or os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
             return
-        link = Link("", "", path)
-        self._overhead_bytes = (MeterSource(link) if link.is_metered else ResidentSource(link)).live_bytes()
-        link.page.close()
+        link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
+        if link.is_metered:
+            self._overhead_bytes = MeterSource(link).live_bytes()
+            link.page.close()
+            return
+        fallback = ResidentSource(link)
+        fallback.enforce_cap()
+        self._overhead_bytes = fallback.live_bytes()
 
     def _unpatch_module_call(self) -> None:
         self._torch.nn.Module.__call__ = self._module_call

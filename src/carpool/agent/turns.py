@@ -74,7 +74,7 @@ class Turns:
         if (self._held and self._words[base + S_RECALL] < LAPSED) or self._is_off:
             return
         if self._depth == 0 and get_ident() == self._owner:
-            self._acquire()
+            self._safely(self._acquire)
 
     def boundary(self, point: int = 0) -> None:
         """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
@@ -82,7 +82,7 @@ class Turns:
             return
         is_clean = self._points.get(point)
         if is_clean is None:
-            self._learn(point)
+            self._safely(lambda: self._learn(point))
             return
         if not is_clean:
             return
@@ -93,15 +93,15 @@ class Turns:
         recall = words[base + S_RECALL]
         if recall:
             if recall >= LAPSED or steps >= recall:
-                self._give_back(wants_more=True)
+                self._safely(self._hand_over)
         elif not steps & RESAMPLE_MASK:
-            self._resample()
+            self._safely(self._resample)
 
     def yield_point(self) -> None:
         """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
         recall = self._words[self._link.base + S_RECALL]
         if recall and self._held and not self._is_off and not self._depth and self._is_clean_now():
-            self._give_back(wants_more=True)
+            self._safely(self._hand_over)
 
     def before_data(self) -> None:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
@@ -110,7 +110,7 @@ class Turns:
         recalled = self._words[self._link.base + S_RECALL]
         slow = self._stall_ns > STALL_NS and self._words[page.H_WAITERS]
         if (recalled or slow) and self._is_clean_now():
-            self._give_back(wants_more=False)
+            self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long."""
@@ -134,6 +134,16 @@ class Turns:
             self.boundary(-1)
 
     # --- the slow path ------------------------------------------------------------------------------------
+
+    def _safely(self, action: Callable[[], None]) -> None:
+        """A bug of ours must not become the program's: say it once and leave the program alone (T3)."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+            self.detach(f"unexpected {type(error).__name__}: {error}")
+
+    def _hand_over(self) -> None:
+        self._give_back(wants_more=True)
 
     def _learn(self, point: int) -> None:
         """The first iterations: find out which points are clean and what the job needs."""
@@ -322,11 +332,12 @@ def current() -> Turns | None:
             return None
         try:
             link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
-        except (KeyError, PeerError) as error:
+            memory = _make_memory(link)
+        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
             os.environ.pop("CARPOOL_JOB", None)
             say(f"job {job} runs unmanaged: {error}")
             return None
-        _current = Turns(link, _make_memory(link))
+        _current = Turns(link, memory)
         atexit.register(_current.finish)
     return _current
 

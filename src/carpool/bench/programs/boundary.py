@@ -1,0 +1,190 @@
+"""Measure, inside a job that is alone, what the hooks in this process cost an iteration.
+
+The hooks are found where they were put (torch's own lists and names) and are taken off and put back between short
+blocks, so both arms run in one process, on the same objects, milliseconds apart. Times are this thread's processor
+time: an uncontended boundary neither waits nor sleeps, and the load of the machine is not its cost.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from itertools import chain, repeat
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+WIDTH = 128
+INNER_CALLS = 5  # modules inside the root module of `make_model`
+CALLS = 256  # of one kind a block; a multiple of 32, so that each block pays its share of the rare work too
+BLOCK_NS = 40_000_000
+WARM_UP = 8
+
+
+class Hooks:
+    """Every hook that was put into this process, and the way to take all of them off and back on."""
+
+    def __init__(self) -> None:
+        self._lists = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+        self._hooks = [dict(each) for each in self._lists]
+        self._names = [(_BaseDataLoaderIter, "__next__"), (torch.autograd, "backward"), (nn.Module, "__call__")]
+        self._hooked = [getattr(owner, name) for owner, name in self._names]
+        if not all(self._hooks) or not all(hasattr(each, "__wrapped__") for each in self._hooked):
+            raise SystemExit("no hooks are installed: run this under carpool")
+
+    def set(self, *, on: bool) -> None:
+        for where, hooks in zip(self._lists, self._hooks, strict=True):
+            where.clear()
+            where.update(hooks if on else {})
+        for (owner, name), hooked in zip(self._names, self._hooked, strict=True):
+            wanted = hooked if on else hooked.__wrapped__
+            if getattr(owner, name) is not wanted:
+                setattr(owner, name, wanted)
+
+
+class Optimizer(torch.optim.SGD):
+    """Does nothing while idle: what is left of a step is the call and its hooks."""
+
+    is_idle = False
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        return None if self.is_idle else super().step(closure)
+
+
+class Batches(Dataset[Tensor]):
+    def __init__(self, batch: Tensor) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._batch
+
+
+class Passing(nn.Module):
+    """Hands its input through so many modules that do nothing."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(Passing(0) for _ in range(inner))
+
+    def forward(self, value: Tensor) -> Tensor:
+        for module in self.inner:
+            value = module(value)
+        return value
+
+
+def make_model() -> nn.Module:
+    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
+    assert len(layers) == INNER_CALLS
+    return nn.Sequential(*layers)
+
+
+def cost_ns(hooks: Hooks, action: Callable[[], Any], repeats: int) -> float:
+    """How much one call costs more with the hooks: least over blocks, arms in the order A B B A."""
+    least = {True: 1 << 62, False: 1 << 62}
+    for on in chain.from_iterable(repeat((True, False, False, True), repeats)):
+        hooks.set(on=on)
+        for _ in range(WARM_UP):
+            action()
+        began = time.thread_time_ns()
+        for _ in repeat(None, CALLS):
+            action()
+        least[on] = min(least[on], time.thread_time_ns() - began)
+    hooks.set(on=True)
+    return (least[True] - least[False]) / CALLS
+
+
+class Trainer:
+    """One model, one optimizer, and iterations of a chosen length."""
+
+    def __init__(self) -> None:
+        self.model = make_model()
+        self.optimizer = Optimizer(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(1, WIDTH)
+        self.steps = 0
+
+    def iterate(self) -> None:
+        loss = self.model(self.batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def block_ns(self, count: int) -> int:
+        began = time.thread_time_ns()
+        for _ in range(count):
+            self.iterate()
+        return time.thread_time_ns() - began
+
+    def aim_at(self, length_ns: int) -> int:
+        """Choose the batch so that an iteration takes about this long; returns how long it takes."""
+        rows, took = 1, 0
+        for _ in range(20):
+            self.batch = torch.randn(rows, WIDTH)
+            self.block_ns(2)
+            took = min(self.block_ns(2) // 2 for _ in range(5))
+            if took >= length_ns * 0.9:
+                break
+            rows = max(rows + 1, min(rows * 4, int(rows * length_ns / took)))
+        return took
+
+
+def compare_loops(hooks: Hooks, trainer: Trainer, length_ns: int, repeats: int) -> dict[str, float]:
+    """Real iterations with and without hooks: the extra share, its 95 % half-width, an iteration's length."""
+    took = trainer.aim_at(length_ns)
+    count = max(2, BLOCK_NS // took)
+    shares, bare = [], []
+    for _ in range(repeats):
+        spent = {True: 0, False: 0}
+        for on in (True, False, False, True):
+            hooks.set(on=on)
+            trainer.block_ns(1)
+            spent[on] += trainer.block_ns(count)
+        shares.append(spent[True] / spent[False] - 1)
+        bare.append(spent[False] / 2 / count)
+    hooks.set(on=True)
+    low, _, high = quantiles(shares, n=4)
+    return {
+        "share": median(shares),
+        "halfwidth": 1.57 * (high - low) / len(shares) ** 0.5,  # the notch of a box plot
+        "iteration_ns": median(bare),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    hooks, trainer = Hooks(), Trainer()
+    for _ in range(WARM_UP):
+        trainer.iterate()
+
+    # Without a DataLoader first: it is the DataLoader that lets the hooks give up the module calls.
+    parts = {}
+    trainer.optimizer.is_idle = True
+    parts["step"] = cost_ns(hooks, trainer.optimizer.step, args.repeats)
+    trainer.optimizer.is_idle = False
+    leaf = torch.ones((), requires_grad=True)
+    parts["backward"] = cost_ns(hooks, lambda: torch.autograd.backward(leaf), args.repeats)
+    root, tree = Passing(0), Passing(INNER_CALLS)
+    parts["root_call"] = cost_ns(hooks, lambda: root(leaf), args.repeats)
+    parts["inner_calls"] = cost_ns(hooks, lambda: tree(leaf), args.repeats) - parts["root_call"]
+    loops = {f"{ms}": compare_loops(hooks, trainer, ms * 1_000_000, max(2, args.repeats)) for ms in (1, 20)}
+    batches = iter(DataLoader(Batches(leaf.detach()), batch_size=None))
+    parts["data"] = cost_ns(hooks, lambda: next(batches), args.repeats)
+    args.out.write_text(json.dumps({"parts": parts, "loops": loops}))
+
+
+if __name__ == "__main__":
+    main()
