@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 VOCABULARY = 1_000
+State = tuple[Tensor, Tensor]
 
 
 def make_words(length: int, seed: int) -> Tensor:
@@ -39,9 +40,7 @@ class LanguageModel(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.head.weight = self.embedding.weight
 
-    def forward(
-        self, words: Tensor, state: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, words: Tensor, state: State | None) -> tuple[Tensor, State]:
         output, state = self.lstm(self.dropout(self.embedding(words)), state)
         return self.head(self.dropout(output)), state
 
@@ -71,7 +70,7 @@ def main() -> None:
     model = LanguageModel(args.width, args.layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
 
-    state: tuple[Tensor, Tensor] | None = None
+    state: State | None = None
     place, value = 0, math.nan
     for step in range(1, args.steps + 1):
         if place + args.time >= len(columns):

@@ -82,10 +82,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     order = torch.Generator().manual_seed(args.seed)
-    data = Stripes(5_000, args.seed)
-    loader = DataLoader(
-        data, args.batch, shuffle=True, drop_last=True, num_workers=args.workers, generator=order
-    )
+    data = Stripes(4_800, args.seed)
+    loader = DataLoader(data, args.batch, shuffle=True, num_workers=args.workers, generator=order)
     model = resnet18(args.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=args.steps + 1)

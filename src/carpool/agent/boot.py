@@ -9,24 +9,37 @@ from types import ModuleType
 
 
 class TorchWatcher:
-    """A finder that recognises one name, lets the others find it, and acts after its module has run."""
+    """A finder that recognises one name, lets the others find it, and acts after its module has run.
+
+    It stays until then: libraries ask whether torch could be found long before anybody imports it.
+    """
+
+    _is_asking = False  # another such finder may ask us in its turn
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._is_asking:
             return None
-        sys.meta_path.remove(self)
+        self._is_asking = True
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._is_asking = False
+        if spec is not None:
+            _act_after(spec, self)
+        return spec
+
+    def _ask_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
-                _act_after(spec)
                 return spec
         return None
 
 
-def _act_after(spec: ModuleSpec) -> None:
+def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
     loader = spec.loader
     real_exec = getattr(loader, "exec_module", None)
     if loader is None or real_exec is None:
@@ -34,6 +47,8 @@ def _act_after(spec: ModuleSpec) -> None:
 
     def exec_module(module: ModuleType) -> None:
         real_exec(module)
+        if watcher in sys.meta_path:
+            sys.meta_path.remove(watcher)
         from carpool.agent import torch_hooks
 
         torch_hooks.install(module)

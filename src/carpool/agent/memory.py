@@ -22,6 +22,7 @@ from carpool.wire import page
 
 CLEAN_SLACK_PERCENT = 5
 CLEAN_SLACK_BYTES = 1 << 20
+FIRINGS_MAX = 32  # learning ends when a point fired so often, whatever became of the others
 
 
 class Source(Protocol):
@@ -148,8 +149,9 @@ class Profile:
     """What the first iterations teach: which boundaries are clean, what stays between turns, what comes and goes.
 
     An iteration is the time between two firings of the clean boundary. The first one is not representative
-    (optimizer state appears at its end), so learning ends when every point seen has fired twice; a point that
-    shows up later starts it again.
+    (optimizer state appears at its end), so learning ends when every point seen has fired twice. A point that
+    shows up later (the optimizer of the next fold, a second model) starts it anew: the old points may never fire
+    again. A point that fires once in a long while does not hold learning up for ever.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -158,40 +160,51 @@ class Profile:
         self.points: dict[int, bool] = {}  # point to whether it is clean; empty while learning
         self._live: dict[int, list[int]] = {}  # point to live bytes at each firing
         self._first_point: int | None = None
+        self._counted = 0  # iterations counted since learning began
         self._peak_bytes = 0
         self._persistent_bytes = 0
         self._step_ns = 0
         self._last_ns = time.monotonic_ns()
 
-    def observe(self, point: int) -> bool:
-        """Take in one firing of a point; True if it counts as the end of an iteration."""
+    def observe(self, point: int) -> int:
+        """Take in one firing of a point that is not known; returns how many iterations ended by it."""
         now = time.monotonic_ns()
-        if not self.is_learning:  # a new point: learn again
-            self.is_learning = True
-            self.points.clear()
-            self._live = {known: [] for known in self._live}
+        if not self.is_learning:
+            self._begin_anew()
         if self._first_point is None:
             self._first_point = point
-        firings = self._live.setdefault(point, [])
+        firings = self._live.pop(point, [])
         firings.append(self._memory.live_bytes())
-        is_step = point == self._first_point
-        if is_step:
+        self._live[point] = firings  # in the order of their newest firing
+        counted = 1 if point == self._first_point else 0
+        self._counted += counted
+        if counted:
             self._step_ns, self._last_ns = now - self._last_ns, now
         if len(firings) > 1:
             self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
-        if all(len(each) >= 2 for each in self._live.values()):
-            self._settle()
-        return is_step
+        if len(firings) >= FIRINGS_MAX or all(len(each) >= 2 for each in self._live.values()):
+            counted += self._settle()
+        return counted
 
-    def _settle(self) -> None:
-        lowest = min(each[-1] for each in self._live.values())
+    def _begin_anew(self) -> None:
+        self.is_learning = True
+        self.points.clear()
+        self._live = {}
+        self._first_point = None
+        self._counted = 0
+
+    def _settle(self) -> int:
+        """Choose the point that ends an iteration; returns how many of its firings were not counted yet."""
+        regular = {point: each for point, each in self._live.items() if len(each) >= 2}
+        lowest = min(each[-1] for each in regular.values())
         bound = lowest + lowest * CLEAN_SLACK_PERCENT // 100 + CLEAN_SLACK_BYTES
-        clean = [point for point, each in self._live.items() if each[-1] <= bound]
         # One count an iteration: of several clean points the last one ends it.
-        self.points.update({point: point == clean[-1] for point in self._live})
+        chosen = [point for point, each in regular.items() if each[-1] <= bound][-1]
+        self.points.update({point: point == chosen for point in self._live})
         self._persistent_bytes = max(self._persistent_bytes, lowest)
         self.is_learning = False
         self._memory.turn_began()
+        return max(0, len(regular[chosen]) - self._counted)
 
     def sample(self) -> tuple[int, int]:
         """Look again at a clean boundary: persistent and ephemeral bytes since the last look."""

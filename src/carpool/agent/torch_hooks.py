@@ -4,7 +4,7 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   optimizer post-step hook   ends an iteration; several optimizers are told apart by id
   DataLoader __next__        before: input wait, the turn may go; after: a begin point
   outermost Module call      a begin point; with grad off and no optimizer in the program, its end is a boundary
-  autograd.backward          a begin point; its end is a boundary if no optimizer ever steps (manual updates)
+  autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates)
 
 The Module patch costs 0.2 to 0.3 µs a module call, so it is taken off once a DataLoader gives begin points and an
 optimizer gives boundaries. Torch's global module hooks would cost five times that and are never used.
@@ -25,7 +25,7 @@ from carpool.agent.link import Link
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.turns import Turns
 
-MANUAL_BACKWARDS = 8  # this many backward passes without an optimizer: the program updates by hand
+STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
 STEPS_TO_TRUST = 4  # so many optimizer steps with data points between them: the Module patch is not needed
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
@@ -40,6 +40,7 @@ class Hooks:
         self._is_worker = False
         self._depth = 0
         self._optimizer_steps = 0
+        self._step_patience = 0
         self._backwards = 0
         self._data_points = 0
         self._module_call: Callable[..., Any] | None = None
@@ -86,6 +87,21 @@ class Hooks:
             if self._optimizer_steps >= STEPS_TO_TRUST and self._data_points >= self._optimizer_steps:
                 self._unpatch_module_call()
 
+    def wrap_init(self, real_init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(real_init)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands in for this method
+            self._step_patience = STEP_PATIENCE
+            real_init(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _awaits_step(self) -> bool:
+        """Whether an optimizer ends this program's iterations, so that no other point does."""
+        if self._optimizer_steps:
+            return True
+        self._step_patience -= 1
+        return self._step_patience >= 0
+
     def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
         clock = time.monotonic_ns
 
@@ -120,7 +136,7 @@ class Hooks:
             finally:
                 self._depth = 0
             if not is_grad_enabled():
-                if self._optimizer_steps or self._backwards:
+                if self._awaits_step() or self._backwards:
                     turns.yield_point()
                 else:
                     turns.boundary(POINT_FORWARD)
@@ -136,10 +152,9 @@ class Hooks:
                 return real_backward(*args, **kwargs)
             turns.begin()
             result = real_backward(*args, **kwargs)
-            if not self._optimizer_steps:
+            if not self._awaits_step():
                 self._backwards += 1
-                if self._backwards > MANUAL_BACKWARDS:
-                    turns.boundary(POINT_BACKWARD)
+                turns.boundary(POINT_BACKWARD)
             return result
 
         return backward
@@ -153,6 +168,7 @@ class Hooks:
         torch = self._torch
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        torch.optim.Optimizer.__init__ = self.wrap_init(torch.optim.Optimizer.__init__)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         loader.__next__ = self.wrap_next(loader.__next__)
         torch.autograd.backward = self.wrap_backward(torch.autograd.backward)

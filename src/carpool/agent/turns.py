@@ -150,13 +150,15 @@ class Turns:
         base = self._link.base
         if not base:
             return
-        if self._profile.observe(point):
-            self._words[base + S_STEPS] += 1
+        counted = self._profile.observe(point)
+        if counted:
+            self._words[base + S_STEPS] += counted
             self._words[base + S_BOUNDARY_NS] = monotonic_ns()
         if not self._profile.is_learning:
             self._report()
         recall = self._words[base + S_RECALL]
-        if recall and self._held and (recall >= LAPSED or self._points.get(point)):
+        is_clean = self._points.get(point) or (self._reported is not None and self._is_clean_now())
+        if recall and self._held and (recall >= LAPSED or is_clean):
             self._give_back(wants_more=True)
 
     def _report(self) -> None:

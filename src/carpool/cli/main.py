@@ -7,6 +7,7 @@ import sys
 import click
 
 from carpool import __version__
+from carpool.cli.bench import bench
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
 from carpool.cli.jobs import cancel, explain, logs, ps
@@ -28,7 +29,7 @@ def carpool() -> None:
     """
 
 
-for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor):
+for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor, bench):
     carpool.add_command(command)
 
 

@@ -5,13 +5,15 @@ unchanged and a tty stays one. A submitted job has a runner in the background th
 goes away the program goes on, and the runner comes back to the next daemon.
 
 Signals: the runner blocks them all and takes them one by one. What somebody sent to the runner is passed on to the
-program; what the terminal sent (Ctrl-C) went to the program anyway, since both are in one process group.
+program; what the terminal sent (Ctrl-C) went to the program anyway, since both are in one process group. What the
+runner was started to ignore (nohup) the program ignores too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -41,6 +43,8 @@ PASSED_ON = {
     signal.SIGALRM,
     signal.SIGPIPE,
 }
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for the program to inherit
 SI_KERNEL = 0x80  # the sender was the terminal, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
@@ -82,20 +86,27 @@ class Runner:
         self._child = 0
         self._is_over = False
         self._stop_asked = False
+        self._cancel_told = False
 
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
-        started = self._wait_start()
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
         try:
-            self._child = self._spawn(started.environment)
+            started = self._wait_start()
+        except (KeyboardInterrupt, SystemExit):
+            self._note_cancel()
+            raise
+        ignored = {number for number in PASSED_ON - PYTHON_IGNORES if signal.getsignal(number) is signal.SIG_IGN}
+        taken = (PASSED_ON - ignored) | {signal.SIGCHLD}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+        try:
+            self._child = self._spawn(started.environment, mask)
         except OSError as error:
             self._report(m.Exited(code=127, signal=0))
             self._say(f"cannot run {self._program.argv[0]}: {error.strerror}")
             return 127
         self._report(m.Started(pid=self._child))
         threading.Thread(target=self._listen, daemon=True).start()
-        status = self._wait_child()
+        status = self._wait_child(taken)
         self._is_over = True
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -159,44 +170,36 @@ class Runner:
                         start_daemon(self._places, DaemonConfig.load(self._places.config))
                     deadline = time.monotonic() + RESTART_SECONDS
 
-    def _spawn(self, added: dict[str, object]) -> int:
+    def _spawn(self, added: dict[str, object], mask: set[int]) -> int:
         environment = merged_environment(self._program.environment, added)
         os.chdir(self._program.cwd)
-        return os.posix_spawnp(
-            self._program.argv[0],
-            self._program.argv,
-            environment,
-            setsigmask=(),
-            setsigdef=PASSED_ON | {signal.SIGCHLD},
-        )
+        argv = self._program.argv
+        # On the program's own PATH: a background runner has the daemon's, which may be another one.
+        path = shutil.which(argv[0], path=environment.get("PATH")) or argv[0]
+        return os.posix_spawn(path, argv, environment, setsigmask=mask, setsigdef=PYTHON_IGNORES)
 
     # --- while it runs -----------------------------------------------------------------------------------
 
-    def _wait_child(self) -> int:
+    def _wait_child(self, taken: set[signal.Signals]) -> int:
         while True:
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid == self._child:
+                if signal.sigpending() & ENDING & taken:
+                    self._note_cancel()
                 return status
-            info = signal.sigwaitinfo(PASSED_ON | {signal.SIGCHLD})
+            info = signal.sigwaitinfo(taken)
             is_terminals = info.si_code == SI_KERNEL
             if info.si_signo != signal.SIGCHLD and not is_terminals:
                 self._kill(info.si_signo)
-            if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if info.si_signo in ENDING:
                 self._note_cancel()
 
     def _note_cancel(self) -> None:
-        """Somebody ended the job from outside: it is cancelled, not failed."""
-        if not self._stop_asked:
-            self._stop_asked = True
-            threading.Thread(target=self._tell_cancel, daemon=True).start()
-
-    def _tell_cancel(self) -> None:
-        with contextlib.suppress(CarpoolError):
-            wire = Wire(self._places)
+        """Somebody ended the job from outside: it is cancelled, not failed. On this wire, so before its end."""
+        if not self._cancel_told:
+            self._cancel_told = True
             arguments: dict[str, object] = {"job": self._job, "is_told": True}
-            wire.send(m.Call(verb="cancel", arguments=arguments, version=__version__, protocol=m.PROTOCOL))
-            wire.receive()
-            wire.close()
+            self._report(m.Call(verb="cancel", arguments=arguments, version=__version__, protocol=m.PROTOCOL))
 
     def _listen(self) -> None:
         """A thread: takes the daemon's Stop, and comes back to a daemon that was restarted."""

@@ -6,7 +6,6 @@ next is not the program's own work. The stamps are written at the end, two 64-bi
 """
 
 import argparse
-import os
 import time
 from array import array
 from collections.abc import Callable
@@ -50,11 +49,18 @@ class StampedSGD(torch.optim.SGD):
         return result
 
 
-def wait_for(path: Path) -> None:
+def wait_for(go: Path, ready: Path) -> None:
     """Say that everything is built, then wait for the starting signal."""
-    Path(f"{path}.{os.getpid()}").touch()
-    while not path.exists():
+    ready.touch()
+    while not go.exists():
         time.sleep(POLL_SECONDS)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Whoever sees the file sees all of it."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_bytes(data)
+    draft.replace(path)
 
 
 def main() -> None:
@@ -63,7 +69,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--go", type=Path, help="announce readiness as GO.PID and begin when this file appears")
+    parser.add_argument("--go", type=Path, help="begin when this file appears")
+    parser.add_argument("--ready", type=Path, help="make this file before waiting for GO")
     parser.add_argument("--stamps", type=Path, help="write the stamps here at the end")
     parser.add_argument("--first", type=Path, help="write the time of the very first operation here, at once")
     args = parser.parse_args()
@@ -75,18 +82,16 @@ def main() -> None:
     optimizer.stamps = stamps
     batch = torch.randn(args.batch, SEQUENCE, args.width)
     if args.go is not None:
-        wait_for(args.go)
+        wait_for(args.go, args.ready)
     for step in range(args.steps):
         loss = nn.functional.mse_loss(model(batch), batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if step == 0 and args.first is not None:
-            args.first.with_suffix(".new").write_text(f"{stamps[0]}")
-            args.first.with_suffix(".new").replace(args.first)
+            write_whole(args.first, str(stamps[0]).encode())
     if args.stamps is not None:
-        with args.stamps.open("wb") as sink:
-            stamps.tofile(sink)
+        write_whole(args.stamps, stamps.tobytes())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,416 @@
+"""What `make demo` runs: seven ordinary training programs share one device, with and without carpool.
+
+The same programs arrive at the same times twice. First each has the device for itself, in order of arrival, under
+plain `python`. Then all of them run under `carpool run`, and whoever is nearest its end has the device. At the end
+there is a table, a picture of who had the device when, and a check that no program computed anything else than
+before. The programs do not know about carpool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).resolve().parent
+sys.dont_write_bytecode = True
+try:
+    from rich import box
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    from carpool.bench import node as nodes
+    from carpool.bench import timeline
+    from carpool.bench.timeline import Panel, Row
+    from carpool.cli.reach import call
+    from carpool.cli.tables import COLOURS, console
+    from carpool.devices import cpu
+    from carpool.errors import CarpoolError, PeerError
+    from carpool.wire.places import find_places
+except ModuleNotFoundError as missing:
+    sys.exit(f"demo: this Python has no '{missing.name}'; run: make setup, then: make demo")
+
+DEVICE = "cpu:6GiB"
+POLICY = "srtf"
+LOOK_SECONDS = 0.4  # seldom enough that the live table costs the programs nothing they would notice
+LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
+LIMIT_SECONDS = 900.0
+WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One program of the mix."""
+
+    name: str
+    steps: int
+    arrives_s: float
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, str(EXAMPLES / f"train_{self.name}.py"), "--steps", str(self.steps)]
+
+
+# Lengths have a heavy tail, as in every published trace of a shared cluster: one program needs about as much
+# compute as all the others together, and it came first.
+MIX = (
+    Job(name="gpt", steps=190, arrives_s=0.0),
+    Job(name="resnet", steps=50, arrives_s=0.5),
+    Job(name="unet", steps=20, arrives_s=1.0),
+    Job(name="lstm", steps=80, arrives_s=1.5),
+    Job(name="gan", steps=45, arrives_s=2.0),
+    Job(name="vae", steps=90, arrives_s=2.5),
+    Job(name="mlp", steps=120, arrives_s=3.0),
+)
+QUICK = (
+    Job(name="lstm", steps=30, arrives_s=0.0),
+    Job(name="vae", steps=20, arrives_s=0.3),
+    Job(name="mlp", steps=10, arrives_s=0.6),
+)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One program in one arm; seconds since the arm began."""
+
+    job: Job
+    output: Path
+    process: subprocess.Popen[bytes] | None = None
+    began_s: float | None = None
+    ended_s: float | None = None
+    state: str = ""
+    steps: int = 0
+    has_device: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.began_s is not None and self.ended_s is None
+
+    def printed(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def weights(self) -> str:
+        found = re.findall(r"^done .*weights=([0-9a-f]{40})$", self.printed(), re.MULTILINE)
+        return found[-1] if found else ""
+
+
+@dataclass(slots=True, eq=False)
+class Arm:
+    """The mix played once: every program started at its arrival, or when all before it have ended."""
+
+    runs: list[Run]
+    environment: dict[str, str]
+    prefix: Callable[[Job], list[str]]
+    look: Callable[[Arm], None]
+    is_exclusive: bool
+    began_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def now_s(self) -> float:
+        return (time.monotonic_ns() - self.began_ns) / 1e9
+
+    def panel(self, title: str, turns: Mapping[str, Sequence[tuple[float, float]]]) -> Panel:
+        """What happened, for the picture."""
+
+        def row(run: Run) -> Row:
+            job, had = run.job, tuple(turns.get(run.job.name, ()))
+            ended_s = run.ended_s if run.ended_s is not None else self.now_s
+            return Row(name=job.name, steps=job.steps, arrived_s=job.arrives_s, ended_s=ended_s, turns=had)
+
+        return Panel(title=title, rows=tuple(map(row, self.runs)))
+
+    def play(self, show: Callable[[Arm], None]) -> None:
+        self.began_ns = time.monotonic_ns()
+        try:
+            while any(run.ended_s is None for run in self.runs):
+                self._start_due()
+                show(self)
+                self._wait_ends()
+                if self.now_s > LIMIT_SECONDS:
+                    raise PeerError(f"the programs had not ended after {LIMIT_SECONDS:.0f} s; is this machine busy?")
+            show(self)
+        finally:
+            for run in self.runs:
+                if run.process is not None:
+                    nodes.stop(run.process)
+
+    def _start_due(self) -> None:
+        for run in self.runs:
+            if self.is_exclusive and any(other.is_running for other in self.runs):
+                return
+            if run.began_s is None and run.job.arrives_s <= self.now_s:
+                self._start(run)
+
+    def _start(self, run: Run) -> None:
+        run.began_s = self.now_s
+        with run.output.open("wb") as output, run.output.with_suffix(".err").open("wb") as errors:
+            run.process = subprocess.Popen(
+                [*self.prefix(run.job), *run.job.argv],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,  # a Ctrl-C is for the demo, which then ends its programs itself
+            )
+
+    def _wait_ends(self) -> None:
+        """Until a program ends, the next one arrives, or it is time to look again."""
+        wait_s = LOOK_SECONDS
+        for run in self.runs:
+            if run.began_s is None and run.job.arrives_s > self.now_s:
+                wait_s = min(wait_s, run.job.arrives_s - self.now_s)
+        running = {os.pidfd_open(run.process.pid): run for run in self.runs if run.is_running and run.process}
+        try:
+            ended, _, _ = select.select(list(running), [], [], max(0.0, wait_s))
+        finally:
+            for fd in running:
+                os.close(fd)
+        for fd in ended:
+            self._note_end(running[fd])
+
+    def _note_end(self, run: Run) -> None:
+        run.ended_s = self.now_s
+        assert run.process is not None
+        if run.process.wait():
+            said = run.output.with_suffix(".err").read_text(errors="replace").strip() or run.printed().strip()
+            last = "\n  ".join(said.splitlines()[-8:])
+            raise PeerError(f"{run.job.name} ended with exit code {run.process.returncode}:\n  {last}")
+
+
+def look_at_output(arm: Arm) -> None:
+    """Programs outside carpool: what they printed is all there is to see."""
+    for run in arm.runs:
+        run.has_device = run.is_running
+        run.state = "running" if run.is_running else "in the queue"
+        if run.is_running:
+            steps = re.findall(r"^step=(\d+)", run.printed(), re.MULTILINE)
+            run.steps = int(steps[-1]) if steps else 0
+
+
+def look_at_daemon(arm: Arm) -> None:
+    """Programs under carpool: the daemon knows each one's state and steps, and who holds the device."""
+    answer: dict[str, Any] = call(find_places(), "ps")
+    seen = {job["name"]: job for job in answer["jobs"]}
+    holders = {lane["holder"] for device in answer["devices"] for lane in device["lanes"]}
+    for run in arm.runs:
+        job = seen.get(run.job.name)
+        run.state = job["state"] if job else "starting"
+        run.steps = job["steps"] if job else run.steps
+        run.has_device = job is not None and job["id"] in holders
+
+
+class Screen:
+    """A live table in a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = console()
+        self._live: Live | None = None
+        self._said_s = 0.0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Callable[[Arm], None]]:
+        self._said_s = 0.0
+        if not self.console.is_terminal:
+            yield self._say
+            return
+        with Live(console=self.console, auto_refresh=False) as self._live:
+            yield self._draw
+
+    def _draw(self, arm: Arm) -> None:
+        arm.look(arm)
+        assert self._live is not None
+        self._live.update(live_table(arm), refresh=True)
+
+    def _say(self, arm: Arm) -> None:
+        if arm.now_s < self._said_s and any(run.ended_s is None for run in arm.runs):
+            return
+        self._said_s = arm.now_s + LINE_SECONDS
+        arm.look(arm)
+        here = [f"{run.job.name} {run.steps}/{run.job.steps}" for run in arm.runs if run.is_running]
+        ended = sum(run.ended_s is not None for run in arm.runs)
+        print(f"{arm.now_s:5.0f} s  {ended} ended, device: {holder(arm)}; {', '.join(here)}".rstrip("; "), flush=True)
+
+
+def holder(arm: Arm) -> str:
+    return ", ".join(run.job.name for run in arm.runs if run.has_device and run.ended_s is None) or "nobody"
+
+
+def live_table(arm: Arm) -> Group:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, width in (("", 1), ("program", 8), ("arrived", 7), ("state", 13), ("progress", 22), ("steps", 8)):
+        table.add_column(title, width=width, no_wrap=True)
+    for run in arm.runs:
+        steps, state, colour = run.steps, run.state, COLOURS.get(run.state, "")
+        if run.ended_s is not None:
+            steps, state, colour = run.job.steps, f"took {run.ended_s - run.job.arrives_s:.1f} s", "bold"
+        elif run.job.arrives_s > arm.now_s:
+            state, colour = "to come", "dim"
+        has_device = run.has_device and run.ended_s is None
+        table.add_row(
+            Text("▶" if has_device else "", style="green"),
+            Text(run.job.name, style="bold green" if has_device else ""),
+            f"{run.job.arrives_s:.1f} s",
+            Text(state, style=colour),
+            ProgressBar(total=run.job.steps, completed=min(steps, run.job.steps), width=22),
+            f"{steps}/{run.job.steps}",
+        )
+    return Group(Text(f"{arm.now_s:5.1f} s   has the device: {holder(arm)}"), table)
+
+
+def play_exclusive(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tuple[Arm, Panel]:
+    arm = Arm(
+        runs=[Run(job=job, output=directory / f"{job.name}.exclusive") for job in jobs],
+        environment={**nodes.plain_environment(), **spin_setting()},
+        prefix=lambda job: [],
+        look=look_at_output,
+        is_exclusive=True,
+    )
+    with screen.open() as show:
+        arm.play(show)
+    return arm, arm.panel(
+        "One after the other", {run.job.name: [(run.began_s or 0.0, run.ended_s or 0.0)] for run in arm.runs}
+    )
+
+
+def play_shared(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tuple[Arm, Panel]:
+    with contextlib.ExitStack() as stack:
+        with signals_held_back():
+            node = stack.enter_context(nodes.open_node(policy=POLICY, device=DEVICE))
+        os.environ["CARPOOL_DIR"] = str(node.directory)
+        stack.callback(os.environ.pop, "CARPOOL_DIR")
+        carpool = [sys.executable, "-m", "carpool.cli.main", "run"]
+        arm = Arm(
+            runs=[Run(job=job, output=directory / f"{job.name}.shared") for job in jobs],
+            environment={**node.environment, **spin_setting()},
+            prefix=lambda job: [*carpool, "--name", job.name, "--steps", str(job.steps), "--"],
+            look=look_at_daemon,
+            is_exclusive=False,
+        )
+        with screen.open() as show:
+            arm.play(show)
+        places = find_places()
+        call(places, "ps", all=True)  # the daemon writes its journal before it answers this
+        turns = timeline.read_turns(places.journal, since_ns=arm.began_ns)
+        return arm, arm.panel(f"Shared with carpool, policy {POLICY}", turns)
+
+
+def spin_setting() -> dict[str, str]:
+    """Both arms wait at OpenMP barriers alike, else the arm outside carpool suffers more from a busy machine."""
+    is_chosen = any(name.startswith(("OMP_WAIT", "GOMP_")) for name in os.environ)
+    return {} if is_chosen else cpu.environment()
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """While a daemon starts there is a moment in which it exists but cannot be told to stop."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def result_json(arms: tuple[Arm, Arm], before: Panel, after: Panel) -> dict[str, Any]:
+    return {
+        "device": f"CPU device, {cpu.title()}",
+        "policy": POLICY,
+        "load_average": os.getloadavg(),
+        "exclusive": {**asdict(before), "weights": [run.weights() for run in arms[0].runs]},
+        "shared": {**asdict(after), "weights": [run.weights() for run in arms[1].runs]},
+        "ratios": [one.taken_s / other.taken_s for one, other in zip(before.rows, after.rows, strict=True)],
+        "average_s": {"exclusive": before.average_s, "shared": after.average_s},
+        "makespan_s": {"exclusive": before.makespan_s, "shared": after.makespan_s},
+        "ratio_of_averages": before.average_s / after.average_s,
+        "changed": changed_numbers(*arms),
+    }
+
+
+def changed_numbers(exclusive: Arm, shared: Arm) -> list[str]:
+    """The programs that did not print the same losses and the same weights in both arms."""
+    pairs = zip(exclusive.runs, shared.runs, strict=True)
+    return [a.job.name for a, b in pairs if not a.weights() or a.printed() != b.printed()]
+
+
+def report(screen: Screen, table: Table, result: dict[str, Any]) -> None:
+    print(f"\nFrom arrival to end; {result['device']}:")
+    screen.console.print(table)
+    print(f"On average a program ended {result['ratio_of_averages']:.1f} times as soon (CPU device).")
+    if result["changed"]:
+        names = ", ".join(result["changed"])
+        print(f"BUG: {names} printed other losses or weights when shared; please report this.")
+    else:
+        print("The numbers did not change: alone and shared, every program printed the same")
+        print("losses and ended with the same weights (SHA1), bit for bit.")
+    busy, cores = result["load_average"][1], os.cpu_count() or 1
+    if busy > 2 * cores:
+        print(f"Other programs keep this machine busy (load average {busy:.1f}), so all took longer.")
+
+
+def run_demo(jobs: tuple[Job, ...], out: Path) -> int:
+    screen = Screen()
+    out.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{len(jobs)} training programs arrive within {jobs[-1].arrives_s:.1f} s at one CPU device ({cpu.title()})."
+    )
+    with tempfile.TemporaryDirectory(prefix="carpool-demo-", ignore_cleanup_errors=True) as directory:
+        print("\n1 of 2: one after the other, each alone on the device, first come first served")
+        exclusive, before = play_exclusive(jobs, Path(directory), screen)
+        print("\n2 of 2: the same again, each under `carpool run`; shortest remaining time first")
+        shared, after = play_shared(jobs, Path(directory), screen)
+        result = result_json((exclusive, shared), before, after)
+    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    title = f"Who had the device: {len(jobs)} training programs, one CPU device"
+    footnote = f"Block: has the device. Line: waits or starts up. Figure: arrival to end. {result['device']}."
+    timeline.draw([before, after], out / "timeline.png", title=title, footnote=footnote)
+    report(screen, timeline.make_table(before, after), result)
+    print(f"Who had the device when: {os.path.relpath(out / 'timeline.png')} (and the figures: result.json)")
+    print("Next, share your own programs: .venv/bin/carpool run -- python your_script.py")
+    return 1 if result["changed"] else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Seven training programs share one device, with and without carpool."
+    )
+    parser.add_argument("--quick", action="store_true", help="three programs of a few steps: too short for a gain")
+    parser.add_argument("--out", type=Path, default=EXAMPLES.parent / "demo-out", help="where picture and figures go")
+    args = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("demo: PyTorch is not installed in this Python; run: make setup, then: make demo")
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        return run_demo(QUICK if args.quick else MIX, args.out.resolve())
+    except KeyboardInterrupt:
+        print("\ndemo: stopped; its programs and its daemon have ended", file=sys.stderr)
+        return 130
+    except (CarpoolError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+def interrupt(*_: object) -> None:
+    """The first Ctrl-C ends the demo; the next ones must not disturb its cleaning up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Mean completion time of a heavy-tailed burst of jobs under fifo, srtf and fair, beside the zero-overhead ideal.
+
+The jobs: one real PyTorch training script (`programs/train.py`), lengths drawn lognormal with sigma 1.55 from a
+seed and scaled to a given sum of device time; a short calibration finds this machine's step time. Each policy gets
+a daemon of its own that knows nothing of earlier runs. All jobs are submitted in the same order, declare their steps
+(--steps) and a memory cap (so that all are resident at once), import torch, build their model, and wait for one
+starting signal.
+
+Measured: completion time of a job, from the starting signal to the end of its last iteration as it stamped it
+itself. Start-up of the programs is not in it, nor are their ends. A job's size is its own device time, first to
+last operation of each iteration, summed; for the ideal it is taken from the fifo run, where each job runs alone.
+The ideal is computed from these sizes: fifo one after the other in order of arrival, srtf in order of size, fair as
+processor sharing, with no cost of switching and, for srtf, lengths known from the start (carpool must first learn
+each job's step time). `share_of_ideal` is the achieved ratio fifo/srtf by the ideal one.
+If the machine's speed drifts between the runs, that is in the figures; three more tell it apart from carpool's
+part. `work_srtf_over_fifo` is all jobs' device time in the srtf run by that in the fifo run (1 on a steady machine).
+`share_of_ideal_own_sizes` measures each run against the ideal of the sizes seen in that run. `idle_…` is the share
+of a run's time in which no job computed: turns changing hands, jobs ending, the start.
+
+Not measured: arrivals over time, memory pressure (all fit), a GPU. The ratio is a property of the seed: read it
+only beside its ideal.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from carpool.bench.node import Node, open_node, python, read_stamps, wait_all, wait_files
+from carpool.bench.report import Report, Say, Target
+from carpool.errors import PeerError
+
+POLICIES = ("fifo", "srtf", "fair")
+SIGMA = 1.55
+STEPS_MIN = 3  # two are needed to measure a job at all
+MODEL = {"width": 128, "depth": 2, "batch": 4}
+MEMORY = "400MiB"
+CALIBRATION_STEPS = 40
+START_SECONDS = 300.0
+RUN_SECONDS = 1200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One policy's run; all in seconds, jobs in order of arrival."""
+
+    completions: list[float]
+    sizes: list[float]
+    daemon_core_fraction: float
+    turns: int  # how often the device went from one job to another
+
+    @property
+    def jct(self) -> float:
+        return mean(self.completions)
+
+    @property
+    def makespan(self) -> float:
+        return max(self.completions)
+
+
+def run(say: Say, *, jobs: int, seed: int, steps: int) -> Report:
+    """`steps` is the sum over all jobs; `steps_for` finds one for this machine."""
+    lengths = draw_steps(jobs, seed, steps)
+    say(f"jct: {jobs} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
+    outcomes = {}
+    for policy in POLICIES:
+        outcomes[policy] = found = _run_policy(policy, lengths)
+        say(
+            f"jct: {policy}: mean completion {found.jct:.2f} s, all done in {found.makespan:.2f} s,"
+            f" work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
+        )
+    return _report(outcomes, seed)
+
+
+def steps_for(say: Say, *, work_s: float) -> int:
+    """How many steps make so many seconds of device time on this machine."""
+    step_s = _calibrate()
+    say(f"jct: a step takes {step_s * 1000:.1f} ms here")
+    return round(work_s / step_s)
+
+
+def draw_steps(jobs: int, seed: int, total: int) -> list[int]:
+    """Heavy-tailed lengths in steps that sum to about the total; the same for the same seed."""
+    source = random.Random(seed)
+    sizes = [source.lognormvariate(0, SIGMA) for _ in range(jobs)]
+    return [max(STEPS_MIN, round(size / sum(sizes) * total)) for size in sizes]
+
+
+# --- the ideal -------------------------------------------------------------------------------------------------
+
+
+def mean_in_turn(sizes: Sequence[float]) -> float:
+    """Mean completion time when jobs that all arrived at once run one after the other in this order."""
+    done, total = 0.0, 0.0
+    for size in sizes:
+        done += size
+        total += done
+    return total / len(sizes)
+
+
+def mean_shared(sizes: Sequence[float]) -> float:
+    """Mean completion time under ideal processor sharing."""
+    ordered = sorted(sizes)
+    return sum(size * (2 * (len(ordered) - place) - 1) for place, size in enumerate(ordered)) / len(ordered)
+
+
+# --- the live runs ---------------------------------------------------------------------------------------------
+
+
+def _calibrate() -> float:
+    """Seconds a step takes in a job that is alone."""
+    with open_node(policy="fifo") as node:
+        stamps = node.directory / "stamps"
+        options = {**MODEL, "steps": CALIBRATION_STEPS, "stamps": stamps}
+        wait_all([node.run(python("train.py", options))], seconds=START_SECONDS)
+        return median(last - first for first, last in read_stamps(stamps)) / 1e9
+
+
+def _run_policy(policy: str, steps: list[int]) -> Outcome:
+    with open_node(policy=policy) as node:
+        go = node.directory / "go"
+        places = [node.directory / f"{number}" for number in range(len(steps))]
+        for place, count in zip(places, steps, strict=True):
+            options = {**MODEL, "steps": count, "go": go, "ready": f"{place}.ready", "stamps": f"{place}.stamps"}
+            node.submit(python("train.py", options), "--steps", str(count), "--memory", MEMORY)
+        wait_files([Path(f"{place}.ready") for place in places], node.check_jobs, seconds=START_SECONDS)
+        pids = [pid for job in node.jobs() for pid in job["pids"]]
+        cpu_s = node.cpu_s()
+        go_ns = time.monotonic_ns()
+        go.touch()
+        files = [Path(f"{place}.stamps") for place in places]
+        wait_files(files, lambda: _check_alive(pids, files), seconds=RUN_SECONDS)
+        wall_s = (time.monotonic_ns() - go_ns) / 1e9
+        share = (node.cpu_s() - cpu_s) / wall_s
+        _wait_ended(node)
+        stamps = [read_stamps(path) for path in files]
+    return Outcome(
+        completions=[(each[-1][1] - go_ns) / 1e9 for each in stamps],
+        sizes=[sum(last - first for first, last in each) / 1e9 for each in stamps],
+        daemon_core_fraction=share,
+        turns=count_turns(stamps),
+    )
+
+
+def _check_alive(pids: list[int], files: list[Path]) -> None:
+    """Looks at the kernel only: the daemon is being measured."""
+    alive = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+    if alive + sum(path.exists() for path in files) < len(files):
+        raise PeerError("a job ended before its last step; run the benchmark again with CARPOOL_LOG=debug")
+
+
+def _wait_ended(node: Node) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while node.status()["jobs"]:
+        if time.monotonic() > deadline:
+            raise PeerError("the jobs finished their steps but did not end")
+
+
+def count_turns(jobs: list[list[tuple[int, int]]]) -> int:
+    """How often an iteration of one job was followed by one of another."""
+    owners = [owner for _, owner in sorted((first, owner) for owner, each in enumerate(jobs) for first, _ in each)]
+    return sum(before != after for before, after in zip(owners, owners[1:], strict=False))
+
+
+# --- the figures -----------------------------------------------------------------------------------------------
+
+
+def _report(outcomes: dict[str, Outcome], seed: int) -> Report:
+    fifo, srtf, fair = (outcomes[policy] for policy in POLICIES)
+    ideal_fifo = mean_in_turn(fifo.sizes)
+    ideal_srtf = ideal_fifo / mean_in_turn(sorted(fifo.sizes))
+    achieved = fifo.jct / srtf.jct
+    report = Report(bench="jct")
+    report.add("jct_fifo_over_srtf", achieved)
+    report.add("ideal_fifo_over_srtf", ideal_srtf)
+    report.add("share_of_ideal", achieved / ideal_srtf, Target(limit=0.95, is_least=True))
+    report.add("makespan_srtf_over_fifo", srtf.makespan / fifo.makespan, Target(limit=1.01))
+    report.add("jct_fifo_over_fair", fifo.jct / fair.jct)
+    report.add("ideal_fifo_over_fair", ideal_fifo / mean_shared(fifo.sizes))
+    worst = max(outcome.daemon_core_fraction for outcome in outcomes.values())
+    report.add("daemon_core_fraction", worst, Target(limit=0.01))
+    report.add("work_srtf_over_fifo", sum(srtf.sizes) / sum(fifo.sizes))
+    report.add("share_of_ideal_own_sizes", (fifo.jct / ideal_fifo) / (srtf.jct / mean_in_turn(sorted(srtf.sizes))))
+    report.add("seed", seed)
+    report.add("jobs", len(fifo.sizes))
+    report.add("total_work_s", sum(fifo.sizes))
+    for policy, outcome in outcomes.items():
+        report.add(f"jct_s_{policy}", outcome.jct)
+        report.add(f"idle_{policy}", 1 - sum(outcome.sizes) / outcome.makespan)
+        report.add(f"turns_{policy}", outcome.turns)
+    report.notes.append("one seed proves nothing by itself: the ideal beside it is for the same sizes")
+    return report

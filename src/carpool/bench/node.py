@@ -1,0 +1,187 @@
+"""A private node for one measurement: a daemon of its own in a directory of its own, and the jobs started on it.
+
+Everything goes through the same command line that people use. The directory, the daemon and whatever still runs of
+its jobs are gone when the `with` block ends, however it ends. The user's own daemon and settings are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import PeerError
+
+PROGRAMS = Path(__file__).parent / "programs"
+COMMAND_SECONDS = 60.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.02
+CHECK_SECONDS = 2.0
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without anything of carpool's: what a program outside carpool sees."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+
+
+def python(program: str, options: Mapping[str, object]) -> list[str]:
+    """The command line of one of our programs; an option that is None is left out."""
+    words = [sys.executable, str(PROGRAMS / program)]
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+class Node:
+    """A running daemon. Use `open_node` to get one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {**plain_environment(), "CARPOOL_DIR": str(directory)}
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.pid = 0
+
+    def call(self, *words: str) -> str:
+        """Run one carpool command to its end; PeerError with its words if it fails."""
+        command = [sys.executable, "-m", "carpool.cli.main", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+        if done.returncode:
+            raise PeerError(f"carpool {' '.join(words[:2])} failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def run(self, argv: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
+        """`carpool run` in the background of this benchmark; its output goes to our stderr."""
+        command = [sys.executable, "-m", "carpool.cli.main", "run", *options, "--", *argv]
+        child = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+        self.started.append(child)
+        return child
+
+    def submit(self, argv: Sequence[str], *options: str) -> str:
+        """`carpool submit`; returns the job's id. When this returns the daemon has the job: order is kept."""
+        job: str = json.loads(self.call("submit", "--json", *options, "--", *argv))["job"]["id"]
+        return job
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.call("daemon", "status", "--json"))
+        return answer
+
+    def jobs(self) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = json.loads(self.call("ps", "--all", "--json"))["jobs"]
+        return answer
+
+    def check_jobs(self) -> None:
+        """Raise if a job failed; asks the daemon, so not for while something is measured."""
+        for job in self.jobs():
+            if job["state"] in ("failed", "cancelled", "unmanaged"):
+                raise PeerError(f"job {job['id']} is {job['state']}: {job['reason']}")
+
+    def cpu_s(self) -> float:
+        """Processor seconds the daemon has used since it started."""
+        return float(self.status()["cpu_s"])
+
+    def close(self) -> None:
+        """End what still runs, then the daemon."""
+        for child in self.started:
+            stop(child)
+        try:
+            self.call("daemon", "stop")
+        except (PeerError, subprocess.TimeoutExpired):
+            self._close_by_force()
+        wait_gone(self.pid)
+
+    def _close_by_force(self) -> None:
+        """Jobs still run, or the daemon does not answer."""
+        with contextlib.suppress(PeerError, subprocess.TimeoutExpired):
+            for job in self.jobs():
+                for pid in job.get("pids", []):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            self.call("daemon", "stop", "--force")
+
+
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """End a process we started, if it has not ended."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def wait_gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child; force it if it lingers."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while pid and Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def open_node(*, policy: str, quantum: str = "", device: str = "cpu:8GiB") -> Iterator[Node]:
+    """A fresh daemon without history; gone, with all its jobs, at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True) as directory:
+        node = Node(Path(directory))
+        try:
+            node.call("daemon", "start", "--policy", policy, "--device", device, "--quantum", quantum)
+            node.pid = int(node.status()["pid"])
+            yield node
+        finally:
+            node.close()
+
+
+def wait_all(children: Sequence[subprocess.Popen[bytes]], *, seconds: float) -> None:
+    """Wait until every process has ended well; PeerError otherwise."""
+    deadline = time.monotonic() + seconds
+    try:
+        for child in children:
+            code = child.wait(max(0.0, deadline - time.monotonic()))
+            if code:
+                raise PeerError(f"{_said(child)} ended with exit code {code}")
+    except subprocess.TimeoutExpired as error:
+        raise PeerError(f"{_said(error)} had not ended after {seconds:.0f} s") from error
+    finally:
+        for child in children:
+            stop(child)
+
+
+def _said(process: subprocess.Popen[bytes] | subprocess.TimeoutExpired) -> str:
+    words = process.args if isinstance(process, subprocess.Popen) else process.cmd
+    return " ".join(str(word) for word in words) if isinstance(words, list) else str(words)
+
+
+def wait_files(paths: Sequence[Path], check: Callable[[], None], *, seconds: float) -> None:
+    """Wait until all these files are there; `check`, called now and then, raises if they never will be."""
+    deadline = time.monotonic() + seconds
+    check_at = time.monotonic() + CHECK_SECONDS
+    while missing := [path for path in paths if not path.exists()]:
+        now = time.monotonic()
+        if now > deadline:
+            raise PeerError(f"{len(missing)} of {len(paths)} jobs did not get there in {seconds:.0f} s")
+        if now > check_at:
+            check()
+            check_at = now + CHECK_SECONDS
+        time.sleep(POLL_SECONDS)
+
+
+def read_stamps(path: Path) -> list[tuple[int, int]]:
+    """The first and last operation of each iteration, as `programs/train.py` wrote them."""
+    numbers = array("q")
+    numbers.frombytes(path.read_bytes())
+    return list(zip(numbers[0::2], numbers[1::2], strict=True))

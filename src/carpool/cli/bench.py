@@ -1,0 +1,120 @@
+"""`carpool bench`: measure carpool on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+
+from carpool.bench.report import Report, device_title
+from carpool.cli.tables import console, show
+
+
+# Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
+SETTINGS = {"auto_envvar_prefix": "CARPOOL"}
+
+
+@click.group()
+def bench() -> None:
+    """Measure carpool on this machine's cores; each bench has its own daemon and leaves nothing behind.
+
+    \b
+    carpool bench handover
+    carpool bench jct --seed 3 --json
+    """
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options every bench has."""
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+    quick_option = click.option("--quick", is_flag=True, help="The smallest form: shows that it runs, not how fast.")
+    return json_option(quick_option(command))
+
+
+def finish(report: Report, *, as_json: bool) -> int:
+    """Print the report; 1 if a promise was broken. A missed target is shown, and is no failure of the bench."""
+    if as_json:
+        print(json.dumps(report.as_json()))
+    else:
+        show_report(report)
+    for note in report.notes:
+        say(f"note: {note}")
+    if report.failure:
+        say(f"carpool: {report.failure}")
+    return 1 if report.failure else 0
+
+
+def show_report(report: Report) -> None:
+    console().print(f"{report.bench} on the {device_title()}", soft_wrap=True, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("metric", no_wrap=True)
+    table.add_column("figure", justify="right", no_wrap=True)
+    table.add_column("target", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, figure, target, verdict in report.rows():
+        colour = {"met": "green", "MISSED": "red"}.get(verdict)
+        table.add_row(name, figure, target, f"[{colour}]{verdict}[/]" if colour else verdict)
+    show(table)
+
+
+@bench.command(context_settings=SETTINGS)
+@common_options
+@click.option("--repeats", type=click.IntRange(2), default=60, show_default=True, help="Interleaved blocks an arm.")
+def boundary(as_json: bool, quick: bool, repeats: int) -> int:
+    """What an iteration pays while its job is alone."""
+    from carpool.bench import boundary as boundary_bench
+
+    return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json)
+
+
+@bench.command(context_settings=SETTINGS)
+@common_options
+@click.option("--handovers", type=click.IntRange(1), default=3000, show_default=True, help="At least so many.")
+@click.option("--restarts", type=click.IntRange(1), default=6, show_default=True, help="Of the other arm.")
+def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
+    """How long the device is idle when a turn changes hands, against kill and restart."""
+    from carpool.bench import handover as handover_bench
+
+    if quick:
+        return finish(handover_bench.run(say, handovers=1, restarts=1, steps=100), as_json=as_json)
+    return finish(handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json)
+
+
+@bench.command(context_settings=SETTINGS)
+@common_options
+@click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the jobs' lengths.")
+@click.option(
+    "--work", type=float, default=36.0, show_default=True, help="Seconds of device time, all jobs together."
+)
+def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
+    """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal."""
+    from carpool.bench import jct as jct_bench
+
+    if quick:
+        return finish(jct_bench.run(say, jobs=3, seed=seed, steps=30), as_json=as_json)
+    steps = jct_bench.steps_for(say, work_s=work)
+    return finish(jct_bench.run(say, jobs=jobs, seed=seed, steps=steps), as_json=as_json)
+
+
+@bench.command(context_settings=SETTINGS)
+@common_options
+@click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
+@click.option("--steps", type=click.IntRange(3), default=300, show_default=True, help="Iterations of each.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all three arms.")
+def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -> int:
+    """Work per second: one after another, all at once, and under carpool."""
+    from carpool.bench import throughput as throughput_bench
+
+    if quick:
+        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json)
+    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json)

@@ -1,0 +1,286 @@
+"""A node under test: a real daemon in a directory of its own, real jobs, and nothing left behind.
+
+Commands a user types go through the `carpool` executable; frequent looks go over the same socket from this process,
+because starting Python for every look would take longer than what is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from carpool.cli.reach import call
+from carpool.errors import CarpoolError
+from carpool.wire import page as pages
+from carpool.wire.places import Places
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+PYTHON = sys.executable
+CARPOOL = str(Path(sys.executable).parent / "carpool")
+PATIENCE = 60.0  # an upper bound for anything; the machine may be busy with something else
+
+Found = TypeVar("Found")
+
+
+def wait_until(
+    look: Callable[[], Found], what: str, *, seconds: float = PATIENCE, every: float = 0.01
+) -> Found:
+    """Look again and again until it is true; returns what was seen, fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {seconds} s still not: {what}")
+        time.sleep(every)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.decode().splitlines()
+
+
+class Started:
+    """A command that runs; its output goes to files, so nobody has to read along."""
+
+    def __init__(self, node: Node, arguments: Sequence[str], **options: Any) -> None:
+        number = len(node.started)
+        self._out, self._err = node.files / f"{number}.out", node.files / f"{number}.err"
+        stdin = options.pop("stdin", subprocess.DEVNULL)
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                arguments, stdin=stdin, stdout=out, stderr=err, env=node.environment, cwd=PROGRAMS, **options
+            )
+        node.started.append(self)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def out(self) -> bytes:
+        return self._out.read_bytes()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    @property
+    def lines(self) -> list[str]:
+        """The whole lines written until now."""
+        text = self.out.decode()
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def wait_line(self, text: str, *, seconds: float = PATIENCE) -> None:
+        def look() -> bool:
+            assert self.process.poll() is None or text in self.out.decode(), (self.process.poll(), self.err)
+            return any(text in line for line in self.lines)
+
+        wait_until(look, f"a line with '{text}'", seconds=seconds)
+
+    def wait_lines(self, count: int, *, seconds: float = PATIENCE) -> None:
+        wait_until(lambda: len(self.lines) >= count, f"{count} lines", seconds=seconds)
+
+    def wait(self, *, seconds: float = PATIENCE) -> Ended:
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"still running after {seconds} s; stderr: {self.err}") from error
+        return Ended(code=code, out=self.out, err=self.err)
+
+    def end(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+
+
+class Node:
+    """One daemon's directory, and everything started in it."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cp-", dir="/tmp"))  # short: socket paths are limited
+        self.places = Places(run=self.directory / "run", state=self.directory / "state")
+        self.files = self.directory / "files"
+        self.files.mkdir()
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
+        self.environment = {**kept, "CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.started: list[Started] = []
+        self.daemon: Started | None = None
+
+    # --- the daemon ---------------------------------------------------------------------------------------
+
+    def start(self, *, policy: str = "fair", device: str = "cpu:4GiB", quantum: str = "") -> None:
+        """Start a daemon as a child of the test, so that its death is seen at once."""
+        for directory in (self.places.run, self.places.state, self.places.jobs):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = json.dumps({"policy": policy, "device": device, "quantum": quantum})
+        self.daemon = Started(self, [PYTHON, "-m", "carpool.daemon.main", config])
+        self.wait_daemon()
+
+    def wait_daemon(self) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            try:
+                return self.status()
+            except CarpoolError:
+                assert self.daemon is None or self.daemon.process.poll() is None, self.daemon.err
+                return None
+
+        return wait_until(look, "a daemon that answers")
+
+    def kill_daemon(self) -> None:
+        assert self.daemon is not None
+        self.daemon.process.kill()
+        self.daemon.process.wait(PATIENCE)
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def carpool(self, *arguments: str, seconds: float = PATIENCE, **options: Any) -> Ended:
+        """One command of the command line, to its end."""
+        return Started(self, [CARPOOL, *arguments], **options).wait(seconds=seconds)
+
+    def run(self, *program: str, options: Iterable[str] = (), **popen: Any) -> Started:
+        """`carpool run` in the background of the test; a name ending in .py is one of tests/programs."""
+        return Started(self, [CARPOOL, "run", *options, "--", *command(program)], **popen)
+
+    def submit(self, *program: str, options: Iterable[str] = ()) -> dict[str, Any]:
+        done = self.carpool("submit", "--json", *options, "--", *command(program))
+        assert done.code == 0, done.err
+        found: dict[str, Any] = json.loads(done.out)["job"]
+        return found
+
+    # --- looks --------------------------------------------------------------------------------------------
+
+    def ps(self, *, ended: bool = True) -> dict[str, Any]:
+        return call(self.places, "ps", all=ended)
+
+    def status(self) -> dict[str, Any]:
+        return call(self.places, "status")
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """The newest job of this name, or None."""
+        found: list[dict[str, Any]] = [job for job in self.ps()["jobs"] if name in (job["name"], job["id"])]
+        return found[-1] if found else None
+
+    def job(self, name: str) -> dict[str, Any]:
+        found = self.find(name)
+        assert found is not None, f"no job {name}"
+        return found
+
+    def state(self, name: str) -> str:
+        found = self.find(name)
+        return str(found["state"]) if found is not None else "unknown"
+
+    def wait_state(self, name: str, *states: str, seconds: float = PATIENCE) -> dict[str, Any]:
+        wait_until(lambda: self.state(name) in states, f"{name} is {' or '.join(states)}", seconds=seconds)
+        return self.job(name)
+
+    def wait_steps(self, name: str, count: int, *, seconds: float = PATIENCE) -> None:
+        wait_until(lambda: (self.find(name) or {"steps": -1})["steps"] >= count, f"{name} made {count} steps")
+
+    def holders(self) -> list[str]:
+        lanes = [lane for device in self.ps()["devices"] for lane in device["lanes"]]
+        return [str(lane["holder"]) for lane in lanes if lane["holder"]]
+
+    def program_pid(self, name: str) -> int:
+        """The process of the program itself (not of its runner)."""
+        found = self.job(name)
+        text = (self.places.jobs / found["id"] / "job.json").read_text()
+        return int(json.loads(text)["child_pid"])
+
+    def page(self, name: str) -> pages.Page:
+        """The job's shared page; the caller closes it."""
+        return pages.Page.open(self.places.jobs / self.job(name)["id"] / "page")
+
+    def journal(self, kind: str) -> list[dict[str, Any]]:
+        """Every event or effect of this kind, in order; each body has its time under `at_ns`."""
+        self.ps()  # makes the daemon write what it has collected
+        with contextlib.closing(sqlite3.connect(self.places.journal)) as db:
+            rows = db.execute("select run, at_ns, body from log where name = ? order by rowid", (kind,)).fetchall()
+        return [{**json.loads(body), "run": run, "at_ns": at} for run, at, body in rows]
+
+    def turns(self, name: str) -> int:
+        """How often a job was given a turn."""
+        wanted = self.job(name)["id"]
+        return len([grant for grant in self.journal("GrantLease") if grant["job"] == wanted])
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def processes(self) -> list[int]:
+        """Every live process that was started in this node's directory, by its environment."""
+        mark = f"CARPOOL_DIR={self.directory}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0") and is_alive(int(entry.name)):
+                        found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        for started in self.started:
+            started.end()
+        deadline = time.monotonic() + PATIENCE
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                kill(pid)
+            time.sleep(0.01)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def command(program: Sequence[str]) -> list[str]:
+    """A program's command line: `x.py` is a script of tests/programs run by this Python."""
+    if program[0].endswith(".py"):
+        return [PYTHON, program[0], *program[1:]]
+    return list(program)
+
+
+def with_environment(node: Node, added: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Add variables to the environment of what is started meanwhile."""
+
+    @contextlib.contextmanager
+    def change() -> Any:
+        before = dict(node.environment)
+        node.environment.update(added)
+        try:
+            yield
+        finally:
+            node.environment = before
+
+    return change()

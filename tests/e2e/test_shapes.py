@@ -1,0 +1,229 @@
+"""Programs of every shape share the device with another job: same numbers, exact step counts, many hand-overs.
+
+All shapes run once, a few at a time, beside a companion that trains from the first to the last; the tests look
+at what came of it. The quantum is so short that nearly every step is a turn of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from carpool.wire import page as pages
+from tests.e2e import scripts
+from tests.e2e.alone import Alone
+from tests.e2e.node import PYTHON, Ended, Node, Started, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+AT_ONCE = 4
+COMPANION = ["plain_loop.py", "--width", "64", "--batch", "16"]
+COMPANION_LINES = 1000
+TURNS_MIN = 5
+TORCHRUN = str(Path(PYTHON).parent / "torchrun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A program, what it is compared with, and what carpool must have seen of it."""
+
+    name: str
+    command: list[str]
+    alone: list[str]
+    steps: int
+    ranks: int = 1
+    takers: int = 1  # processes that take turns
+    processes: int = 1  # at least so many processes had the byte meter
+
+
+def script(name: str, *arguments: str, steps: int, alone: list[str] | None = None, processes: int = 1) -> Shape:
+    label = "-".join([name, *(word.strip("-") for word in arguments)])
+    program = [f"{name}.py", *arguments]
+    return Shape(name=label, command=program, alone=alone or program, steps=steps, processes=processes)
+
+
+def torchrun(ranks: int) -> Shape:
+    program = ["ddp.py", "--steps", "40"]
+    command = [TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *program]
+    return Shape(
+        name=f"torchrun-{ranks}",
+        command=command,
+        alone=program,
+        steps=40,
+        ranks=ranks,
+        takers=ranks,
+        processes=ranks + 1,
+    )
+
+
+def written(name: str, text: str, *, steps: int) -> Shape:
+    program = [scripts.write(WRITTEN, name, text)]
+    return Shape(name=name, command=program, alone=program, steps=steps)
+
+
+WRITTEN = Path(tempfile.mkdtemp(prefix="cp-scripts-"))
+DATALOADER = ["dataloader.py", "--steps", "48"]
+SHAPES = [
+    script("plain_loop", "--steps", "60", steps=60),
+    script("accumulate", "--steps", "160", steps=40),
+    script("accumulate", "--steps", "320", "--every", "16", steps=20),
+    script("two_optimizers", "--steps", "40", "--batch", "128", steps=40),
+    script("inference", "--steps", "60", steps=60),
+    script("dataloader", "--steps", "48", steps=48),
+    script("dataloader", "--steps", "48", "--workers", "2", steps=48, alone=DATALOADER, processes=3),
+    script(
+        "dataloader",
+        *("--steps", "48", "--workers", "2", "--context", "spawn"),
+        steps=48,
+        alone=DATALOADER,
+        processes=3,
+    ),
+    script("reexec", "--steps", "40", steps=40),
+    script("compiled", "--steps", "40", steps=40),
+    script("manual_update", "--steps", "60", steps=60),
+    script("closure", "--steps", "30", steps=30),
+    script("explicit_turn", "--steps", "60", steps=60),
+    script("grad_scaler_like", "--steps", "40", steps=40 - 9),  # so many updates overflow and are skipped
+    Shape(
+        name="package",
+        command=[PYTHON, "-m", "package", "--steps", "40"],
+        alone=["package", "--steps", "40"],
+        steps=40,
+    ),
+    written("folds", scripts.FOLDS, steps=45),
+    written("one_graph", scripts.ONE_GRAPH, steps=40),
+    torchrun(1),
+    torchrun(2),
+]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a shape's shared run left behind."""
+
+    ended: Ended
+    state: str
+    steps: int
+    turns: int
+    takers: int
+    processes: int
+
+
+@dataclass(kw_only=True)
+class Running:
+    shape: Shape
+    started: Started
+    takers: set[int] = field(default_factory=set)
+    pids: set[int] = field(default_factory=set)
+
+
+class Shared:
+    """The one session in which all shapes ran."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.outcomes: dict[str, Outcome] = {}
+        self.companion = node.run(
+            *COMPANION, "--steps", "1000000", options=["--name", "companion", "--memory", "300MiB"]
+        )
+        node.wait_steps("companion", 5)
+        waiting, running = list(SHAPES), list[Running]()
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                running.append(self._start(waiting.pop(0)))
+            wait_until(lambda: self._look(running), "a shape ends", seconds=120)
+            for each in [each for each in running if each.started.process.poll() is not None]:
+                running.remove(each)
+                self.outcomes[each.shape.name] = self._outcome(each)
+        self.companion_turns = node.turns("companion")
+        self.companion.process.terminate()
+        self.companion.wait()
+
+    def _start(self, shape: Shape) -> Running:
+        options = ["--name", shape.name, "--memory", "700MiB"]
+        self.node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1 for two ranks
+        started = self.node.run(*shape.command, options=options)
+        del self.node.environment["OMP_NUM_THREADS"]
+        return Running(shape=shape, started=started)
+
+    def _look(self, running: list[Running]) -> bool:
+        """Note which processes of each job take turns; True when a job has ended."""
+        for each in running:
+            job = self.node.find(each.shape.name)
+            path = self.node.places.jobs / job["id"] / "page" if job is not None else None
+            if path is None or not path.exists():
+                continue
+            page = pages.Page.open(path)
+            for slot, pid in page.pids().items():
+                each.pids.add(pid)
+                base = pages.slot_base(slot)
+                if page.words[base + pages.S_STEPS] or page.words[base + pages.S_LEASE]:
+                    each.takers.add(pid)
+            page.close()
+        return any(each.started.process.poll() is not None for each in running)
+
+    def _outcome(self, running: Running) -> Outcome:
+        name = running.shape.name
+        job = self.node.wait_state(name, "finished", "failed", "cancelled")
+        return Outcome(
+            ended=running.started.wait(),
+            state=job["state"],
+            steps=job["steps"],
+            turns=self.node.turns(name),
+            takers=len(running.takers),
+            processes=len(running.pids),
+        )
+
+
+@pytest.fixture(scope="module")
+def shared(module_node: Node) -> Iterator[Shared]:
+    module_node.start(quantum="1ms")
+    yield Shared(module_node)
+    shutil.rmtree(WRITTEN)
+
+
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+
+
+def comparable(output: bytes) -> list[bytes]:
+    """The lines, those of each rank together, without process ids."""
+    lines = [re.sub(rb"pid=\d+", b"pid=", line) for line in output.splitlines(keepends=True)]
+    return sorted(lines, key=lambda line: line[:6] if line.startswith(b"rank=") else b"")
+
+
+@each_shape
+def test_the_numbers_are_bit_identical_to_running_alone(shared: Shared, alone: Alone, shape: Shape) -> None:
+    outcome = shared.outcomes[shape.name]
+    assert (outcome.ended.code, outcome.state) == (0, "finished"), outcome.ended.err
+    assert comparable(outcome.ended.out) == comparable(alone.output(*shape.alone, ranks=shape.ranks))
+    assert "carpool" not in outcome.ended.err
+
+
+@each_shape
+def test_carpool_saw_every_iteration_once(shared: Shared, shape: Shape) -> None:
+    assert shared.outcomes[shape.name].steps == shape.steps
+
+
+@each_shape
+def test_the_turn_went_back_and_forth_many_times(shared: Shared, shape: Shape) -> None:
+    assert shared.outcomes[shape.name].turns >= TURNS_MIN
+    assert shared.companion_turns >= TURNS_MIN * len(SHAPES)
+
+
+@each_shape
+def test_only_the_processes_that_train_take_turns(shared: Shared, shape: Shape) -> None:
+    outcome = shared.outcomes[shape.name]
+    assert outcome.takers == shape.takers
+    assert outcome.processes >= shape.processes
+
+
+def test_the_companion_never_noticed_anybody(shared: Shared, alone: Alone) -> None:
+    expected = alone.output(*COMPANION, "--steps", str(COMPANION_LINES)).splitlines()[:COMPANION_LINES]
+    assert shared.companion.out.splitlines()[:COMPANION_LINES] == expected
+    assert shared.companion.err == ""
