@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
-sys.dont_write_bytecode = True
 try:
     from rich import box
     from rich.console import Group
@@ -140,15 +139,18 @@ class Arm:
         try:
             while any(run.ended_s is None for run in self.runs):
                 self._start_due()
+                self.look(self)
                 show(self)
                 self._wait_ends()
                 if self.now_s > LIMIT_SECONDS:
                     raise PeerError(f"the programs had not ended after {LIMIT_SECONDS:.0f} s; is this machine busy?")
             show(self)
         finally:
-            for run in self.runs:
-                if run.process is not None:
-                    nodes.stop(run.process)
+            left = [run.process for run in self.runs if run.process is not None and run.is_running]
+            for process in left:
+                process.terminate()
+            for process in left:
+                nodes.stop(process)
 
     def _start_due(self) -> None:
         for run in self.runs:
@@ -210,45 +212,33 @@ def look_at_daemon(arm: Arm) -> None:
     holders = {lane["holder"] for device in answer["devices"] for lane in device["lanes"]}
     for run in arm.runs:
         job = seen.get(run.job.name)
-        run.state = job["state"] if job else "starting"
+        run.state = job["state"] if job else "ending" if run.steps else "starting"
         run.steps = job["steps"] if job else run.steps
         run.has_device = job is not None and job["id"] in holders
 
 
-class Screen:
-    """A live table in a terminal, a line now and then elsewhere."""
+@contextlib.contextmanager
+def open_screen() -> Iterator[Callable[[Arm], None]]:
+    """Gives what shows an arm: a live table in a terminal, a line now and then elsewhere."""
+    if console().is_terminal:
+        with Live(console=console(), auto_refresh=False) as live:
+            yield lambda arm: live.update(live_table(arm), refresh=True)
+        return
+    said_s = -LINE_SECONDS
 
-    def __init__(self) -> None:
-        self.console = console()
-        self._live: Live | None = None
-        self._said_s = 0.0
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Callable[[Arm], None]]:
-        self._said_s = 0.0
-        if not self.console.is_terminal:
-            yield self._say
-            return
-        with Live(console=self.console, auto_refresh=False) as self._live:
-            yield self._draw
-
-    def _draw(self, arm: Arm) -> None:
-        arm.look(arm)
-        assert self._live is not None
-        self._live.update(live_table(arm), refresh=True)
-
-    def _say(self, arm: Arm) -> None:
-        if arm.now_s < self._said_s and any(run.ended_s is None for run in arm.runs):
-            return
-        self._said_s = arm.now_s + LINE_SECONDS
-        arm.look(arm)
-        here = [f"{run.job.name} {run.steps}/{run.job.steps}" for run in arm.runs if run.is_running]
+    def say(arm: Arm) -> None:
+        nonlocal said_s
         ended = sum(run.ended_s is not None for run in arm.runs)
-        print(f"{arm.now_s:5.0f} s  {ended} ended, device: {holder(arm)}; {', '.join(here)}".rstrip("; "), flush=True)
+        if arm.now_s - said_s >= LINE_SECONDS or ended == len(arm.runs):
+            said_s = arm.now_s
+            print(f"{said_s:5.0f} s  {ended} of {len(arm.runs)} ended; {holder(arm)}", flush=True)
+
+    yield say
 
 
 def holder(arm: Arm) -> str:
-    return ", ".join(run.job.name for run in arm.runs if run.has_device and run.ended_s is None) or "nobody"
+    names = [f"{run.job.name} (step {run.steps})" for run in arm.runs if run.has_device and run.ended_s is None]
+    return f"has the device: {', '.join(names) or 'nobody'}"
 
 
 def live_table(arm: Arm) -> Group:
@@ -270,10 +260,10 @@ def live_table(arm: Arm) -> Group:
             ProgressBar(total=run.job.steps, completed=min(steps, run.job.steps), width=22),
             f"{steps}/{run.job.steps}",
         )
-    return Group(Text(f"{arm.now_s:5.1f} s   has the device: {holder(arm)}"), table)
+    return Group(Text(f"{arm.now_s:5.1f} s  {holder(arm)}"), table)
 
 
-def play_exclusive(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tuple[Arm, Panel]:
+def play_exclusive(jobs: tuple[Job, ...], directory: Path) -> tuple[Arm, Panel]:
     arm = Arm(
         runs=[Run(job=job, output=directory / f"{job.name}.exclusive") for job in jobs],
         environment={**nodes.plain_environment(), **spin_setting()},
@@ -281,14 +271,13 @@ def play_exclusive(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tu
         look=look_at_output,
         is_exclusive=True,
     )
-    with screen.open() as show:
+    with open_screen() as show:
         arm.play(show)
-    return arm, arm.panel(
-        "One after the other", {run.job.name: [(run.began_s or 0.0, run.ended_s or 0.0)] for run in arm.runs}
-    )
+    whole = {run.job.name: [(run.began_s or 0.0, run.ended_s or 0.0)] for run in arm.runs}
+    return arm, arm.panel("One after the other", whole)
 
 
-def play_shared(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tuple[Arm, Panel]:
+def play_shared(jobs: tuple[Job, ...], directory: Path) -> tuple[Arm, Panel]:
     with contextlib.ExitStack() as stack:
         with signals_held_back():
             node = stack.enter_context(nodes.open_node(policy=POLICY, device=DEVICE))
@@ -302,7 +291,7 @@ def play_shared(jobs: tuple[Job, ...], directory: Path, screen: Screen) -> tuple
             look=look_at_daemon,
             is_exclusive=False,
         )
-        with screen.open() as show:
+        with open_screen() as show:
             arm.play(show)
         places = find_places()
         call(places, "ps", all=True)  # the daemon writes its journal before it answers this
@@ -347,47 +336,43 @@ def changed_numbers(exclusive: Arm, shared: Arm) -> list[str]:
     return [a.job.name for a, b in pairs if not a.weights() or a.printed() != b.printed()]
 
 
-def report(screen: Screen, table: Table, result: dict[str, Any]) -> None:
+def report(table: Table, result: dict[str, Any]) -> None:
     print(f"\nFrom arrival to end; {result['device']}:")
-    screen.console.print(table)
+    console().print(table)
     print(f"On average a program ended {result['ratio_of_averages']:.1f} times as soon (CPU device).")
     if result["changed"]:
-        names = ", ".join(result["changed"])
-        print(f"BUG: {names} printed other losses or weights when shared; please report this.")
+        print(f"BUG: {', '.join(result['changed'])} printed other losses or weights when shared; please report this.")
     else:
         print("The numbers did not change: alone and shared, every program printed the same")
         print("losses and ended with the same weights (SHA1), bit for bit.")
     busy, cores = result["load_average"][1], os.cpu_count() or 1
     if busy > 2 * cores:
-        print(f"Other programs keep this machine busy (load average {busy:.1f}), so all took longer.")
+        print(f"This machine is busy (load average {busy:.1f} on {cores} cores), so all took longer.")
 
 
 def run_demo(jobs: tuple[Job, ...], out: Path) -> int:
-    screen = Screen()
+    began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    print(
-        f"{len(jobs)} training programs arrive within {jobs[-1].arrives_s:.1f} s at one CPU device ({cpu.title()})."
-    )
+    print(f"{len(jobs)} training programs, one CPU device ({cpu.title()}).")
     with tempfile.TemporaryDirectory(prefix="carpool-demo-", ignore_cleanup_errors=True) as directory:
         print("\n1 of 2: one after the other, each alone on the device, first come first served")
-        exclusive, before = play_exclusive(jobs, Path(directory), screen)
+        exclusive, before = play_exclusive(jobs, Path(directory))
         print("\n2 of 2: the same again, each under `carpool run`; shortest remaining time first")
-        shared, after = play_shared(jobs, Path(directory), screen)
+        shared, after = play_shared(jobs, Path(directory))
         result = result_json((exclusive, shared), before, after)
     (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     title = f"Who had the device: {len(jobs)} training programs, one CPU device"
     footnote = f"Block: has the device. Line: waits or starts up. Figure: arrival to end. {result['device']}."
     timeline.draw([before, after], out / "timeline.png", title=title, footnote=footnote)
-    report(screen, timeline.make_table(before, after), result)
-    print(f"Who had the device when: {os.path.relpath(out / 'timeline.png')} (and the figures: result.json)")
-    print("Next, share your own programs: .venv/bin/carpool run -- python your_script.py")
+    report(timeline.make_table(before, after), result)
+    print(f"Who had the device when: {os.path.relpath(out / 'timeline.png')}")
+    print(f"That took {time.monotonic() - began:.0f} s. Next, share your own programs:")
+    print("    .venv/bin/carpool run -- python your_script.py")
     return 1 if result["changed"] else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Seven training programs share one device, with and without carpool."
-    )
+    parser = argparse.ArgumentParser(description="Training programs share one device, with and without carpool.")
     parser.add_argument("--quick", action="store_true", help="three programs of a few steps: too short for a gain")
     parser.add_argument("--out", type=Path, default=EXAMPLES.parent / "demo-out", help="where picture and figures go")
     args = parser.parse_args()

@@ -65,9 +65,7 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
 
 
 def needs(persistent_bytes: int, ephemeral_bytes: int, overhead_bytes: int = 0) -> Needs:
-    return Needs(
-        persistent_bytes=persistent_bytes, ephemeral_bytes=ephemeral_bytes, overhead_bytes=overhead_bytes
-    )
+    return Needs(persistent_bytes=persistent_bytes, ephemeral_bytes=ephemeral_bytes, overhead_bytes=overhead_bytes)
 
 
 def only(effects: list[Effect], kind: type[E]) -> list[E]:
@@ -178,14 +176,10 @@ class CoreDriver:
     def measure(self, job: str, measured: Needs, *, step_ns: Nanos | None = None) -> list[Effect]:
         return self.send(NeedsMeasured(job=JobId(job), needs=measured, step_ns=step_ns))
 
-    def report(
-        self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0
-    ) -> list[Effect]:
+    def report(self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0) -> list[Effect]:
         """What the page and the operating system say of a job; without steps it made none."""
         self.steps[job] = self.steps.get(job, 0) if steps is None else steps
-        return self.send(
-            ProgressSeen(job=JobId(job), steps=self.steps[job], cpu_ns=cpu_ns, live_bytes=live_bytes)
-        )
+        return self.send(ProgressSeen(job=JobId(job), steps=self.steps[job], cpu_ns=cpu_ns, live_bytes=live_bytes))
 
     def detach(self, job: str, reason: str = "it was told to") -> list[Effect]:
         return self.send(JobDetached(job=JobId(job), reason=reason))
@@ -193,8 +187,8 @@ class CoreDriver:
     def exit(self, job: str, code: int | None = 0, reason: str = "") -> list[Effect]:
         return self.send(JobExited(job=JobId(job), code=code, reason=reason))
 
-    def cancel(self, job: str) -> list[Effect]:
-        return self.send(CancelAsked(job=JobId(job)))
+    def cancel(self, job: str, *, is_told: bool = False) -> list[Effect]:
+        return self.send(CancelAsked(job=JobId(job), is_told=is_told))
 
     def tick(self, after_ns: Nanos = 0) -> list[Effect]:
         self.now += after_ns

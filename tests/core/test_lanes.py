@@ -40,9 +40,7 @@ class Rack:
         self.device.lanes[job.lane].holder = job.id
 
     def fit(self, resident: int, ephemeral: int, lanes_max: int = 4) -> Fit | None:
-        return lanes.find_fit(
-            self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max
-        )
+        return lanes.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
 
     def sizes(self) -> dict[str, int]:
         return {str(lane.id): lane.bytes for lane in self.device.lanes.values()}
@@ -185,9 +183,7 @@ def test_nothing_is_merged_while_every_lane_is_held() -> None:
 @pytest.mark.parametrize(("resident", "ephemeral", "is_enough"), [(50, 0, True), (50, 40, True), (51, 0, False)])
 def test_whether_one_lane_for_all_would_leave_room(resident: int, ephemeral: int, is_enough: bool) -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)})
-    assert is_enough is lanes.merging_would_fit(
-        rack.device, resident_bytes=resident, ephemeral_bytes=ephemeral
-    )
+    assert is_enough is lanes.merging_would_fit(rack.device, resident_bytes=resident, ephemeral_bytes=ephemeral)
 
 
 def test_one_lane_cannot_be_merged() -> None:

@@ -182,9 +182,7 @@ def test_a_cancelled_job_in_the_queue_is_closed_at_once(core: CoreDriver) -> Non
     core.submit("a")
     core.submit("b")
     assert core.state("b") is JobState.QUEUED
-    assert core.cancel("b") == [
-        CloseJob(job=B, state=JobState.CANCELLED, reason="cancelled before it started")
-    ]
+    assert core.cancel("b") == [CloseJob(job=B, state=JobState.CANCELLED, reason="cancelled before it started")]
 
 
 def test_a_cancelled_live_job_is_stopped_and_ends_cancelled_by_its_exit(core: CoreDriver) -> None:
@@ -193,6 +191,12 @@ def test_a_cancelled_live_job_is_stopped_and_ends_cancelled_by_its_exit(core: Co
     assert core.cancel("a") == [StopJob(job=A)]
     assert core.state("a") is JobState.PROFILING
     assert core.exit("a", -15)[0] == CloseJob(job=A, state=JobState.CANCELLED, reason="exit code -15")
+
+
+def test_a_program_that_was_told_to_end_is_not_stopped_again_but_ends_cancelled(core: CoreDriver) -> None:
+    core.submit("a")
+    assert core.cancel("a", is_told=True) == []
+    assert core.exit("a", 130)[0] == CloseJob(job=A, state=JobState.CANCELLED, reason="exit code 130")
 
 
 def test_a_cancelled_job_that_ends_by_itself_first_has_finished(core: CoreDriver) -> None:

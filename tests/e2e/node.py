@@ -29,13 +29,13 @@ from carpool.wire.places import Places
 PROGRAMS = Path(__file__).parents[1] / "programs"
 PYTHON = sys.executable
 CARPOOL = str(Path(sys.executable).parent / "carpool")
-PATIENCE = 60.0  # an upper bound for anything; the machine may be busy with something else
+PATIENCE = 100.0  # an upper bound for anything; the machine may be busy with something else
 
 Found = TypeVar("Found")
 
 
 def wait_until(
-    look: Callable[[], Found], what: str, *, seconds: float = PATIENCE, every: float = 0.01
+    look: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE, every: float = 0.01
 ) -> Found:
     """Look again and again until it is true; returns what was seen, fails after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -20,12 +20,12 @@ from tests.e2e import scripts
 from tests.e2e.alone import Alone
 from tests.e2e.node import PYTHON, Ended, Node, Started, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_ONCE = 4
 COMPANION = ["plain_loop.py", "--width", "64", "--batch", "16"]
 COMPANION_LINES = 1000
-TURNS_MIN = 5
+TURNS_MIN = 4
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 
 
@@ -70,7 +70,7 @@ def written(name: str, text: str, *, steps: int) -> Shape:
 WRITTEN = Path(tempfile.mkdtemp(prefix="cp-scripts-"))
 DATALOADER = ["dataloader.py", "--steps", "48"]
 SHAPES = [
-    script("plain_loop", "--steps", "60", steps=60),
+    script("plain_loop", "--steps", "150", steps=150),
     script("accumulate", "--steps", "160", steps=40),
     script("accumulate", "--steps", "320", "--every", "16", steps=20),
     script("two_optimizers", "--steps", "40", "--batch", "128", steps=40),
@@ -84,17 +84,17 @@ SHAPES = [
         alone=DATALOADER,
         processes=3,
     ),
-    script("reexec", "--steps", "40", steps=40),
-    script("compiled", "--steps", "40", steps=40),
-    script("manual_update", "--steps", "60", steps=60),
+    script("reexec", "--steps", "150", steps=150),
+    script("compiled", "--steps", "100", steps=100),
+    script("manual_update", "--steps", "150", steps=150),
     script("closure", "--steps", "30", steps=30),
     script("explicit_turn", "--steps", "60", steps=60),
     script("grad_scaler_like", "--steps", "40", steps=40 - 9),  # so many updates overflow and are skipped
     Shape(
         name="package",
-        command=[PYTHON, "-m", "package", "--steps", "40"],
-        alone=["package", "--steps", "40"],
-        steps=40,
+        command=[PYTHON, "-m", "package", "--steps", "150"],
+        alone=["package", "--steps", "150"],
+        steps=150,
     ),
     written("folds", scripts.FOLDS, steps=45),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
@@ -137,7 +137,7 @@ class Shared:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 running.append(self._start(waiting.pop(0)))
-            wait_until(lambda: self._look(running), "a shape ends", seconds=120)
+            wait_until(lambda: self._look(running), "a shape ends", seconds=300)
             for each in [each for each in running if each.started.process.poll() is not None]:
                 running.remove(each)
                 self.outcomes[each.shape.name] = self._outcome(each)

@@ -7,9 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-settings.register_profile(
-    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW
-)
+settings.register_profile("steady", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
 settings.register_profile(
     "explore", max_examples=2000, deadline=None, database=None, suppress_health_check=_SLOW, print_blob=True
 )

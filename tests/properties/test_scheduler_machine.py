@@ -7,11 +7,12 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from carpool.core.events import (
     CancelAsked,
     DeviceAdded,
+    Event,
     HistoryLoaded,
     JobAdopted,
     JobDetached,
@@ -184,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def stray_event(self, index: int, kind: type) -> None:
         """Something that may make no sense for the job it names."""
         job = self.any_name(index)
-        made = {
+        made: dict[type, Event] = {
             LeaseAsked: LeaseAsked(job=job),
             LeaseReturned: LeaseReturned(job=job, wants_more=True, steps=self.steps.get(job, 3)),
             NeedsMeasured: NeedsMeasured(job=job, needs=Needs(persistent_bytes=9, ephemeral_bytes=9)),
@@ -277,10 +278,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 EXAMPLES = {"fifo": 15, "fair": 40, "las": 20, "priority": 15, "srtf": 20, "pack": 60}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_rule_is_broken_and_nobody_starves_under(policy: str) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     machine = type(f"{policy.title()}Machine", (SchedulerMachine,), {"policy": policy})
     tried = settings(max_examples=EXAMPLES[policy], stateful_step_count=40)
-    run_state_machine_as_test(machine, settings=tried)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=tried)

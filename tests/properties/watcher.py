@@ -76,6 +76,8 @@ class WatchedScheduler:
 
     def send(self, event: Event) -> list[Effect]:
         if not self._is_legal(event):
+            self.send(Tick())  # whatever is due by now has nothing to do with the event
+        if not self._is_legal(event):
             return self._send_in_vain(event)
         effects = self._hand_over(event)
         assert not [effect for effect in effects if isinstance(effect, RejectEvent)]
@@ -87,7 +89,6 @@ class WatchedScheduler:
 
     def _send_in_vain(self, event: Event) -> list[Effect]:
         """An event that makes no sense is rejected and changes nothing."""
-        self.send(Tick())  # whatever is due by now has nothing to do with it
         before = self.picture()
         effects = self._hand_over(event)
         assert [type(effect) for effect in effects] == [RejectEvent]

@@ -6,8 +6,9 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   outermost Module call      a begin point; with grad off and no optimizer in the program, its end is a boundary
   autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates)
 
-The Module patch costs 0.2 to 0.3 µs a module call, so it is taken off once a DataLoader gives begin points and an
-optimizer gives boundaries. Torch's global module hooks would cost five times that and are never used.
+What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook and the backward wrap once
+another begin point fires in every iteration, and the Module patch (0.2 to 0.3 µs a module call) once a DataLoader
+gives begin points. Torch's global module hooks would cost five times that and are never used.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from carpool.agent import turns as turns_module
@@ -43,7 +45,10 @@ class Hooks:
         self._step_patience = 0
         self._backwards = 0
         self._data_points = 0
+        self._root_calls = 0
         self._module_call: Callable[..., Any] | None = None
+        self._backward: Callable[..., Any] | None = None
+        self._pre_hook: Any = None
         self._overhead_bytes = 0
 
     # --- attaching, at the first point only --------------------------------------------------------------
@@ -82,10 +87,10 @@ class Hooks:
         if turns is None:
             return
         turns.boundary(id(optimizer))
-        if self._module_call is not None:
+        if self._pre_hook is not None:
             self._optimizer_steps += 1
-            if self._optimizer_steps >= STEPS_TO_TRUST and self._data_points >= self._optimizer_steps:
-                self._unpatch_module_call()
+            if self._optimizer_steps >= STEPS_TO_TRUST:
+                self._take_off()
 
     def wrap_init(self, real_init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(real_init)
@@ -121,15 +126,17 @@ class Hooks:
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
         is_grad_enabled = self._torch.is_grad_enabled
+        main = threading.main_thread().ident
 
         @functools.wraps(real_call)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - see above
-            if self._depth or threading.current_thread() is not threading.main_thread():
+            if self._depth or get_ident() != main:
                 return real_call(module, *args, **kwargs)
             turns = self._turns or self.turns()
             if turns is None:
                 return real_call(module, *args, **kwargs)
             self._depth = 1
+            self._root_calls += 1
             try:
                 turns.begin()
                 result = real_call(module, *args, **kwargs)
@@ -166,12 +173,13 @@ class Hooks:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         torch = self._torch
-        register_optimizer_step_pre_hook(self.before_step)
+        self._pre_hook = register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
         torch.optim.Optimizer.__init__ = self.wrap_init(torch.optim.Optimizer.__init__)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         loader.__next__ = self.wrap_next(loader.__next__)
-        torch.autograd.backward = self.wrap_backward(torch.autograd.backward)
+        self._backward = torch.autograd.backward
+        torch.autograd.backward = self.wrap_backward(self._backward)
         self._module_call = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
         turns_module.set_memory(self.make_memory)
@@ -192,9 +200,16 @@ class Hooks:
         fallback.enforce_cap()
         self._overhead_bytes = fallback.live_bytes()
 
-    def _unpatch_module_call(self) -> None:
-        self._torch.nn.Module.__call__ = self._module_call
-        self._module_call = None
+    def _take_off(self) -> None:
+        """Optimizer steps are the boundaries: keep only what a job needs to ask again after its turn lapsed."""
+        torch = self._torch
+        has_data = self._data_points >= self._optimizer_steps
+        if self._pre_hook is not None and (has_data or self._root_calls >= self._optimizer_steps):
+            self._pre_hook.remove()
+            self._pre_hook = None
+            torch.autograd.backward = self._backward
+            if has_data:
+                torch.nn.Module.__call__ = self._module_call
 
 
 def install(torch: Any) -> None:

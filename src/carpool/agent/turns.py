@@ -28,7 +28,7 @@ from carpool.agent.memory import Memory, Profile
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
-from carpool.wire.page import LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
+from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
 
 ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
 RETRY_NS = 1_000_000_000
@@ -105,18 +105,24 @@ class Turns:
 
     def before_data(self) -> None:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
-        if not self._held or self._is_off or self._depth or get_ident() != self._owner:
+        words = self._words
+        recalled = words[self._link.base + S_RECALL]
+        if not recalled and not (words[H_WAITERS] and self._stall_ns > STALL_NS):
             return
-        recalled = self._words[self._link.base + S_RECALL]
-        slow = self._stall_ns > STALL_NS and self._words[page.H_WAITERS]
-        if (recalled or slow) and self._is_clean_now():
+        if (
+            self._held
+            and not self._is_off
+            and not self._depth
+            and get_ident() == self._owner
+            and self._is_clean_now()
+        ):
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long."""
         self._stall_ns += (waited_ns - self._stall_ns) // 4
-        if self._link.base:
-            self._words[self._link.base + page.S_STALL_NS] += max(0, waited_ns)
+        if waited_ns > STALL_NS and self._link.base:
+            self._words[self._link.base + page.S_STALL_NS] += waited_ns
         self.begin()
 
     @contextmanager

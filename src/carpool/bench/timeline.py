@@ -1,7 +1,8 @@
 """Two arms of one mix of jobs compared: a table, and a picture of who had the device when.
 
-The picture has one panel an arm, one row a job, and one time axis for all panels. A coloured block is a turn, the thin line under it the time from a job's arrival to its end. Turns of a shared arm
-come from the daemon's journal; an exclusive arm has one turn a job, its whole life.
+The picture has one panel an arm, one row a job, and one time axis for all panels. A coloured block is a turn, the
+thin line under it the time from a job's arrival to its end. Turns of a shared arm come from the daemon's journal; an
+exclusive arm has one turn a job, its whole life.
 """
 
 from __future__ import annotations

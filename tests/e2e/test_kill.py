@@ -1,0 +1,121 @@
+"""kill -9 at any moment: the bystander loses nothing, and the daemon's books are right at once."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.alone import Alone
+from tests.e2e.node import Node, Started, is_alive, kill, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+BOOKS_SECONDS = 1.0  # promised are 100 ms; the machine of a test may be busy
+LOOP = ["plain_loop.py", "--width", "64"]
+
+
+def run(node: Node, name: str, steps: int = 1_000_000) -> Started:
+    return node.run(*LOOP, "--steps", str(steps), options=["--name", name, "--memory", "250MiB"])
+
+
+def in_books(node: Node, name: str) -> bool:
+    """Whether the daemon still counts anything for this job: bytes, a lane, a turn."""
+    picture = node.ps(ended=False)
+    lanes = [lane for device in picture["devices"] for lane in device["lanes"]]
+    named = [job for lane in lanes for job in [*lane["jobs"], lane["holder"]] if job]
+    live = [job["id"] for job in picture["jobs"]]
+    return any(job.rpartition("-")[0] == name for job in [*named, *live])
+
+
+def check_books(node: Node) -> None:
+    """What is promised on each device is what its live jobs were promised."""
+    picture = node.ps(ended=False)
+    for device in picture["devices"]:
+        promised = sum(job["promised_bytes"] for job in picture["jobs"] if job["device"] == device["id"])
+        assert device["promised_bytes"] == promised
+        lanes = sum(lane["bytes"] for lane in device["lanes"])
+        assert device["free_bytes"] == device["capacity_bytes"] - promised - lanes
+
+
+def kill_and_measure(node: Node, name: str, pids: list[int]) -> None:
+    """Kill these processes; the job must leave the books in time."""
+    began = time.monotonic()
+    for pid in pids:
+        kill(pid)
+    wait_until(lambda: not in_books(node, name), f"{name} left the books", seconds=10, every=0.002)
+    took = time.monotonic() - began
+    print(f"{name}: out of the books after {took * 1000:.1f} ms")
+    assert took < BOOKS_SECONDS
+    check_books(node)
+
+
+def assert_prefix(started: Started, alone: Alone, lines: int) -> None:
+    """Its first lines are those of a program that runs alone."""
+    expected = alone.output(*LOOP, "--steps", str(lines)).splitlines()[:lines]
+    assert started.out.splitlines()[:lines] == expected
+
+
+def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, alone: Alone) -> None:
+    node.start(quantum="20ms")
+    survivor = run(node, "survivor")
+    victims = [f"victim{number}" for number in range(4)]
+    started = {name: run(node, name) for name in victims}
+    for name in ["survivor", *victims]:
+        node.wait_steps(name, 5)
+    chance = random.Random(5)
+    for number, name in enumerate(victims):
+        pid, job_id = node.program_pid(name), node.job(name)["id"]
+        time.sleep(chance.random() / 10)
+        wants_holder = number % 2 == 0
+        wait_until(lambda j=job_id, w=wants_holder: (j in node.holders()) == w, "the right moment", every=0.001)
+        kill_and_measure(node, name, [pid])
+        ended = started[name].wait()
+        assert ended.code == 137
+        assert node.state(name) == "failed"
+        before = len(survivor.lines)
+        survivor.wait_lines(before + 20)
+    assert node.state("survivor") in ("running", "profiling")
+    lines = min(1500, len(survivor.lines))
+    survivor.process.terminate()
+    survivor.wait()
+    assert_prefix(survivor, alone, lines)
+    wait_until(lambda: not in_books(node, "survivor"), "the survivor left the books too")
+    assert node.status()["devices"][0]["free_bytes"] == 4 << 30
+
+
+def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(node: Node, alone: Alone) -> None:
+    node.start(quantum="20ms")
+    orphan, other = run(node, "orphan"), run(node, "other")
+    for name in ("orphan", "other"):
+        node.wait_steps(name, 5)
+    pid = node.program_pid("orphan")
+    kill(orphan.pid)
+    orphan.process.wait()
+    steps = node.job("orphan")["steps"]
+    node.wait_steps("orphan", steps + 50)
+    assert is_alive(pid)
+    assert node.turns("orphan") > 2
+    kill_and_measure(node, "orphan", [pid])
+    assert "its runner was killed; exit code unknown" in node.job("orphan")["reason"]
+
+    third = run(node, "third")
+    node.wait_steps("third", 5)
+    kill_and_measure(node, "third", [third.pid, node.program_pid("third")])
+    lines = min(600, len(other.lines))
+    other.process.terminate()
+    assert other.wait().code == 143
+    assert_prefix(other, alone, lines)
+
+
+def test_a_killed_program_takes_its_data_workers_bytes_with_it(node: Node) -> None:
+    node.start()
+    program = ["dataloader.py", "--steps", "1000000", "--workers", "2"]
+    node.run(*program, options=["--name", "loader", "--memory", "500MiB"])
+    node.wait_steps("loader", 20)
+    assert len(node.job("loader")["pids"]) >= 3
+    kill_and_measure(node, "loader", [node.program_pid("loader")])
+    assert node.status()["devices"][0]["live_bytes"] == 0
+    assert not Path(node.places.jobs, "loader-1").exists()

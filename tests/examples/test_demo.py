@@ -1,0 +1,179 @@
+"""The demo in its smallest form, and every example program for two steps."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from carpool.bench import timeline
+from carpool.bench.timeline import Panel, Row
+from carpool.errors import PeerError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*_*.py"))
+PATIENCE_SECONDS = 600  # the machine may be busy with something else
+
+pytestmark = pytest.mark.timeout(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A temporary directory with a short name: a socket's path may have no more than 107 characters."""
+    directory = Path(tempfile.mkdtemp(prefix="cpd-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def start_demo(scratch: Path, out: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "demo.py"), "--quick", "--out", str(out)],
+        env={**environment, "TMPDIR": str(scratch), "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def left_in(directory: Path) -> list[str]:
+    """What a demo with this temporary directory left: files (but torch's own cache) and processes."""
+    found = [path.name for path in directory.iterdir() if not path.name.startswith("torchinductor_")]
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(directory) in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def colours_of(picture: Path) -> int:
+    from matplotlib import image
+
+    pixels: Any = image.imread(picture)
+    assert pixels.shape[1] >= 800
+    return len({tuple(pixel) for pixel in pixels[::3, ::3].reshape(-1, pixels.shape[2]).tolist()})
+
+
+@pytest.mark.slow
+def test_demo_shows_a_table_a_picture_and_that_no_number_changed(scratch: Path, tmp_path: Path) -> None:
+    demo = start_demo(scratch, tmp_path)
+    output, errors = demo.communicate(timeout=PATIENCE_SECONDS)
+    assert demo.returncode == 0, output + errors
+    table = output[output.index("program ") : output.index("On average")].splitlines()
+    for name in ("lstm", "vae", "mlp", "average", "all ended after"):
+        assert any(re.match(rf" {name} .*\d s +\d+\.\d s +\d+\.\d\d x", line) for line in table), output
+    assert all(len(line) <= 80 for line in table)
+    assert "CPU device" in output
+    assert "The numbers did not change" in output
+    assert "carpool run -- python your_script.py" in output
+    assert not errors
+    assert left_in(scratch) == []
+
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["changed"] == []
+    assert result["exclusive"]["weights"] == result["shared"]["weights"]
+    assert all(re.fullmatch("[0-9a-f]{40}", weights) for weights in result["shared"]["weights"])
+    assert result["ratio_of_averages"] > 0
+    for row in result["shared"]["rows"]:
+        assert row["turns"], f"{row['name']} had no turn"
+        assert all(row["arrived_s"] <= start <= end <= row["ended_s"] for start, end in row["turns"])
+    assert colours_of(tmp_path / "timeline.png") > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["1 of 2", "2 of 2"])
+def test_ctrl_c_leaves_no_process_and_no_file(arm: str, scratch: Path, tmp_path: Path) -> None:
+    demo = start_demo(scratch, tmp_path)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if line.startswith(arm):
+            break
+    demo.stdout.readline()  # its first line: the first program was started
+    time.sleep(1.0)
+    demo.send_signal(signal.SIGINT)
+    output, errors = demo.communicate(timeout=PATIENCE_SECONDS)
+    assert demo.returncode == 130, output + errors
+    assert errors.strip() == "demo: stopped; its programs and its daemon have ended"
+    assert left_in(scratch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_runs_by_itself(program: str) -> None:
+    command = [sys.executable, str(EXAMPLES / program), "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^done steps=2 loss=\S+ weights=[0-9a-f]{40}$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_does_not_know_carpool(program: str) -> None:
+    assert "carpool" not in (EXAMPLES / program).read_text()
+    assert program in (EXAMPLES / "README.md").read_text()
+
+
+def write_journal(path: Path, rows: list[tuple[int, int, str, dict[str, Any]]]) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("create table runs (run integer)")
+        database.execute("create table log (run integer, at_ns integer, kind text, name text, body text)")
+        database.executemany("insert into runs values (?)", [(1,), (2,)])
+        database.executemany(
+            "insert into log values (?, ?, '', ?, ?)",
+            [(run, at, name, json.dumps(body)) for run, at, name, body in rows],
+        )
+
+
+def test_turns_are_read_from_the_last_run_of_a_journal(tmp_path: Path) -> None:
+    second = 1_000_000_000
+    spec = {"spec": {"name": "gpt"}}
+    write_journal(
+        tmp_path / "journal.db",
+        [
+            (1, 1 * second, "JobSubmitted", {"job": "gpt-1", "spec": {"name": "old"}}),
+            (2, 10 * second, "JobSubmitted", {"job": "gpt-1", **spec}),
+            (2, 11 * second, "GrantLease", {"job": "gpt-1"}),
+            (2, 12 * second, "ProgressSeen", {"job": "gpt-1"}),
+            (2, 13 * second, "LeaseReturned", {"job": "gpt-1"}),
+            (2, 14 * second, "GrantLease", {"job": "gpt-1"}),
+            (2, 15 * second, "RevokeLease", {"job": "gpt-1"}),
+            (2, 16 * second, "LeaseReturned", {"job": "gpt-1"}),
+            (2, 17 * second, "GrantLease", {"job": "gpt-1"}),
+            (2, 19 * second, "JobExited", {"job": "gpt-1"}),
+        ],
+    )
+    turns = timeline.read_turns(tmp_path / "journal.db", since_ns=10 * second)
+    assert turns == {"gpt": [(1.0, 3.0), (4.0, 5.0), (7.0, 9.0)]}
+
+
+def test_a_journal_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="cannot be read"):
+        timeline.read_turns(tmp_path / "journal.db", since_ns=0)
+
+
+def test_table_compares_averages_and_ends() -> None:
+    first = Row(name="gpt", steps=9, arrived_s=0.0, ended_s=20.0, turns=((0.0, 20.0),))
+    before = Panel(title="a", rows=(first, Row(name="vae", steps=9, arrived_s=1.0, ended_s=29.0, turns=())))
+    after = Panel(title="b", rows=(first, Row(name="vae", steps=9, arrived_s=1.0, ended_s=5.0, turns=())))
+    text = io.StringIO()
+    Console(file=text, width=80).print(timeline.make_table(before, after))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "vae 9 1.0 s 28.0 s 4.0 s 7.00 x" in lines
+    assert "average 24.0 s 12.0 s 2.00 x" in lines
+    assert "all ended after 29.0 s 20.0 s 1.45 x" in lines

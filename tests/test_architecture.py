@@ -1,0 +1,336 @@
+"""The import rules and sizes of the package, read from the source itself: who may know whom, and how large.
+
+cli · bench · testing
+daemon · sim · k8s · serve · remote      siblings: never each other
+agent                                    only serve and remote use it; imports no core; loaded into jobs
+core · wire · devices                    siblings: never each other
+units · errors                           import nothing of ours (units may raise errors)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "carpool"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FUNCTION_LINES_MAX = 50
+MODULE_LINES_MAX = 400
+CORE_LINES_MAX = 2500  # without its policies
+
+LAYERS: list[set[str]] = [
+    {"units", "errors"},
+    {"core", "wire", "devices"},
+    {"agent"},
+    {"daemon", "sim", "k8s", "serve", "remote"},
+    {"cli", "bench", "testing"},
+]
+HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
+TOP = len(LAYERS) - 1
+USES_AGENT = {"serve", "remote"}
+USES_TORCH = {"agent", "serve", "remote"}
+JOB_SCRIPTS = "bench/programs/"  # run as jobs, never imported
+NEEDS_TORCH = {"agent/torch_hooks.py", "agent/cuda.py"}  # loaded only after the program's own import of torch
+LOADED_INTO_JOBS = {"agent", "wire", "units", "errors"}
+INJECTED = "agent/inject/"
+DATA_MODULES = {
+    "__future__",
+    "abc",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "typing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One imported module: `part` is the part of carpool it belongs to, or None for anybody else's."""
+
+    line: int
+    module: str
+    is_late: bool  # inside a function, or only for the type checker
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def part(self) -> str | None:
+        names = self.module.split(".")
+        return names[1] if names[0] == "carpool" and len(names) > 1 else None
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def part_of(name: str) -> str:
+    """The part a module belongs to, by its name: `core` for core/lanes.py, `units` for units.py."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def find_imports(source: str, name: str) -> list[Import]:
+    found: list[Import] = []
+
+    def visit(node: ast.AST, is_late: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(line=node.lineno, module=each.name, is_late=is_late) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, name)
+            for each in node.names:
+                module = f"carpool.{each.name}" if base == "carpool" and each.name in HEIGHT else base
+                found.append(Import(line=node.lineno, module=module, is_late=is_late))
+        late = is_late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(node)
+        for child in ast.iter_child_nodes(node):
+            visit(child, late)
+
+    visit(ast.parse(source), False)
+    return found
+
+
+@cache
+def imports_of(path: Path) -> list[Import]:
+    return find_imports(path.read_text(), name_of(path))
+
+
+def _absolute(node: ast.ImportFrom, name: str) -> str:
+    if not node.level:
+        return node.module or ""
+    package = ["carpool", *name.split("/")[:-1]]
+    base = package[: len(package) - node.level + 1]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+# --- the rules, each: the imports of a module to what is wrong with them -----------------------------------
+
+
+def layer_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """Only what stands lower; siblings never each other, but for the top row."""
+    part = part_of(name)
+    if part not in HEIGHT:
+        return
+    for each in imports:
+        if each.part is None or each.part == part or each.part not in HEIGHT:
+            continue
+        if HEIGHT[each.part] > HEIGHT[part]:
+            yield each.line, f"{part} imports {each.module}, which stands higher"
+        elif HEIGHT[each.part] == HEIGHT[part] != TOP and (part, each.part) != ("units", "errors"):
+            yield each.line, f"{part} imports {each.module}; siblings never import each other"
+        elif each.part == "agent" and part not in USES_AGENT:
+            yield each.line, f"{part} imports {each.module}; only {', '.join(sorted(USES_AGENT))} use the agent"
+
+
+def core_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    if part_of(name) != "core":
+        return
+    for each in imports:
+        if each.top != "carpool" and each.top not in DATA_MODULES:
+            yield each.line, f"core imports {each.module}; it may use only the standard library's data modules"
+
+
+def job_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """What is loaded into a job brings no third-party module with it, and nothing of core."""
+    part = part_of(name)
+    if part not in LOADED_INTO_JOBS:
+        return
+    for each in imports:
+        if each.top == "carpool":
+            if part == "agent" and each.part == "core":
+                yield each.line, f"agent imports {each.module}; the core stays outside jobs"
+        elif each.top == "torch":
+            if not each.is_late and name not in NEEDS_TORCH:
+                yield each.line, f"{name} imports torch when it is loaded; the program's own import comes first"
+        elif each.top not in sys.stdlib_module_names:
+            yield each.line, f"{name} is loaded into jobs and imports {each.module}"
+
+
+def injected_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """The first of our code in a job, before anything of ours can be found: standard library only."""
+    if not name.startswith(INJECTED):
+        return
+    for each in imports:
+        is_agent = each.is_late and each.part == "agent"
+        if each.top not in sys.stdlib_module_names and not is_agent:
+            yield each.line, f"{name} imports {each.module}; it may use only the standard library"
+
+
+def torch_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    if part_of(name) in USES_TORCH or name.startswith(JOB_SCRIPTS):
+        return
+    for each in imports:
+        if each.top == "torch":
+            yield each.line, f"{name} imports torch; only {', '.join(sorted(USES_TORCH))} do"
+
+
+def root_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """`import carpool` costs nothing: the public names are loaded on first use."""
+    if name != "__init__.py":
+        return
+    for each in imports:
+        if not each.is_late and each.top not in DATA_MODULES:
+            yield each.line, f"carpool itself imports {each.module} when it is loaded"
+
+
+Rule = Callable[[str, list[Import]], Iterator[tuple[int, str]]]
+IMPORT_RULES: list[Rule] = [layer_faults, core_faults, job_faults, injected_faults, torch_faults, root_faults]
+
+
+def long_functions(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield node.lineno, f"{node.name} has {lines} lines; {FUNCTION_LINES_MAX} are allowed"
+
+
+def complain(faults: dict[Path, list[tuple[int, str]]]) -> None:
+    said = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}: {what}"
+        for path, found in sorted(faults.items())
+        for line, what in found
+    ]
+    if said:
+        pytest.fail("\n" + "\n".join(said), pytrace=False)
+
+
+# --- the package keeps them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("find_faults", IMPORT_RULES, ids=lambda rule: rule.__name__)
+def test_every_module_imports_only_what_it_may(find_faults: Rule) -> None:
+    complain({path: list(find_faults(name_of(path), imports_of(path))) for path in MODULES})
+
+
+def test_every_part_of_the_package_has_its_place_in_the_layers() -> None:
+    parts = {part_of(name_of(path)) for path in MODULES} - {"__init__", "_native", "web"}
+    assert parts <= set(HEIGHT), f"not in the layers: {sorted(parts - set(HEIGHT))}"
+
+
+def test_no_function_is_longer_than_fifty_lines() -> None:
+    complain({path: list(long_functions(path.read_text())) for path in MODULES})
+
+
+def test_no_module_is_longer_than_four_hundred_lines() -> None:
+    faults = {}
+    for path in MODULES:
+        lines = len(path.read_text().splitlines())
+        if lines > MODULE_LINES_MAX:
+            faults[path] = [(lines, f"{lines} lines; {MODULE_LINES_MAX} are allowed")]
+    complain(faults)
+
+
+def test_the_core_without_its_policies_stays_small() -> None:
+    core = [path for path in (PACKAGE / "core").rglob("*.py") if path.parent.name != "policies"]
+    assert sum(len(path.read_text().splitlines()) for path in core) <= CORE_LINES_MAX
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: which files are tracked is not known")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:" + "|".join(["work", "root", "home"]) + r")/\w")
+
+
+def machine_paths(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if MACHINE_PATH.search(line):
+            yield number, f"a path of one machine: {line.strip()[:100]}"
+
+
+def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    faults = {}
+    for path in tracked_files():
+        data = path.read_bytes()
+        if b"\0" not in data:
+            faults[path] = list(machine_paths(data.decode(errors="replace")))
+    complain(faults)
+
+
+# --- and the rules notice when it does not ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "fault"),
+    [
+        ("core/lanes.py", "from carpool.daemon import loop", "core imports carpool.daemon, which stands higher"),
+        ("core/lanes.py", "from carpool import cli", "core imports carpool.cli, which stands higher"),
+        ("core/lanes.py", "import carpool.wire.page", "siblings never import each other"),
+        ("core/lanes.py", "import time", "core imports time; it may use only"),
+        ("core/lanes.py", "def f():\n    from os import path", "core imports os; it may use only"),
+        ("core/policies/x.py", "import random", "core imports random; it may use only"),
+        ("daemon/loop.py", "from carpool.sim.engine import Engine", "siblings never import each other"),
+        ("daemon/loop.py", "from carpool.agent.link import Link", "only remote, serve use the agent"),
+        ("sim/engine.py", "from ..daemon import loop", "siblings never import each other"),
+        ("agent/turns.py", "from carpool.core.model import JobId", "the core stays outside jobs"),
+        ("agent/turns.py", "import msgspec", "is loaded into jobs and imports msgspec"),
+        ("agent/turns.py", "import torch", "the program's own import comes first"),
+        ("wire/framing.py", "import msgspec", "is loaded into jobs and imports msgspec"),
+        ("agent/inject/sitecustomize.py", "from carpool.agent import boot", "it may use only the standard library"),
+        ("cli/doctor.py", "import torch.cuda", "imports torch; only agent, remote, serve do"),
+        ("errors.py", "from carpool.units import GIB", "siblings never import each other"),
+        ("__init__.py", "from carpool.agent.turns import turn", "carpool itself imports carpool.agent.turns"),
+    ],
+)
+def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> None:
+    imports = find_imports(source, name)
+    found = [what for rule in IMPORT_RULES for _, what in rule(name, imports)]
+    assert any(fault in what for what in found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core/lanes.py", "from collections.abc import Mapping\nfrom carpool.core.model import Job"),
+        ("core/node.py", "from carpool.units import MS\nfrom carpool.errors import InternalError"),
+        ("daemon/translate.py", "from carpool.core.model import Job\nfrom carpool.wire import messages"),
+        ("serve/app.py", "import torch\nfrom carpool.agent.turns import turn"),
+        ("cli/bench.py", "from carpool.bench import jct"),
+        ("units.py", "from carpool.errors import UsageError"),
+        ("agent/torch_hooks.py", "import torch"),
+        ("agent/turns.py", "def f():\n    import torch"),
+        ("agent/turns.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("agent/inject/sitecustomize.py", "import sys\ndef f():\n    from carpool.agent import boot"),
+        ("bench/programs/train.py", "import torch"),
+        ("__init__.py", "def __getattr__(name):\n    from carpool.agent.turns import turn"),
+    ],
+)
+def test_what_is_allowed_is_not_complained_about(name: str, source: str) -> None:
+    imports = find_imports(source, name)
+    assert [what for rule in IMPORT_RULES for _, what in rule(name, imports)] == []
+
+
+def test_a_function_that_is_too_long_is_noticed() -> None:
+    body = "\n".join("    pass" for _ in range(FUNCTION_LINES_MAX))
+    assert list(long_functions(f"def f():\n{body}")) == [(1, "f has 51 lines; 50 are allowed")]
+    assert list(long_functions(f"async def f():\n{body[:-9]}")) == []
+
+
+def test_a_path_of_one_machine_is_noticed() -> None:
+    for place in ("work", "root", "home"):
+        assert [line for line, _ in machine_paths(f"x\ncd /{place}/me")] == [2]
+    assert list(machine_paths("see https://example.org/home/page and ~/work/x and tests/work/y")) == []
