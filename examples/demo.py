@@ -30,7 +30,6 @@ try:
     from rich import box
     from rich.console import Group
     from rich.live import Live
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -45,12 +44,12 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"demo: this Python has no '{missing.name}'; run: make setup, then: make demo")
 
-DEVICE = "cpu:6GiB"
-POLICY = "srtf"
+DEVICE, POLICY = "cpu:6GiB", "srtf"
 LOOK_SECONDS = 0.4  # seldom enough that the live table costs the programs nothing they would notice
 LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
 LIMIT_SECONDS = 900.0
-WIDTH = 80
+BAR_WIDTH = 22
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,7 @@ class Run:
     process: subprocess.Popen[bytes] | None = None
     began_s: float | None = None
     ended_s: float | None = None
-    state: str = ""
+    state: str = "to come"
     steps: int = 0
     has_device: bool = False
 
@@ -188,6 +187,7 @@ class Arm:
 
     def _note_end(self, run: Run) -> None:
         run.ended_s = self.now_s
+        run.state, run.steps, run.has_device = f"took {run.ended_s - run.job.arrives_s:.1f} s", run.job.steps, False
         assert run.process is not None
         if run.process.wait():
             said = run.output.with_suffix(".err").read_text(errors="replace").strip() or run.printed().strip()
@@ -198,11 +198,11 @@ class Arm:
 def look_at_output(arm: Arm) -> None:
     """Programs outside carpool: what they printed is all there is to see."""
     for run in arm.runs:
-        run.has_device = run.is_running
-        run.state = "running" if run.is_running else "in the queue"
         if run.is_running:
-            steps = re.findall(r"^step=(\d+)", run.printed(), re.MULTILINE)
-            run.steps = int(steps[-1]) if steps else 0
+            run.state, run.has_device = "running", True
+            run.steps = max(map(int, re.findall(r"^step=(\d+)", run.printed(), re.MULTILINE)), default=0)
+        elif run.ended_s is None and run.job.arrives_s <= arm.now_s:
+            run.state = "in the queue"
 
 
 def look_at_daemon(arm: Arm) -> None:
@@ -211,10 +211,10 @@ def look_at_daemon(arm: Arm) -> None:
     seen = {job["name"]: job for job in answer["jobs"]}
     holders = {lane["holder"] for device in answer["devices"] for lane in device["lanes"]}
     for run in arm.runs:
-        job = seen.get(run.job.name)
-        run.state = job["state"] if job else "ending" if run.steps else "starting"
-        run.steps = job["steps"] if job else run.steps
-        run.has_device = job is not None and job["id"] in holders
+        if run.is_running:
+            unseen = {"id": "", "state": "ending" if run.steps else "starting", "steps": run.steps}
+            job = seen.get(run.job.name, unseen)
+            run.state, run.steps, run.has_device = job["state"], job["steps"], job["id"] in holders
 
 
 @contextlib.contextmanager
@@ -237,28 +237,31 @@ def open_screen() -> Iterator[Callable[[Arm], None]]:
 
 
 def holder(arm: Arm) -> str:
-    names = [f"{run.job.name} (step {run.steps})" for run in arm.runs if run.has_device and run.ended_s is None]
+    names = [f"{run.job.name} (step {run.steps})" for run in arm.runs if run.has_device]
     return f"has the device: {', '.join(names) or 'nobody'}"
 
 
 def live_table(arm: Arm) -> Group:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, width in (("", 1), ("program", 8), ("arrived", 7), ("state", 13), ("progress", 22), ("steps", 8)):
+    for title, width in (
+        ("", 1),
+        ("program", 8),
+        ("arrived", 7),
+        ("state", 13),
+        ("progress", BAR_WIDTH),
+        ("steps", 8),
+    ):
         table.add_column(title, width=width, no_wrap=True)
     for run in arm.runs:
-        steps, state, colour = run.steps, run.state, COLOURS.get(run.state, "")
-        if run.ended_s is not None:
-            steps, state, colour = run.job.steps, f"took {run.ended_s - run.job.arrives_s:.1f} s", "bold"
-        elif run.job.arrives_s > arm.now_s:
-            state, colour = "to come", "dim"
-        has_device = run.has_device and run.ended_s is None
+        done = BAR_WIDTH * min(run.steps, run.job.steps) // run.job.steps
         table.add_row(
-            Text("▶" if has_device else "", style="green"),
-            Text(run.job.name, style="bold green" if has_device else ""),
+            "▶" if run.has_device else "",
+            run.job.name,
             f"{run.job.arrives_s:.1f} s",
-            Text(state, style=colour),
-            ProgressBar(total=run.job.steps, completed=min(steps, run.job.steps), width=22),
-            f"{steps}/{run.job.steps}",
+            Text(run.state, style=COLOURS.get(run.state, "")),
+            "━" * done + "·" * (BAR_WIDTH - done),
+            f"{run.steps}/{run.job.steps}",
+            style="bold green" if run.has_device else "dim" if run.ended_s is not None else "",
         )
     return Group(Text(f"{arm.now_s:5.1f} s  {holder(arm)}"), table)
 
@@ -308,32 +311,28 @@ def spin_setting() -> dict[str, str]:
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
     """While a daemon starts there is a moment in which it exists but cannot be told to stop."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def result_json(arms: tuple[Arm, Arm], before: Panel, after: Panel) -> dict[str, Any]:
+def result_json(exclusive: Arm, shared: Arm, before: Panel, after: Panel) -> dict[str, Any]:
+    """All figures, and who did not print the same losses and the same weights in both arms."""
+    pairs = list(zip(exclusive.runs, shared.runs, strict=True))
     return {
         "device": f"CPU device, {cpu.title()}",
         "policy": POLICY,
         "load_average": os.getloadavg(),
-        "exclusive": {**asdict(before), "weights": [run.weights() for run in arms[0].runs]},
-        "shared": {**asdict(after), "weights": [run.weights() for run in arms[1].runs]},
+        "exclusive": {**asdict(before), "weights": [run.weights() for run in exclusive.runs]},
+        "shared": {**asdict(after), "weights": [run.weights() for run in shared.runs]},
         "ratios": [one.taken_s / other.taken_s for one, other in zip(before.rows, after.rows, strict=True)],
         "average_s": {"exclusive": before.average_s, "shared": after.average_s},
         "makespan_s": {"exclusive": before.makespan_s, "shared": after.makespan_s},
         "ratio_of_averages": before.average_s / after.average_s,
-        "changed": changed_numbers(*arms),
+        "changed": [a.job.name for a, b in pairs if not a.weights() or a.printed() != b.printed()],
     }
-
-
-def changed_numbers(exclusive: Arm, shared: Arm) -> list[str]:
-    """The programs that did not print the same losses and the same weights in both arms."""
-    pairs = zip(exclusive.runs, shared.runs, strict=True)
-    return [a.job.name for a, b in pairs if not a.weights() or a.printed() != b.printed()]
 
 
 def report(table: Table, result: dict[str, Any]) -> None:
@@ -359,7 +358,7 @@ def run_demo(jobs: tuple[Job, ...], out: Path) -> int:
         exclusive, before = play_exclusive(jobs, Path(directory))
         print("\n2 of 2: the same again, each under `carpool run`; shortest remaining time first")
         shared, after = play_shared(jobs, Path(directory))
-        result = result_json((exclusive, shared), before, after)
+        result = result_json(exclusive, shared, before, after)
     (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     title = f"Who had the device: {len(jobs)} training programs, one CPU device"
     footnote = f"Block: has the device. Line: waits or starts up. Figure: arrival to end. {result['device']}."
@@ -378,8 +377,8 @@ def main() -> int:
     args = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         sys.exit("demo: PyTorch is not installed in this Python; run: make setup, then: make demo")
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in ENDING:
+        signal.signal(number, interrupt)
     try:
         return run_demo(QUICK if args.quick else MIX, args.out.resolve())
     except KeyboardInterrupt:
@@ -392,8 +391,8 @@ def main() -> int:
 
 def interrupt(*_: object) -> None:
     """The first Ctrl-C ends the demo; the next ones must not disturb its cleaning up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

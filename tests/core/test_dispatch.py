@@ -48,6 +48,7 @@ def test_nobody_runs_beside_a_job_that_is_being_measured(make_core: MakeCore) ->
     [recall] = only(core.ask("new"), RecallLease)
     assert (recall.job, recall.reason) == ("a", "new is to be measured alone")
     assert only(core.give_back("a"), GrantLease)[0].job == "new"
+    core.tick(10 * MS)
     assert core.holders() == ["new"]
     assert core.state("a") is JobState.WAITING
     assert only(core.measure("new", KNOWN), GrantLease)[0].job == "a", "side by side again in the same call"
@@ -107,6 +108,18 @@ def test_a_holder_that_barely_uses_its_processor_is_not_computing(core: CoreDriv
     core.wait(250 * MS)
     core.report("a", cpu_ns=core.now // 100)
     assert only(core.tick(), RevokeLease)[0].job == "a"
+
+
+def test_a_holder_is_judged_by_what_it_does_in_its_turn_not_by_how_long_it_waited(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    core.wait(20 * SECOND)
+    core.give_back("a")
+    assert core.holders() == ["b"]
+    for busy_ns in (250 * MS, 500 * MS, 750 * MS):
+        core.wait(250 * MS)
+        core.report("b", cpu_ns=busy_ns)
+        assert only(core.tick(), RevokeLease) == []
 
 
 def test_a_holder_alone_may_sleep_as_long_as_it_likes(core: CoreDriver) -> None:

@@ -130,7 +130,9 @@ def test_somebody_can_run_even_if_everybody_outgrew_their_promise(core: CoreDriv
 
 def test_the_older_of_two_outgrown_jobs_is_covered_first(core: CoreDriver) -> None:
     core.settle_in("first", needs(6 * GIB, GIB))
+    core.wait(1)
     core.settle_in("a", needs(2 * GIB, GIB))
+    core.wait(1)
     core.settle_in("b", needs(2 * GIB, GIB))
     core.measure("b", needs(8 * GIB, GIB))
     core.measure("a", needs(8 * GIB, GIB))

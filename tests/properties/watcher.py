@@ -177,6 +177,7 @@ class WatchedScheduler:
             case GrantLease():
                 assert effect.job in books.wanting, f"{effect} to a job that wants no turn"
                 assert effect.job not in books.held, f"{effect} to a job that has one"
+                self._check_measured_alone(effect.job)
                 books.wanting.remove(effect.job)
                 books.grant(effect.job, self.now)
             case RecallLease():
@@ -193,6 +194,14 @@ class WatchedScheduler:
                 books.queued.discard(effect.job)
             case _:
                 pass
+
+    def _check_measured_alone(self, granted: JobId) -> None:
+        """D3: no turn is given beside a job that is being measured, nor to such a job beside others."""
+        node = self.picture()
+        job = next(each for each in node.jobs if each.id == granted)
+        beside = [each for each in node.jobs if each.device == job.device and each.state in HOLDING]
+        if len(beside) > 1:
+            assert all(each.state is not JobState.PROFILING for each in beside), f"{granted} beside {beside}"
 
     # --- the rules --------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from rich.table import Table
 from carpool.bench.report import Report, device_title
 from carpool.cli.tables import console, show
 
-
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
 SETTINGS = {"auto_envvar_prefix": "CARPOOL"}
 

@@ -28,14 +28,15 @@ WARM_UP = 8
 
 
 class Hooks:
-    """Every hook that was put into this process, and the way to take all of them off and back on."""
+    """Every hook that is in this process now, and the way to take all of them off and back on."""
 
     def __init__(self) -> None:
         self._lists = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
         self._hooks = [dict(each) for each in self._lists]
-        self._names = [(_BaseDataLoaderIter, "__next__"), (torch.autograd, "backward"), (nn.Module, "__call__")]
+        names = [(_BaseDataLoaderIter, "__next__"), (torch.autograd, "backward"), (nn.Module, "__call__")]
+        self._names = [(owner, name) for owner, name in names if hasattr(getattr(owner, name), "__wrapped__")]
         self._hooked = [getattr(owner, name) for owner, name in self._names]
-        if not all(self._hooks) or not all(hasattr(each, "__wrapped__") for each in self._hooked):
+        if not self._hooks[1] or not self._names:
             raise SystemExit("no hooks are installed: run this under carpool")
 
     def set(self, *, on: bool) -> None:
@@ -166,9 +167,10 @@ def main() -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    hooks, trainer = Hooks(), Trainer()
-    for _ in range(WARM_UP):
+    trainer = Trainer()
+    for _ in range(WARM_UP):  # carpool takes off what this program does not need
         trainer.iterate()
+    hooks = Hooks()
 
     # Without a DataLoader first: it is the DataLoader that lets the hooks give up the module calls.
     parts = {}
