@@ -18,7 +18,7 @@ _BYTE_UNITS = {
     "t": TIB, "tib": TIB, "tb": 1000**4,
 }  # fmt: skip
 _TIME_UNITS = {"ns": 1, "us": 1000, "ms": MS, "s": SECOND, "": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:

@@ -273,7 +273,7 @@ def test_srtf_falls_back_to_least_attained_service(make_core: MakeCore) -> None:
     core.submit("b", cap_bytes=GIB)
     for job in "ab":
         core.ask(job)
-    core.tick(2 * SECOND)
+    core.wait(2 * SECOND)
     assert core.job("a").remaining_ns is None, "nothing is known"
     core.give_back("a")
     assert core.holders() == ["b"], "b has had nothing, a has had two seconds"

@@ -86,6 +86,10 @@ class Link:
             raise RefusedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
 
+    def may_come_back(self) -> bool:
+        """Whether a daemon that does not answer died: one that was stopped took its socket with it."""
+        return Path(self._socket_path).exists()
+
     def since_try_ns(self) -> int:
         return time.monotonic_ns() - self._tried_ns
 

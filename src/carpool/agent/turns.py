@@ -31,6 +31,7 @@ from carpool.wire import page
 from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
 
 ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
+STOPPED_PATIENCE_NS = 1_000_000_000  # the same after a daemon that was stopped, and is perhaps restarted
 RETRY_NS = 1_000_000_000
 RECONNECT_SECONDS = 0.05
 RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
@@ -197,12 +198,15 @@ class Turns:
     def _acquire(self) -> None:
         """Ask for the turn and wait until it is granted."""
         self._asked_ns = monotonic_ns()
-        if not self._link.is_up and not self._reach():
+        is_back = not self._link.is_up
+        if is_back and not self._reach():
             return
         self._set_held(is_held=False)
         try:
             self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
             self._link.send(m.Ask())
+            if is_back and self._reported is not None:
+                self._link.send(self._profile.needs())
             self._wait_granted()
         except LinkLostError:
             self._lost()
@@ -255,10 +259,10 @@ class Turns:
             try:
                 self._link.connect(holding=False)
                 self._was_alone = False
-                self._send_reported()
                 return True
             except LinkLostError as error:
-                if self._was_alone or monotonic_ns() - self._asked_ns > ORPHAN_PATIENCE_NS:
+                patience = ORPHAN_PATIENCE_NS if self._link.may_come_back() else STOPPED_PATIENCE_NS
+                if self._was_alone or monotonic_ns() - self._asked_ns > patience:
                     self._go_alone(str(error))
                     return False
             except PeerError as error:
@@ -270,7 +274,7 @@ class Turns:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
         if self._held:
             return
-        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED and self._reach():
+        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED:
             self._acquire()
 
     def _rejoin(self) -> None:

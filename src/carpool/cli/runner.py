@@ -140,6 +140,8 @@ class Runner:
             try:
                 message = self._wire.receive(for_ever=True) if self._wire is not None else None
             except UnreachableError:
+                if not self._places.socket.exists():
+                    self._say("the daemon was stopped; the job waits for the next one: carpool daemon start")
                 self._come_back()
                 continue
             match message:
@@ -157,7 +159,10 @@ class Runner:
                     raise PeerError(f"the daemon sent {type(message).__name__} to a queued job")
 
     def _come_back(self) -> None:
-        """Reach the next daemon; after a while, start it (a queue must not wait for ever)."""
+        """Reach the next daemon; after a while, start it (a queue must not wait for ever).
+
+        A daemon that was stopped took its socket with it: that was somebody's wish, and it stays away.
+        """
         deadline = time.monotonic() + RESTART_SECONDS
         while not self._is_over:
             try:
@@ -165,7 +170,7 @@ class Runner:
                 self._enter()
                 return
             except UnreachableError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline and self._places.socket.exists():
                     with contextlib.suppress(CarpoolError, OSError):
                         start_daemon(self._places, DaemonConfig.load(self._places.config))
                     deadline = time.monotonic() + RESTART_SECONDS

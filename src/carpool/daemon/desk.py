@@ -102,6 +102,8 @@ class Desk:
         peer.job, peer.member = live, member
         if message.holding and not member.is_holding:
             live.set_recall(member, pages.LAPSED)
+        elif member.is_holding and not message.holding:
+            self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
         peer.send(m.Attached(slot=slot))
 
     def _on_member(self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Detach) -> None:
@@ -118,6 +120,7 @@ class Desk:
             case m.Measured():
                 event = needs_from(live.id, message)
                 live.file.needs = event.needs
+                self._save(live)
                 self._loop.tell(event)
             case m.Detach():
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
@@ -189,14 +192,17 @@ class Desk:
 
     def _watch_child(self, live: LiveJob, pid: int) -> None:
         live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
-        try:
-            live.save()
-        except OSError as error:
-            log.warning("job.unsaved job=%s reason=%s", live.id, error)
+        self._save(live)
         if live.child_pidfd is None:
             live.child_pidfd = processes.open_pidfd(pid)
             if live.child_pidfd is not None:
                 asyncio.get_running_loop().add_reader(live.child_pidfd, self._on_child_gone, live)
+
+    def _save(self, live: LiveJob) -> None:
+        try:
+            live.save()
+        except OSError as error:
+            log.warning("job.unsaved job=%s reason=%s", live.id, error)
 
     def _on_child_gone(self, live: LiveJob) -> None:
         """The program ended; its runner reports the exit code, unless the runner is gone too."""
@@ -259,9 +265,10 @@ class Desk:
                 continue
             self._number = max(self._number, file.number)
             live = LiveJob(id=JobId(file.job), directory=directory, file=file)
-            if file.device and processes.is_alive(file.child_pid, file.child_birth):
+            if file.device and _is_underway(file):
                 self._adopt_running(live)
-            elif not file.device and file.environment is not None:
+            elif not file.child_pid and file.environment is not None:
+                file.device = ""
                 self._loop.jobs[live.id] = live
                 self._loop.tell(JobSubmitted(job=live.id, spec=file.spec))
             else:
@@ -295,7 +302,8 @@ class Desk:
             del self._loop.jobs[live.id]
             return
         live.is_granted = state in HOLDING
-        self._watch_child(live, live.file.child_pid)
+        if live.file.child_pid:
+            self._watch_child(live, live.file.child_pid)
 
     # --- the command line ---------------------------------------------------------------------------------
 
@@ -311,6 +319,13 @@ class Desk:
             peer.send(m.Reply(answer={}, error=f"{error.strerror}: {error.filename}", code=1))
             return
         peer.send(m.Reply(answer=answer, error="", code=0))
+
+
+def _is_underway(file: JobFile) -> bool:
+    """Whether the job's program runs, or its runner is just starting it."""
+    if file.child_pid:
+        return processes.is_alive(file.child_pid, file.child_birth)
+    return processes.is_alive(file.runner_pid)
 
 
 def _number(file: JobFile | None) -> int:
