@@ -69,12 +69,13 @@ class Alone:
 
     def _ask(self, program: list[str], ranks: int) -> bytes:
         if self._nursery is None:
+            kept = {key: value for key, value in os.environ.items() if not key.startswith("CARPOOL")}
             self._nursery = subprocess.Popen(
                 [PYTHON, "-u", "-c", _NURSERY],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=PROGRAMS,
-                env={key: value for key, value in os.environ.items() if not key.startswith("CARPOOL")},
+                env={**kept, "GOMP_SPINCOUNT": "1000"},  # changes no number, but how long threads spin while idle
             )
         assert self._nursery.stdin is not None
         assert self._nursery.stdout is not None

@@ -147,7 +147,8 @@ def test_a_stopped_daemon_stays_away_and_its_jobs_finish(node: Node, alone: Alon
         node.wait_steps(name, 20)
     polite = node.carpool("daemon", "stop")
     assert polite.code == 1
-    assert "2 jobs still run (first-1, second-2); cancel them first, or stop with --force" in polite.err
+    assert polite.err.startswith("carpool: 2 jobs still run (")
+    assert "; cancel them first, or stop with --force" in polite.err
     forced = node.carpool("daemon", "stop", "--force")
     assert (forced.code, forced.out) == (0, b"")
     assert node.daemon is not None

@@ -49,13 +49,13 @@ def script(name: str, *arguments: str, steps: int, alone: list[str] | None = Non
 
 
 def torchrun(ranks: int) -> Shape:
-    program = ["ddp.py", "--steps", "40"]
+    program = ["ddp.py", "--steps", "150"]
     command = [TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *program]
     return Shape(
         name=f"torchrun-{ranks}",
         command=command,
         alone=program,
-        steps=40,
+        steps=150,
         ranks=ranks,
         takers=ranks,
         processes=ranks + 1,

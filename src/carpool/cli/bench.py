@@ -53,7 +53,7 @@ def finish(report: Report, *, as_json: bool) -> int:
 
 
 def show_report(report: Report) -> None:
-    console().print(f"{report.bench} on the {device_title()}", soft_wrap=True, highlight=False)
+    console().print(f"{report.bench} on the {device_title()}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("metric", no_wrap=True)
     table.add_column("figure", justify="right", no_wrap=True)

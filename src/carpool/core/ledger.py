@@ -49,11 +49,12 @@ def covers(device: Device, job: Job) -> bool:
     """Whether the promises made to the job and its lane hold what it was measured to need."""
     if job.needs is None:
         return True
+    beyond = job.promised_bytes - job.needs.resident_bytes
+    if beyond < 0:
+        return False
     lane = device.lanes.get(job.lane) if job.lane is not None else None
-    lane_bytes = lane.bytes if lane is not None else 0
-    return (
-        job.promised_bytes >= job.needs.resident_bytes and lane_bytes >= job.needs.ephemeral_bytes
-    ) or job.promised_bytes >= job.needs.resident_bytes + job.needs.ephemeral_bytes
+    scratch = job.needs.ephemeral_bytes
+    return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
 
 
 def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:

@@ -8,7 +8,6 @@ from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     HOLDING,
-    WANTING,
     Device,
     DeviceId,
     History,
@@ -74,7 +73,8 @@ class Node:
     def tenant_level(self, job: Job) -> int:
         """What the job's tenant has had: of the job's device, or of all while it has none."""
         if job.device is not None:
-            return self.tenant_of(job).level
+            account = self.devices[job.device].tenants.get(job.spec.tenant)
+            return account.level if account is not None else 0
         accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
         return sum(account.level for account in accounts if account is not None)
 
@@ -88,12 +88,8 @@ class Node:
         """The jobs that take turns and need more than they are promised."""
         return [job for job in self.jobs_on(device) if job.lane is not None and not ledger.covers(device, job)]
 
-    def wanting_in(self, lane: Lane) -> list[Job]:
-        """The holder and everybody who waits for this lane."""
-        return [self.jobs[job_id] for job_id in lane.jobs if self.jobs[job_id].state in WANTING]
-
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [job for job in self.wanting_in(lane) if job.state is JobState.WAITING]
+        return [job for job_id in lane.jobs if (job := self.jobs[job_id]).state is JobState.WAITING]
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
         """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""

@@ -7,7 +7,6 @@ loses at most the last FLUSH_SECONDS. If the disk refuses, scheduling goes on, t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
 import time
@@ -27,10 +26,9 @@ RETRY_SECONDS = 30.0
 
 _SCHEMA = """
 create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
-create table if not exists log (run integer, at_ns integer, kind text, name text, body text);
+create table if not exists log (run integer, at_ns integer, kind text, name text, body blob);
 create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
 create table if not exists histories (fingerprint text primary key, body blob);
-create index if not exists log_run on log (run, at_ns);
 """
 
 
@@ -38,7 +36,8 @@ class Journal:
     def __init__(self, path: Path, *, version: str, config: str) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._pending: list[tuple[int, Event | Effect]] = []
+        self._pending: list[tuple[object, ...]] = []
+        self._encode = msgspec.json.Encoder().encode
         self._jobs: dict[str, tuple[object, ...]] = {}
         self._histories: dict[str, bytes] = {}
         self._retry_at = 0.0
@@ -59,6 +58,7 @@ class Journal:
                     "insert into runs (wall_s, mono_ns, version, config) values (?, ?, ?, ?)", self._begin
                 )
                 self.run = int(row.lastrowid or 0)
+            self._prune(db)
             db.commit()
             self._db = db
             self.trouble = ""
@@ -80,8 +80,10 @@ class Journal:
         """Remember one call of the core. Looks and ticks without consequence are not worth a row."""
         if not effects and isinstance(event, Tick):
             return
-        self._pending.append((now, event))
-        self._pending.extend((now, effect) for effect in effects)
+        run, encode = self.run, self._encode
+        self._pending.append((run, now, "event", type(event).__name__, encode(event)))
+        for effect in effects:
+            self._pending.append((run, now, "effect", type(effect).__name__, encode(effect)))
         if len(self._pending) > PENDING_MAX:
             del self._pending[: PENDING_MAX // 10]
 
@@ -92,28 +94,30 @@ class Journal:
     def note_history(self, fingerprint: str, history: History) -> None:
         self._histories[fingerprint] = msgspec.json.encode(history)
 
-    def flush(self) -> None:
-        """Write what was collected; called by the daemon's timer and at its end."""
+    def flush(self, *, rows_max: int | None = None) -> None:
+        """Write what was collected, at most so many rows of the log; called by the daemon's timer and at its end."""
         if self._db is None:
             if time.monotonic() < self._retry_at:
                 return
             self._open()
         if self._db is None:
             return
+        rows = self._pending[:rows_max]
         try:
-            rows = [_row(self.run, at, item) for at, item in self._pending]
             self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
             self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
             self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
-            if rows:
-                self._db.execute("delete from log where rowid <= (select max(rowid) from log) - ?", (ROWS_MAX,))
             self._db.commit()
         except sqlite3.Error as error:
             self._failed(error)
             return
-        self._pending.clear()
+        del self._pending[: len(rows)]
         self._jobs.clear()
         self._histories.clear()
+
+    def _prune(self, db: sqlite3.Connection) -> None:
+        """Forget the oldest rows; at a daemon's start, when nobody waits for it."""
+        db.execute("delete from log where rowid <= (select max(rowid) from log) - ?", (ROWS_MAX,))
 
     def histories(self) -> dict[str, History]:
         """What earlier programs were measured to need."""
@@ -154,9 +158,3 @@ def _plain(value: object) -> dict[str, object]:
     result = msgspec.to_builtins(value)
     assert isinstance(result, dict)
     return result
-
-
-def _row(run: int, at: int, item: Event | Effect) -> tuple[object, ...]:
-    kind = "event" if type(item).__module__.endswith("events") else "effect"
-    body = json.dumps(msgspec.to_builtins(item)) if dataclasses.fields(item) else "{}"
-    return (run, at, kind, type(item).__name__, body)

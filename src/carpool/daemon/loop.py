@@ -38,6 +38,8 @@ from carpool.daemon.translate import grant_from, log_line
 from carpool.wire import messages as m
 
 log = logging.getLogger("carpool")
+FLUSH_ROWS = 50  # about a quarter of a millisecond
+FLUSH_PAUSE_SECONDS = 0.005
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
@@ -100,10 +102,12 @@ class Loop:
         self.tell(Tick())
 
     def _flush(self) -> None:
+        """Write the journal in small pieces, so that no hand-over waits for a big one."""
         self._flusher = None
-        self.journal.flush()
+        self.journal.flush(rows_max=FLUSH_ROWS)
         if self.journal.is_dirty:
-            self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+            pause = FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS
+            self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
 
     def look(self, *, everybody: bool = False) -> None:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""

@@ -1,0 +1,186 @@
+"""Every bench runs in its smallest form and says what it must; how fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carpool.bench.handover import Found, find_gaps
+from carpool.bench.jct import count_turns, draw_steps, mean_in_turn, mean_shared
+from carpool.bench.node import plain_environment, stop, wait_all, wait_files
+from carpool.bench.report import Report, Target, percentile
+from carpool.cli.bench import finish
+from carpool.errors import PeerError
+
+BENCH_SECONDS = 400
+METRICS = {
+    "boundary": {"ns_per_boundary", "overhead_at_1ms", "overhead_at_20ms"},
+    "handover": {"p50_us", "p99_us", "restart_p50_us", "ratio_restart_over_handover", "overlaps"},
+    "jct": {
+        "jct_fifo_over_srtf",
+        "ideal_fifo_over_srtf",
+        "share_of_ideal",
+        "makespan_srtf_over_fifo",
+        "jct_fifo_over_fair",
+        "seed",
+        "daemon_core_fraction",
+    },
+    "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
+}
+
+
+def run_bench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "carpool.cli.main", "bench", *words]
+    return subprocess.run(
+        command, env=plain_environment(), capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BENCH_SECONDS + 20)
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_a_bench_prints_one_json_object_with_its_metrics(name: str) -> None:
+    done = run_bench(name, "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"bench", "device", "metrics"}
+    assert found["bench"] == name
+    assert found["device"].startswith("CPU device: ")
+    assert METRICS[name] <= set(found["metrics"])
+    assert all(isinstance(value, int | float) for value in found["metrics"].values())
+    assert name in done.stderr, "progress belongs on stderr"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["nothing"], ["boundary", "--repeats", "1"], ["jct", "--jobs", "0"]])
+def test_misuse_is_told_and_starts_nothing(words: list[str]) -> None:
+    done = run_bench(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Error" in done.stderr
+
+
+# --- the report ------------------------------------------------------------------------------------------------
+
+
+def make_report() -> Report:
+    report = Report(bench="boundary")
+    report.add("beside", 3.14159265)
+    report.add("slow", 5.0, Target(limit=1))
+    report.add("fast", 5.0, Target(limit=1, is_least=True))
+    return report
+
+
+def test_a_missed_target_is_shown_as_missed_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(make_report(), as_json=False) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "MISSED" in lines["slow"]
+    assert "≤ 1" in lines["slow"]
+    assert "met" in lines["fast"]
+    assert "CPU device" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_broken_promise_fails_after_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = make_report()
+    report.failure = "two jobs had the device at the same time"
+    assert finish(report, as_json=True) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["metrics"]["slow"] == 5
+    assert "same time" in shown.err
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    assert percentile([4, 1, 3, 2], 50) == 3
+    assert percentile([1, 2, 3], 99) == 3
+    assert percentile([7], 50) == 7
+
+
+# --- hand-overs ------------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_from_the_last_operation_of_one_job_to_the_first_of_the_other() -> None:
+    found = Found()
+    find_gaps([[(0, 10), (12, 20), (50, 60)], [(25, 30), (31, 40)]], found)
+    assert found.gaps_ns == [5]  # what follows a job's very last iteration (at 40) is no hand-over
+    assert found.own_gaps_ns == [2, 1]
+    assert found.overlaps == 0
+
+
+def test_iterations_that_overlap_are_counted() -> None:
+    found = Found()
+    find_gaps([[(0, 10), (40, 50)], [(9, 20), (60, 70)]], found)
+    assert found.overlaps == 1
+
+
+def test_an_iteration_inside_a_longer_one_overlaps_with_what_follows_too() -> None:
+    found = Found()
+    find_gaps([[(0, 100), (200, 210)], [(10, 20), (30, 40)]], found)
+    assert found.overlaps == 2
+
+
+# --- the ideal -------------------------------------------------------------------------------------------------
+
+
+def test_the_ideal_of_jobs_in_turn_is_the_mean_of_their_running_sums() -> None:
+    assert mean_in_turn([1, 2, 3]) == pytest.approx((1 + 3 + 6) / 3)
+
+
+def test_the_ideal_of_sharing_lets_equal_jobs_end_together() -> None:
+    assert mean_shared([2, 2]) == pytest.approx(4)
+    assert mean_shared([1, 3]) == pytest.approx((2 + 4) / 2)
+    assert mean_shared([3, 1]) == mean_shared([1, 3])
+
+
+def test_a_seed_draws_the_same_heavy_tailed_lengths_again() -> None:
+    steps = draw_steps(14, 0, 3000)
+    assert steps == draw_steps(14, 0, 3000)
+    assert steps != draw_steps(14, 1, 3000)
+    assert min(steps) >= 3
+    assert max(steps) > 5 * sorted(steps)[7]
+    assert sum(steps) == pytest.approx(3000, rel=0.02)
+
+
+def test_changes_of_turn_are_counted_over_all_jobs() -> None:
+    assert count_turns([[(0, 1), (4, 5)], [(2, 3), (6, 7)]]) == 3
+
+
+# --- the processes ---------------------------------------------------------------------------------------------
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_a_job_that_fails_is_an_error_and_the_others_are_ended() -> None:
+    children = [start("raise SystemExit(3)"), start("import time; time.sleep(60)")]
+    with pytest.raises(PeerError, match="exit code 3"):
+        wait_all(children, seconds=30)
+    assert all(child.poll() is not None for child in children)
+
+
+def test_a_job_that_does_not_end_is_an_error() -> None:
+    with pytest.raises(PeerError, match="had not ended"):
+        wait_all([start("import time; time.sleep(60)")], seconds=0.2)
+
+
+def test_files_that_do_not_come_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="1 of 2"):
+        wait_files([tmp_path, tmp_path / "never"], lambda: None, seconds=0.1)
+
+
+def test_ending_a_process_that_has_ended_does_nothing() -> None:
+    child = start("pass")
+    child.wait(30)
+    stop(child)
+    assert child.returncode == 0
+
+
+def test_a_program_outside_carpool_sees_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_JOB", "train-1")
+    assert not any(name.startswith("CARPOOL_") for name in plain_environment())
