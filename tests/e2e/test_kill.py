@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from pathlib import Path
@@ -15,6 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BOOKS_SECONDS = 1.0  # promised are 100 ms; the machine of a test may be busy
 LOOP = ["plain_loop.py", "--width", "64"]
+
+
+def holds_turn(node: Node, job_id: str, *, wanted: bool) -> bool:
+    return (job_id in node.holders()) == wanted
 
 
 def run(node: Node, name: str, steps: int = 1_000_000) -> Started:
@@ -70,7 +75,8 @@ def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, 
         pid, job_id = node.program_pid(name), node.job(name)["id"]
         time.sleep(chance.random() / 10)
         wants_holder = number % 2 == 0
-        wait_until(lambda j=job_id, w=wants_holder: (j in node.holders()) == w, "the right moment", every=0.001)
+        moment = functools.partial(holds_turn, node, job_id, wanted=wants_holder)
+        wait_until(moment, "the right moment", every=0.001)
         kill_and_measure(node, name, [pid])
         ended = started[name].wait()
         assert ended.code == 137

@@ -1,4 +1,4 @@
-"""The daemon dies or is stopped while jobs run: no job restarts, no number changes, the next daemon takes them back."""
+"""The daemon dies or is stopped while jobs run: no job restarts, no number changes, its successor takes over."""
 
 from __future__ import annotations
 

@@ -119,13 +119,16 @@ def find_gaps(jobs: list[Stamps], found: Found) -> None:
     """Note the times between the last operation of one job and the first of the next, and iterations that overlap."""
     rows = sorted((first, last, owner) for owner, stamps in enumerate(jobs) for first, last in stamps)
     ends = {stamps[-1][1] for stamps in jobs}
-    for (_, last, owner), (first, _, other) in zip(rows, rows[1:], strict=False):
-        if owner == other:
-            found.own_gaps_ns.append(first - last)
-        elif first < last:
+    until = dict.fromkeys(range(len(jobs)), 0)  # the end of each job's newest iteration so far
+    before = -1
+    for first, last, owner in rows:
+        if any(first < end for other, end in until.items() if other != owner):
             found.overlaps += 1
-        elif last not in ends:
-            found.gaps_ns.append(first - last)
+        elif before == owner:
+            found.own_gaps_ns.append(first - until[owner])
+        elif before >= 0 and until[before] not in ends:
+            found.gaps_ns.append(first - until[before])
+        until[owner], before = last, owner
 
 
 # --- kill and restart ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,8 @@ def run(say: Say, *, jobs: int, steps: int, rounds: int) -> Report:
 def _run_arm(arm: str, jobs: int, steps: int) -> Round:
     if arm == "carpool":
         return _run_carpool(jobs, steps)
-    with open_node(policy="fair") as node:  # idle beside the plain arms, so that the arms differ in one thing
-        places = [node.directory / f"{number}.stamps" for number in range(jobs)]
+    with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
+        places = [Path(directory) / f"{number}.stamps" for number in range(jobs)]
         commands = [_command(place, steps) for place in places]
         began = time.monotonic()
         if arm == "sequential":

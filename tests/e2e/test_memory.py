@@ -1,0 +1,117 @@
+"""Bytes: the cap ends only the program that goes over it, and what is measured is what the program holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import carpool
+from carpool.devices import cpu
+from tests.e2e import scripts
+from tests.e2e.alone import Alone
+from tests.e2e.node import PYTHON, Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+MIB = 1 << 20
+HELD = 3 * 128 * MIB  # by scripts.KNOWN_SIZES: weights, gradients, momenta
+MARGIN = 1.05  # what the core adds to a measurement
+NEIGHBOUR = ["plain_loop.py", "--steps", "400"]
+SENTENCE = re.compile(
+    r"^carpool: memory cap reached: this job may hold 200\.0 MiB, holds (\d+)\.\d MiB and asked for 32\.0 MiB more; "
+    r"the program gets its own out-of-memory error \(raise the cap with --memory\)$",
+    re.MULTILINE,
+)
+
+
+def test_a_program_over_its_cap_gets_the_frameworks_error_and_its_neighbour_nothing(
+    node: Node, alone: Alone
+) -> None:
+    node.start(quantum="20ms")
+    neighbour = node.run(*NEIGHBOUR, options=["--name", "neighbour", "--memory", "400MiB"])
+    greedy = ["eats_memory.py", "--mib", "32", "--steps", "30"]
+    dies = node.run(*greedy, options=["--name", "dies", "--memory", "200MiB"])
+    copes = node.run(*greedy, "--catch", options=["--name", "copes", "--memory", "200MiB"])
+
+    ended = dies.wait()
+    assert ended.code == 1
+    assert "RuntimeError: [enforce fail at alloc_cpu.cpp" in ended.err
+    assert "DefaultCPUAllocator: can't allocate memory" in ended.err
+    said = SENTENCE.search(ended.err)
+    assert said is not None, ended.err
+    hoarded = int(ended.lines[-1].rpartition("hoard_mib=")[2])
+    assert hoarded <= int(said[1]) <= 200
+    assert node.wait_state("dies", "failed")["reason"].startswith("failed: exit code 1")
+
+    survived = copes.wait()
+    assert survived.code == 0
+    assert len(SENTENCE.findall(survived.err)) == 1
+    assert [line for line in survived.lines if line.startswith("caught: ")]
+    assert survived.lines[-1].startswith("done steps=30 ")
+    assert node.wait_state("copes", "finished")["steps"] == 30
+
+    unaffected = neighbour.wait()
+    assert (unaffected.code, unaffected.err) == (0, "")
+    assert unaffected.out == alone.output(*NEIGHBOUR)
+
+
+def test_persistent_and_ephemeral_bytes_are_what_the_program_holds(node: Node) -> None:
+    node.start()
+    script = scripts.write(node.files, "known", scripts.KNOWN_SIZES)
+    done = node.run(script).wait()
+    assert done.code == 0, done.err
+    held = int(done.out)
+    assert held == HELD
+    needs = node.wait_state("known", "finished")["needs"]
+    assert needs["persistent_bytes"] / MARGIN == pytest.approx(held, rel=0.10)
+    # Ten activations of 16 MiB are saved; backward holds a few more for a moment, and gradients are new each time.
+    ephemeral = needs["ephemeral_bytes"] / MARGIN
+    assert 9 * 16 * MIB <= ephemeral <= 20 * 16 * MIB
+    assert 10 * MIB < needs["overhead_bytes"] < 200 * MIB
+
+    again = node.run(script)
+    node.wait_steps("known", 1)
+    shown = node.job("known")
+    assert shown["promised_bytes"] < held * 1.5, "the second time its size is known before it starts"
+    assert again.wait().code == 0
+
+
+@pytest.fixture
+def without_meter(tmp_path: Path) -> str:
+    """A PYTHONPATH with a carpool whose C library was never built."""
+    package = Path(carpool.__file__).parent
+    shutil.copytree(package, tmp_path / "carpool", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return str(tmp_path)
+
+
+def test_without_the_c_meter_bytes_are_still_measured_and_capped(node: Node, without_meter: str) -> None:
+    assert cpu.meter_path() is not None, "the meter is built here; make native"
+    node.environment["PYTHONPATH"] = without_meter
+    node.start()
+    assert not _preloads(node)
+    script = scripts.write(node.files, "known", scripts.KNOWN_SIZES)
+    known = node.run(script, options=["--name", "known", "--memory", "1500MiB"])
+    greedy = node.run(
+        "eats_memory.py",
+        *("--mib", "64", "--steps", "40"),
+        options=["--name", "dies", "--memory", "400MiB"],
+    )
+    ended = greedy.wait()
+    assert ended.code == 1
+    assert "RuntimeError" in ended.err
+    assert "can't allocate memory" in ended.err
+    assert re.search(r"^carpool: memory cap reached: job dies-\d may hold 400 MiB and holds \d+ MiB", ended.err, re.M)
+    done = known.wait()
+    assert (done.code, int(done.out)) == (0, HELD), done.err
+    needs = node.wait_state("known", "finished")["needs"]
+    # The resident size over-reports: freed blocks stay in the heap.
+    assert HELD * 0.95 <= needs["persistent_bytes"] <= HELD * 2.5
+    assert needs["ephemeral_bytes"] < 500 * MIB
+
+
+def _preloads(node: Node) -> bool:
+    done = node.run(PYTHON, "-c", "import os; print(os.environ.get('LD_PRELOAD', ''))").wait()
+    return b"meter" in done.out
