@@ -68,12 +68,12 @@ class Job:
 # Lengths have a heavy tail, as in every published trace of a shared cluster: one program needs about as much
 # compute as all the others together, and it came first.
 MIX = (
-    Job(name="gpt", steps=190, arrives_s=0.0),
-    Job(name="resnet", steps=50, arrives_s=0.5),
-    Job(name="unet", steps=20, arrives_s=1.0),
-    Job(name="lstm", steps=80, arrives_s=1.5),
-    Job(name="gan", steps=45, arrives_s=2.0),
-    Job(name="vae", steps=90, arrives_s=2.5),
+    Job(name="gpt", steps=220, arrives_s=0.0),
+    Job(name="resnet", steps=45, arrives_s=0.5),
+    Job(name="unet", steps=12, arrives_s=1.0),
+    Job(name="lstm", steps=50, arrives_s=1.5),
+    Job(name="gan", steps=30, arrives_s=2.0),
+    Job(name="vae", steps=80, arrives_s=2.5),
     Job(name="mlp", steps=120, arrives_s=3.0),
 )
 QUICK = (

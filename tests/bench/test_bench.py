@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -184,3 +187,29 @@ def test_ending_a_process_that_has_ended_does_nothing() -> None:
 def test_a_program_outside_carpool_sees_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_JOB", "train-1")
     assert not any(name.startswith("CARPOOL_") for name in plain_environment())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BENCH_SECONDS)
+def test_a_bench_that_is_ended_from_outside_leaves_nothing_behind() -> None:
+    command = [sys.executable, "-m", "carpool.cli.main", "bench", "boundary", "--json"]
+    with tempfile.TemporaryDirectory(prefix="cpt-") as name:  # not tmp_path: a socket's path must be short
+        directory = Path(name)
+        environment = {**plain_environment(), "TMPDIR": name}
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            wait_daemon(directory)
+            child.send_signal(signal.SIGTERM)
+            out, _ = child.communicate(timeout=60)
+        finally:
+            stop(child)
+        assert child.returncode == 128 + signal.SIGTERM
+        assert out == b""
+        assert list(directory.iterdir()) == []
+
+
+def wait_daemon(directory: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not list(directory.glob("cpb-*/run/daemon.sock")):
+        assert time.monotonic() < deadline, f"no daemon in {directory}"
+        time.sleep(0.05)

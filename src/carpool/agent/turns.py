@@ -213,8 +213,9 @@ class Turns:
 
     def _give_back(self, *, wants_more: bool) -> None:
         self._asked_ns = monotonic_ns()
-        self._memory.finish_device_work(give_back=self._is_shared)
         words, base = self._words, self._link.base
+        # Somebody may have come into the lane since the grant said that it was ours alone.
+        self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
         self._set_held(is_held=False)
         try:
             if wants_more:

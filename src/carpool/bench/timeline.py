@@ -111,10 +111,12 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str, footnote: str) -> N
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise UsageError("matplotlib is needed to draw the timeline; run: make setup") from error
     rows = sum(len(panel.rows) for panel in panels)
-    figure = Figure(figsize=(10.0, 1.7 + 0.5 * len(panels) + 0.32 * rows), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(10.0, 1.7 + 0.5 * len(panels) + 0.32 * rows), layout=layout)
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]

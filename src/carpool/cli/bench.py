@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ def bench() -> None:
     carpool bench handover
     carpool bench jct --seed 3 --json
     """
+    # Ended from outside, a bench still ends its jobs and its daemon.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def say(text: str) -> None:
@@ -108,7 +111,7 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
 @bench.command(context_settings=SETTINGS)
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
-@click.option("--steps", type=click.IntRange(3), default=300, show_default=True, help="Iterations of each.")
+@click.option("--steps", type=click.IntRange(3), default=200, show_default=True, help="Iterations of each.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all three arms.")
 def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -> int:
     """Work per second: one after another, all at once, and under carpool."""

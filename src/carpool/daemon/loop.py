@@ -53,6 +53,7 @@ class Loop:
         self._events: deque[Event] = deque()
         self._is_telling = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_ns = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
         self._looked_ns = 0
@@ -83,15 +84,23 @@ class Loop:
             live = self.jobs.get(job_id)
             if live is not None:
                 live.set_waiters(self.scheduler.waiters(job_id))
-        loop = asyncio.get_running_loop()
+        self._arm()
+        if self._flusher is None and self.journal.is_dirty:
+            self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+
+    def _arm(self) -> None:
+        """Arm the timer of the next Tick. It is never put off: looks and hand-overs that come more often than Ticks
+        would keep them away for ever, and with them every lapse."""
+        due = self.scheduler.next_wakeup()
         if self._timer is not None:
+            if due is not None and self._due_ns <= due:
+                return
             self._timer.cancel()
             self._timer = None
-        due = self.scheduler.next_wakeup()
         if due is not None:
-            self._timer = loop.call_later(max(0.0, (due - time.monotonic_ns()) / 1e9), self._wake)
-        if self._flusher is None and self.journal.is_dirty:
-            self._flusher = loop.call_later(FLUSH_SECONDS, self._flush)
+            self._due_ns = due
+            delay = max(0.0, (due - time.monotonic_ns()) / 1e9)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._wake)
 
     def _wake(self) -> None:
         self._timer = None

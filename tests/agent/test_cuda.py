@@ -1,0 +1,159 @@
+"""The CUDA side of the agent, through a stand-in for torch.cuda; the real thing is in test_gpu.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from carpool.agent.cuda import ALLOCATED, PEAK, CudaSource
+from carpool.agent.link import Link
+from carpool.agent.memory import Memory, Profile
+from carpool.wire import page
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class StandInCuda:
+    """Answers like torch.cuda and writes down what was asked of the device."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.has_context = True
+        self.live = 0
+        self.peak = 0
+        self.fraction: float | None = None
+
+    def is_initialized(self) -> bool:
+        return self.has_context
+
+    def memory_stats(self) -> dict[str, int]:
+        self.calls.append("memory_stats")
+        return {ALLOCATED: self.live, PEAK: max(self.live, self.peak), "num_ooms": 0}
+
+    def reset_peak_memory_stats(self) -> None:
+        self.calls.append("reset_peak")
+        self.peak = self.live
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=16 * GIB)
+
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        self.fraction = fraction
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Link:
+    shared = page.Page.create(tmp_path / "page")
+    shared.lend_slot(os.getpid())
+    return Link("job-1", "", str(tmp_path / "page"))
+
+
+@pytest.fixture
+def cuda() -> StandInCuda:
+    return StandInCuda()
+
+
+def source_of(cuda: StandInCuda, link: Link) -> CudaSource:
+    return CudaSource(SimpleNamespace(cuda=cuda), link)
+
+
+def test_live_and_peak_come_from_the_allocator_and_live_is_shown_in_the_page(cuda: StandInCuda, link: Link) -> None:
+    source = source_of(cuda, link)
+    cuda.live, cuda.peak = 3 * MIB, 10 * MIB
+    assert (source.live_bytes(), source.peak_bytes()) == (3 * MIB, 10 * MIB)
+    assert link.words[link.base + page.S_LIVE] == 3 * MIB
+    source.reset_peak()
+    assert source.peak_bytes() == 3 * MIB
+
+
+def test_nothing_is_asked_of_a_process_that_has_no_context_yet(cuda: StandInCuda, link: Link) -> None:
+    cuda.has_context = False
+    source = source_of(cuda, link)
+    assert (source.live_bytes(), source.peak_bytes()) == (0, 0)
+    source.reset_peak()
+    source.finish_device_work(give_back=True)
+    assert cuda.calls == []
+
+
+def test_a_hand_over_waits_for_the_device_and_gives_the_cache_back_only_when_the_lane_is_shared(
+    cuda: StandInCuda, link: Link
+) -> None:
+    source = source_of(cuda, link)
+    source.finish_device_work(give_back=False)
+    assert cuda.calls == ["synchronize"]
+    source.finish_device_work(give_back=True)
+    assert cuda.calls == ["synchronize", "synchronize", "empty_cache"]
+
+
+def test_a_declared_cap_becomes_the_allocators_fraction_once(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
+    monkeypatch.setattr("sys.excepthook", lambda *_: None)
+    link.words[page.H_CAP] = 4 * GIB
+    source = source_of(cuda, link)
+    source.live_bytes()
+    assert cuda.fraction == pytest.approx(0.25)
+    cuda.fraction = None
+    source.live_bytes()
+    assert cuda.fraction is None
+
+
+def test_without_a_declared_cap_the_allocator_is_left_alone(cuda: StandInCuda, link: Link) -> None:
+    link.words[page.H_CAP] = 4 * GIB  # what happens to be free is no cap of the user's
+    source_of(cuda, link).live_bytes()
+    assert cuda.fraction is None
+
+
+def test_an_uncaught_out_of_memory_error_gets_carpools_sentence(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    class OutOfMemoryError(RuntimeError):
+        """Named like torch's."""
+
+    monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    link.words[page.H_CAP] = 4 * GIB
+    source_of(cuda, link)
+    cuda.live = 3 * GIB
+    sys.excepthook(OutOfMemoryError, OutOfMemoryError("CUDA out of memory"), None)
+    said = capsys.readouterr().err
+    assert "job-1 may hold 4.00 GiB and holds 3.00 GiB" in said
+    sys.excepthook(ValueError, ValueError("another error"), None)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_two_iterations_teach_persistent_and_ephemeral_bytes(cuda: StandInCuda, link: Link) -> None:
+    profile = Profile(Memory(source_of(cuda, link), overhead_bytes=0))
+    cuda.live, cuda.peak = 40 * MIB, 90 * MIB  # weights; the optimizer's state comes at the end of the first step
+    assert profile.observe(7) == 1
+    cuda.live, cuda.peak = 100 * MIB, 160 * MIB
+    assert profile.observe(7) == 1
+    needs = profile.needs()
+    assert (needs.persistent_bytes, needs.ephemeral_bytes) == (100 * MIB, 60 * MIB)
+    assert profile.points == {7: True}
+
+
+def test_of_two_optimizers_the_one_with_the_graph_alive_is_only_a_yield_point(cuda: StandInCuda, link: Link) -> None:
+    profile = Profile(Memory(source_of(cuda, link), overhead_bytes=0))
+    for _ in range(2):
+        cuda.live = 80 * MIB  # the generator's graph is alive at the discriminator's step
+        profile.observe(1)
+        cuda.live = 50 * MIB
+        profile.observe(2)
+    assert profile.points == {1: False, 2: True}

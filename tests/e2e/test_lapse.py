@@ -1,0 +1,117 @@
+"""Jobs that hold a turn and do not use it: pauses, slow input, long silence, a script that trained and only sleeps.
+
+One companion trains all the time beside them; it must go on, and its numbers must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e import scripts
+from tests.e2e.alone import Alone
+from tests.e2e.node import Node, Started, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+COMPANION = ["plain_loop.py", "--width", "64"]
+
+
+class Beside(Node):
+    """A node in which a companion trains."""
+
+    companion: Started
+
+    def run_beside(self, *program: str, name: str) -> Started:
+        return self.run(*program, options=["--name", name, "--memory", "400MiB"])
+
+    def events(self, kind: str, name: str) -> list[dict[str, Any]]:
+        job_id = self.job(name)["id"]
+        return [event for event in self.journal(kind) if event["job"] == job_id]
+
+
+@pytest.fixture(scope="module")
+def beside() -> Iterator[Beside]:
+    node = Beside()
+    node.start(quantum="50ms")
+    options = ["--name", "companion", "--memory", "400MiB"]
+    node.companion = node.run(*COMPANION, "--steps", "1000000", options=options)
+    node.wait_steps("companion", 5)
+    yield node
+    node.close()
+
+
+def test_a_paused_job_loses_its_turn_and_asks_again_by_itself(beside: Beside, alone: Alone) -> None:
+    program = ["pauses.py", "--steps", "40", "--pause", "4"]
+    started = beside.run_beside(*program, name="pauses")
+    started.wait_line("pause")
+    wait_until(lambda: beside.events("RevokeLease", "pauses"), "the turn was taken", seconds=30)
+    reason = beside.events("RevokeLease", "pauses")[0]["reason"]
+    assert reason.startswith("pauses neither made a step nor computed for ")
+    assert beside.job("pauses")["state"] in ("idle", "waiting", "running")
+    before = len(beside.companion.lines)
+    beside.companion.wait_lines(before + 50)
+    ended = started.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output(*program[:3], "--pause", "0")
+    assert beside.wait_state("pauses", "finished")["steps"] == 80
+    resumed = beside.events("RevokeLease", "pauses")[0]["at_ns"]
+    assert any(grant["at_ns"] > resumed for grant in beside.events("GrantLease", "pauses"))
+
+
+def test_a_job_that_waits_for_input_gives_its_turn_back(beside: Beside, alone: Alone) -> None:
+    program = ["slow_data.py", "--steps", "30", "--sleep", "0.1"]
+    ended = beside.run_beside(*program, name="slow_data").wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output(*program[:3], "--sleep", "0")
+    job = beside.wait_state("slow_data", "finished")
+    assert job["steps"] == 30
+    returned = [event for event in beside.events("LeaseReturned", "slow_data") if not event["wants_more"]]
+    assert len(returned) >= 20, "it gives the turn back for nearly every batch"
+    assert not beside.events("RevokeLease", "slow_data")
+    assert job["served_ns"] < 2_000_000_000, "the three seconds of sleep were not charged to it"
+
+
+def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone: Alone) -> None:
+    program = ["hog.py", "--steps", "20"]
+    started = beside.run_beside(*program, "--seconds", "8", name="greedy")
+    started.wait_line("hogging")
+    wait_until(lambda: beside.job("greedy")["is_hog"], "it is named", seconds=30)
+    shown = beside.carpool("ps")
+    assert "(hog)" in shown.out.decode()
+    sentence = "greedy was asked for its turn"
+    assert any(sentence in line for line in shown.lines)
+    explained = beside.carpool("explain", "greedy")
+    assert sentence in explained.lines[0]
+    assert "and has not reached a boundary; its usual step takes" in explained.lines[0]
+    assert any("no boundary reached for" in line for line in explained.lines)
+    assert "greedy has had it for" in beside.job("companion")["reason"]
+    ended = started.wait()
+    assert ended.code == 0
+    assert [event["job"].partition("-")[0] for event in beside.journal("NameHog")] == ["greedy"]
+    lines = [line for line in ended.lines if not line.startswith("hogged")]
+    truth = alone.output(*program, "--seconds", "0").decode().splitlines()
+    assert lines == [line for line in truth if not line.startswith("hogged")]
+    assert beside.wait_state("greedy", "finished")["steps"] == 40
+
+
+def test_a_script_that_trained_and_now_sleeps_blocks_nobody(beside: Beside) -> None:
+    started = beside.run_beside(scripts.write(beside.files, "sleeps", scripts.TRAINS_THEN_SLEEPS), name="sleeps")
+    started.wait_line("trained")
+    wait_until(lambda: beside.state("sleeps") == "idle", "it is idle", seconds=30)
+    assert "wants no turn for" in beside.job("sleeps")["reason"]
+    before = len(beside.companion.lines)
+    beside.companion.wait_lines(before + 200)
+    assert beside.state("sleeps") == "idle"
+    assert beside.job("sleeps")["steps"] == 10
+    started.process.terminate()
+    assert started.wait().code == 143
+
+
+def test_the_companion_of_them_all_never_noticed(beside: Beside, alone: Alone) -> None:
+    beside.companion.wait_lines(500)
+    expected = alone.output(*COMPANION, "--steps", "500").splitlines()[:500]
+    assert beside.companion.out.splitlines()[:500] == expected
+    assert beside.companion.err == ""
