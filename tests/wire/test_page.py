@@ -1,0 +1,91 @@
+"""The page both sides share: the same numbers in Python and C, private, whole, and told apart from garbage."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from carpool.errors import PeerError
+from carpool.wire import page
+
+HEADER = Path(__file__).parents[2] / "native" / "page.h"
+
+
+def defined_in_c() -> dict[str, int]:
+    found = re.findall(r"^#define CP_(\w+) (0x[0-9A-Fa-f]+|\d+)", HEADER.read_text(), re.MULTILINE)
+    return {name: int(value, 0) for name, value in found}
+
+
+def test_every_number_of_the_c_header_is_pythons() -> None:
+    numbers = defined_in_c()
+    assert len(numbers) > 20
+    for name, value in numbers.items():
+        assert getattr(page, name) == value, name
+
+
+def test_every_header_and_slot_word_of_python_is_in_the_c_header() -> None:
+    numbers = defined_in_c()
+    for name in vars(page):
+        if re.fullmatch(r"[HS]_[A-Z_]+", name):
+            assert name in numbers, f"{name} is missing in native/page.h"
+
+
+def test_a_page_is_private_whole_and_can_be_opened_again(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    facts = (tmp_path / "page").stat()
+    assert (facts.st_mode & 0o777, facts.st_size) == (0o600, page.PAGE_BYTES)
+    assert facts.st_blocks * 512 >= page.PAGE_BYTES  # allocated, so that no later store meets a full disk
+    slot = made.lend_slot(4711)
+    assert slot == page.FIRST_LENT
+    again = page.Page.open(tmp_path / "page")
+    assert again.slot_of(4711) == slot
+    assert again.pids() == {slot: 4711}
+    made.clear_slot(slot)
+    assert again.slot_of(4711) is None
+
+
+def test_slots_are_lent_until_there_are_no_more(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    lent = [made.lend_slot(pid) for pid in range(1, page.SLOTS - page.FIRST_LENT + 1)]
+    assert lent == list(range(page.FIRST_LENT, page.SLOTS))
+    assert made.lend_slot(9999) is None
+    assert made.words[page.H_LENT_USED] == page.SLOTS
+
+
+def test_a_page_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    page.Page.create(tmp_path / "page").close()
+    (tmp_path / "page").chmod(0o644)
+    with pytest.raises(PeerError, match="not a private file"):
+        page.Page.open(tmp_path / "page")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_page_of_another_user_is_not_used(tmp_path: Path) -> None:
+    page.Page.create(tmp_path / "page").close()
+    os.chown(tmp_path / "page", 65534, 65534)
+    with pytest.raises(PeerError, match="not a private file"):
+        page.Page.open(tmp_path / "page")
+
+
+def test_a_link_a_short_file_and_another_layout_are_not_used(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    (tmp_path / "link").symlink_to(tmp_path / "page")
+    with pytest.raises(PeerError, match="cannot open"):
+        page.Page.open(tmp_path / "link")
+    short = tmp_path / "short"
+    short.touch(mode=0o600)
+    short.write_bytes(b"x" * 100)
+    short.chmod(0o600)
+    with pytest.raises(PeerError, match="100 bytes instead of 16384"):
+        page.Page.open(short)
+    made.words[page.H_LAYOUT] = 99
+    with pytest.raises(PeerError, match="layout 99, this carpool speaks 1"):
+        page.Page.open(tmp_path / "page")
+
+
+def test_a_negative_count_is_taken_for_nothing() -> None:
+    assert page.signed((1 << 64) - 5) == 0
+    assert page.signed(5) == 5
