@@ -66,6 +66,7 @@ class Turns:
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
         self._asked_ns = 0
+        self._sampled_at = 0
 
     # --- the points ---------------------------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class Turns:
         if not self._link.is_up:
             self._rejoin()
             return
+        self._sampled_at = self._words[self._link.base + S_STEPS]
         persistent, ephemeral = self._profile.sample()
         if self._reported is None:
             return
@@ -225,16 +227,19 @@ class Turns:
                 self._wait_granted()
         except LinkLostError:
             self._lost()
-        if self._held and not self._profile.is_learning:
+        steps = words[base + S_STEPS]
+        if self._held and not self._profile.is_learning and steps - self._sampled_at > RESAMPLE_MASK:
             self._resample()
 
     def _wait_granted(self) -> None:
         try:
             grant = self._link.wait_grant()
         except BaseException:
-            # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us.
+            # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
+            # connection, because a grant that is on its way would later be taken for the next one.
             if self._link.is_up:
-                self._withdraw()
+                self._set_held(is_held=False)
+                self._link.close()
             raise
         self._is_shared = grant.is_shared
         self._set_held(is_held=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from carpool.wire.places import Places, check_private, make_private
 
 ANSWER_SECONDS = 30.0
 START_SECONDS = 20.0
+DISK_MIN_BYTES = 4096
 
 
 class Wire:
@@ -123,10 +125,16 @@ def start_daemon(places: Places, config: DaemonConfig) -> bool:
         if process.poll() is not None:
             if is_running(places):  # somebody else's start won the race
                 return False
-            said = (places.state / "daemon.err").read_text(errors="replace").strip()
-            raise UnreachableError(f"the daemon ended at once: {said or f'exit code {process.returncode}'}")
+            raise UnreachableError(f"the daemon ended at once: {_last_words(places, process.returncode)}")
         time.sleep(0.01)
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
+
+
+def _last_words(places: Places, code: int) -> str:
+    said = (places.state / "daemon.err").read_text(errors="replace").strip()
+    if not said and shutil.disk_usage(places.state).free < DISK_MIN_BYTES:
+        return f"No space left on device: {places.state}"  # not even for its own last words
+    return said or f"exit code {code}"
 
 
 _NOT_FOR_DAEMON = {"CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}
@@ -141,9 +149,7 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
         described = device if device is not None and is_description(device) else DaemonConfig().device
         start_daemon(places, DaemonConfig(policy=policy or DaemonConfig().policy, device=described))
         return device if device is not None and device != described else None
-    if policy is None and device is None:
-        return None
-    status = call(places, "status")
+    status = call(places, "status")  # also says whether it speaks our version, before anything is entered
     if policy is not None and policy != status["policy"]:
         raise UsageError(
             f"the running daemon uses policy {status['policy']}, not {policy}; leave --policy out, or"

@@ -22,6 +22,9 @@ from carpool.units import parse_bytes
 from carpool.wire.places import find_places
 
 NAME_MAX = 60
+WEIGHT_MAX = 1_000_000
+STEPS_MAX = 10**15
+PRIORITY_MAX = 1_000_000
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,10 +107,12 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     script = script_of(argv)
     if script is not None and not script.exists():
         raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
-    if options["weight"] <= 0 or options["weight"] > 1_000_000:
-        raise UsageError(f"--weight {options['weight']} must be above 0 and at most 1000000")
-    if options["steps"] is not None and options["steps"] < 1:
-        raise UsageError(f"--steps {options['steps']} must be at least 1")
+    if not 0 < options["weight"] <= WEIGHT_MAX:
+        raise UsageError(f"--weight {options['weight']} must be above 0 and at most {WEIGHT_MAX}")
+    if options["steps"] is not None and not 1 <= options["steps"] <= STEPS_MAX:
+        raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
+    if abs(options["priority"]) > PRIORITY_MAX:
+        raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
     return {
@@ -115,7 +120,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "tenant": options["tenant"],
         "weight_milli": max(1, round(options["weight"] * 1000)),
         "priority": options["priority"],
-        "cap_bytes": parse_bytes(options["memory"]) if options["memory"] else None,
+        "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

@@ -252,7 +252,11 @@ class Desk:
         make_private(directory)
         file = JobFile(job=job_id, number=self._number, spec=spec, argv=argv, cwd=cwd, environment=environment)
         live = LiveJob(id=job_id, directory=directory, file=file)
-        live.save()
+        try:
+            live.save()
+        except OSError:
+            live.close()
+            raise
         self._loop.jobs[job_id] = live
         return live
 

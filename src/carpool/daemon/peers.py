@@ -31,6 +31,7 @@ class Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._fd = -1
         self.job: LiveJob | None = None
         self.member: Member | None = None
 
@@ -38,6 +39,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour, not by class
         peer: socket.socket = self._transport.get_extra_info("socket")
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self._fd = peer.fileno()
         if uid != os.geteuid():
             log.warning("peer.refused uid=%d reason=another user", uid)
             self._transport.abort()
@@ -51,18 +53,30 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport, self._fd = None, -1
         self._on_lost(self)
 
     def send(self, message: m.Message) -> None:
         if self._transport is None:
             return
-        if self._transport.get_write_buffer_size() > UNSENT_MAX:
+        data = encode(message)
+        unsent = self._transport.get_write_buffer_size()
+        if unsent > UNSENT_MAX:
             log.warning("peer.dropped reason=it does not read its answers")
             self._transport.abort()
             return
-        self._transport.write(encode(message))
+        if not unsent and self._fd >= 0:
+            # A loop may put writes off to the end of its round (uvloop does); a granted job need not wait for that.
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the peer is gone; connection_lost follows
+        if data:
+            self._transport.write(data)
 
     def close(self) -> None:
         if self._transport is not None:
+            self._fd = -1
             self._transport.close()

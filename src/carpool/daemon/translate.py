@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from carpool.core.effects import Effect, GrantLease
@@ -11,16 +13,19 @@ from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
 
+# What fits a word of the page and of the journal, whatever a peer sends.
+Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
 
 class SpecBody(msgspec.Struct, kw_only=True):
     """The user's words about a job, as they travel."""
 
     name: str
     tenant: str = "default"
-    weight_milli: int = 1000
-    priority: int = 0
-    cap_bytes: int | None = None
-    steps: int | None = None
+    weight_milli: Count = 1000
+    priority: Count = 0
+    cap_bytes: Count | None = None
+    steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
 

@@ -1,0 +1,122 @@
+"""The daemon's end of a member's connection, played by a test: it answers what it is told to answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from carpool.agent.link import Link
+from carpool.wire import framing, page
+from carpool.wire import messages as m
+
+
+class Desk:
+    """Listens like a daemon; the test takes each connection and each message itself."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cp-desk-", dir="/tmp"))
+        self.page = page.Page.create(self.directory / "page")
+        self.slot = self.page.lend_slot(os.getpid()) or 0
+        self.base = page.slot_base(self.slot)
+        self.words = self.page.words
+        self._peer: socket.socket | None = None
+        self._left: list[m.Message] = []
+        self._decoder = framing.Decoder()
+        self._listener: socket.socket | None = None
+        self.open()
+
+    def open(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.directory / "socket"))
+        self._listener.listen()
+        self._listener.settimeout(20)
+
+    def link(self) -> Link:
+        return Link("job-1", str(self.directory / "socket"), str(self.directory / "page"))
+
+    def accept(self, *, attach: bool = True) -> m.Message:
+        """Take the next connection and its Attach; answer it unless told not to."""
+        self.hang_up()
+        assert self._listener is not None
+        self._peer, _ = self._listener.accept()
+        self._peer.settimeout(20)
+        self._decoder, self._left = framing.Decoder(), []
+        message = self.take()
+        if attach:
+            self.send(m.Attached(slot=self.slot))
+        return message
+
+    def take(self) -> m.Message:
+        """The next message of the member."""
+        assert self._peer is not None
+        while not self._left:
+            data = self._peer.recv(65536)
+            assert data, "the member closed the connection"
+            self._left = self._decoder.feed(data)
+        return self._left.pop(0)
+
+    def take_until(self, wanted: type[m.Message]) -> m.Message:
+        while not isinstance(message := self.take(), wanted):
+            pass
+        return message
+
+    def is_closed(self) -> bool:
+        """Whether the member closed the connection; waits for it."""
+        assert self._peer is not None
+        while data := self._peer.recv(65536):
+            self._left += self._decoder.feed(data)
+        return True
+
+    def send(self, message: m.Message) -> None:
+        assert self._peer is not None
+        self._peer.sendall(framing.encode(message))
+
+    def grant(self, *, is_shared: bool = False) -> None:
+        self.words[self.base + page.S_RECALL] = 0
+        self.send(m.Grant(lane_bytes=1, is_shared=is_shared))
+
+    def recall(self, at: int = 1) -> None:
+        self.words[self.base + page.S_RECALL] = at
+
+    @property
+    def steps(self) -> int:
+        return self.words[self.base + page.S_STEPS]
+
+    @property
+    def lease(self) -> int:
+        return self.words[self.base + page.S_LEASE]
+
+    def hang_up(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+    def die(self, *, leave_socket: bool = True) -> None:
+        """Go away: killed (the socket's file stays) or stopped (it goes too)."""
+        self.hang_up()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if not leave_socket:
+            (self.directory / "socket").unlink()
+
+    def come_back(self) -> None:
+        (self.directory / "socket").unlink(missing_ok=True)
+        self.open()
+
+    def close(self) -> None:
+        self.die()
+        self.page.close()
+        for path in self.directory.iterdir():
+            path.unlink()
+        self.directory.rmdir()
+
+
+class Script:
+    """What the desk does, step by step, while the member is blocked: a thread would hide a failing assertion."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self.acts = list(acts)
