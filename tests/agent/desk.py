@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from carpool.agent.link import Link
@@ -63,6 +65,11 @@ class Desk:
             pass
         return message
 
+    def answer(self, wanted: type[m.Message]) -> None:
+        """Wait for an Ask or a Return, and grant the next turn."""
+        self.take_until(wanted)
+        self.grant()
+
     def is_closed(self) -> bool:
         """Whether the member closed the connection; waits for it."""
         assert self._peer is not None
@@ -107,16 +114,17 @@ class Desk:
         (self.directory / "socket").unlink(missing_ok=True)
         self.open()
 
+    @contextmanager
+    def playing(self, act: Callable[[], object]) -> Iterator[None]:
+        """Act in a thread while the member, in this one, is blocked; a failure in there fails the test."""
+        with ThreadPoolExecutor(1) as pool:
+            acted = pool.submit(act)
+            yield
+            acted.result(timeout=20)
+
     def close(self) -> None:
         self.die()
         self.page.close()
         for path in self.directory.iterdir():
             path.unlink()
         self.directory.rmdir()
-
-
-class Script:
-    """What the desk does, step by step, while the member is blocked: a thread would hide a failing assertion."""
-
-    def __init__(self, *acts: Callable[[], object]) -> None:
-        self.acts = list(acts)

@@ -6,6 +6,7 @@ import pytest
 
 from carpool.core.effects import ExplainWait, RecallLease, RefuseJob, SetCap, StartJob
 from carpool.core.model import DeviceId, JobId, JobState
+from carpool.core.node import Settings
 from carpool.units import GIB, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
 
@@ -296,3 +297,15 @@ def test_a_long_queue_is_admitted_as_far_as_there_is_room(core: CoreDriver) -> N
     for index in range(40):
         core.submit(f"q{index:02}", cap_bytes=GIB)
     assert len(only(core.exit("a"), StartJob)) == 16
+
+
+def test_by_default_an_unknown_job_is_promised_a_quarter_so_that_several_start_side_by_side(
+    make_core: MakeCore,
+) -> None:
+    core = make_core(settings=Settings(margin_percent=0), capacity_bytes=16 * GIB)
+    for name in ("a", "b", "c", "d"):
+        core.submit(name)
+        assert core.job(name).promised_bytes == 4 * GIB
+    core.submit("e")
+    assert core.job("e").state is JobState.QUEUED
+    assert "4.00 GiB" in core.job("e").reason

@@ -174,9 +174,7 @@ def test_a_peer_of_another_version_is_refused_with_a_sentence(shared: Node) -> N
     (answer,) = framing.Decoder().feed(talk(shared, framing.encode(asked)))
     assert isinstance(answer, m.Refuse)
     assert "this is 9.9.9 (protocol 99); restart it: carpool daemon stop" in answer.reason
-    enter = m.Enter(
-        job="", spec={"name": "x"}, argv=["x"], cwd="/", pid=1, child_pid=0, version="9.9.9", protocol=99
-    )
+    enter = m.Enter(job="", spec={"name": "x"}, argv=["x"], cwd="/", pid=1, child_pid=0, version="9.9.9", protocol=99)
     (answer,) = framing.Decoder().feed(talk(shared, framing.encode(enter)))
     assert isinstance(answer, m.Refuse)
     assert shared.ps(ended=False)["jobs"] == []

@@ -27,9 +27,7 @@ SENTENCE = re.compile(
 )
 
 
-def test_a_program_over_its_cap_gets_the_frameworks_error_and_its_neighbour_nothing(
-    node: Node, alone: Alone
-) -> None:
+def test_a_program_over_its_cap_gets_the_frameworks_error_and_its_neighbour_nothing(node: Node, alone: Alone) -> None:
     node.start(quantum="20ms")
     neighbour = node.run(*NEIGHBOUR, options=["--name", "neighbour", "--memory", "400MiB"])
     greedy = ["eats_memory.py", "--mib", "32", "--steps", "30"]

@@ -58,11 +58,10 @@ class Link:
     def connect(self, *, holding: bool) -> None:
         """Attach to the daemon; raises LinkLostError or RefusedError."""
         self._tried_ns = time.monotonic_ns()
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             peer.settimeout(ANSWER_SECONDS)
             peer.connect(self._socket_path)
-            self._socket = peer
             slot = self.base // page.SLOT_WORDS
             attach = m.Attach(
                 job=self.job,
@@ -78,6 +77,9 @@ class Link:
         except OSError as error:
             self.close()
             raise LinkLostError(f"the daemon at {self._socket_path} does not answer: {error}") from error
+        except BaseException:
+            self.close()  # a Ctrl-C must not leave an answer unread
+            raise
         if isinstance(answer, m.Refuse):
             self.close()
             raise RefusedError(answer.reason)

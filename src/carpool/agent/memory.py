@@ -186,6 +186,10 @@ class Profile:
             counted += self._settle()
         return counted
 
+    def note_away(self, away_ns: int) -> None:
+        """The job had no turn for this long: that is no part of a step."""
+        self._last_ns += away_ns
+
     def _begin_anew(self) -> None:
         self.is_learning = True
         self.points.clear()

@@ -108,7 +108,7 @@ class Hooks:
         return self._step_patience >= 0
 
     def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        clock = time.monotonic_ns
+        clock, busy_clock = time.monotonic_ns, time.thread_time_ns
 
         @functools.wraps(real_next)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the method of this name
@@ -116,10 +116,11 @@ class Hooks:
             if turns is None:
                 return real_next(iterator)
             turns.before_data()
-            began = clock()
+            began, busy = clock(), busy_clock()
             item = real_next(iterator)  # the end of the data is no reason to ask for a turn
             self._data_points += 1
-            turns.after_data(clock() - began)
+            # A fetch that computes in this thread is work, not a wait for input.
+            turns.after_data(clock() - began - (busy_clock() - busy))
             return item
 
         return __next__

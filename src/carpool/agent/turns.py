@@ -66,6 +66,7 @@ class Turns:
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
         self._asked_ns = 0
+        self._left_ns = 0  # when the turn was last given up
         self._sampled_at = 0
 
     # --- the points ---------------------------------------------------------------------------------------
@@ -253,6 +254,11 @@ class Turns:
             return
 
     def _set_held(self, *, is_held: bool) -> None:
+        now = monotonic_ns()
+        if is_held:
+            self._profile.note_away(now - self._left_ns)
+        elif self._held or not self._left_ns:
+            self._left_ns = now
         self._held = is_held
         if self._link.base:
             self._words[self._link.base + page.S_LEASE] = page.LEASE_HELD if is_held else page.LEASE_NONE

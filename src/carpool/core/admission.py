@@ -2,8 +2,8 @@
 
 Rules
   M1  A job starts only with a promise that keeps L1 true.
-  M2  A declared cap, or the whole of what is unpromised for a job nobody knows, is promised as one sum until the
-      first turns are measured; then the sum is split into persistent bytes and a lane, and the rest is free again.
+  M2  A declared cap, or a share of the device for a job nobody knows, is promised as one sum until the first turns
+      are measured; then the sum is split into persistent bytes and a lane, and the rest is free again.
   M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
   M4  A job that can never fit on any device it may use is refused at once.
   M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.
@@ -90,7 +90,7 @@ def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
     if fit is None:
         return None
     is_known = total_need_bytes(job) is not None
-    promise_bytes = wanted.resident_bytes if is_known else ledger.free_bytes(device)
+    promise_bytes = wanted.resident_bytes if is_known else open_promise_bytes(node, device)
     return Offer(device=device, fit=fit, promise_bytes=promise_bytes)
 
 
@@ -113,6 +113,16 @@ def merging_lets_in(node: Node, job: Job, device: Device) -> bool:
         resident_bytes=wanted.resident_bytes - job.promised_bytes,
         ephemeral_bytes=wanted.ephemeral_bytes,
     )
+
+
+def open_promise_bytes(node: Node, device: Device) -> int:
+    """What a job nobody knows is promised until it is measured: a share of the device, or all that is left.
+
+    Before its first turn a job holds only what stays between turns; what comes and goes inside a turn appears when
+    it is alone on the device. So several may start side by side (docs/design/0003-unknown-jobs.md).
+    """
+    share = max(start_floor_bytes(node, device), device.capacity_bytes // node.settings.open_share_divisor)
+    return min(ledger.free_bytes(device), share)
 
 
 def start_floor_bytes(node: Node, device: Device) -> int:

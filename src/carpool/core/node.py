@@ -37,6 +37,7 @@ class Settings:
     pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
     start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
+    open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
     margin_percent: int = 5  # added to what was measured
 
 

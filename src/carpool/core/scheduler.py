@@ -269,7 +269,7 @@ class Scheduler:
 
     def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
         job.needs = admission.with_margin(event.needs, job.needs, self._node.settings.margin_percent)
-        if event.step_ns is not None:
+        if event.step_ns is not None and job.step_ns is None:
             job.step_ns = event.step_ns
             if job.mark is not None and not job.mark.mates:
                 job.solo_step_ns = event.step_ns

@@ -70,6 +70,7 @@ class LiveJob:
     is_granted: bool = False
     is_recalled: bool = False
     trouble: str = ""
+    last_look: tuple[int, int] = (0, 0)
 
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""

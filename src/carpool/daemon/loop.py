@@ -128,6 +128,9 @@ class Loop:
     def look_at(self, live: LiveJob) -> None:
         if live.page is not None:
             steps, cpu_ns, live_bytes = live.steps(), live.cpu_ns(), live.live_bytes()
+            if not live.is_granted and live.last_look == (steps, live_bytes):
+                return  # nothing new: `top` must not fill the journal
+            live.last_look = (steps, live_bytes)
             self.tell(ProgressSeen(job=live.id, steps=steps, cpu_ns=cpu_ns, live_bytes=live_bytes))
 
     # --- one short method an effect ----------------------------------------------------------------------

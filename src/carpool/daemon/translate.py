@@ -91,7 +91,10 @@ def log_line(effect: Effect) -> str:
     facts = []
     for key, value in msgspec.to_builtins(effect).items():
         if key.endswith("_bytes"):
-            facts.append(f"{key.removesuffix('_bytes')}={format_bytes(value).replace(' ', '')}")
+            name = "bytes" if key == "lane_bytes" else key.removesuffix("_bytes")
+            facts.append(f"{name}={format_bytes(value).replace(' ', '')}")
+        elif isinstance(value, list | tuple):
+            facts.append(f"{key}={','.join(value) or 'none'}")
         elif isinstance(value, str) and " " in value:
             facts.append(f'{key}="{value}"')
         elif not isinstance(value, dict):

@@ -1,0 +1,139 @@
+"""Injection: carpool is inside every Python of a job, notices `import torch`, and disturbs nothing else.
+
+A stand-in package named torch is enough: what matters here is when the hooks are put in, not what they do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import carpool
+from tests.agent.desk import Desk
+
+INJECT = Path(carpool.__file__).parent / "agent" / "inject"
+STAND_IN = """
+print("torch runs")
+__version__ = "0.0-stand-in"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A directory of packages with a torch that has none of the things the hooks need."""
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    return tmp_path / "site"
+
+
+def run(site: Path, code: str, *, job: str = "", desk: Desk | None = None, **more: str) -> tuple[list[str], str]:
+    """Run code in a Python as `carpool run` starts it; its lines on stdout, and its stderr."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "PYTHON"))}
+    environment["PYTHONPATH"] = f"{INJECT}:{site}"
+    if job:
+        environment["CARPOOL_JOB"] = job
+    if desk is not None:
+        environment["CARPOOL_SOCKET"] = str(desk.directory / "socket")
+        environment["CARPOOL_PAGE"] = str(desk.directory / "page")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, **more}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_program_that_imports_no_torch_loads_nothing_of_carpools_agent(site: Path) -> None:
+    code = "import sys; print(sorted(name for name in sys.modules if name.startswith('carpool')), len(sys.path))"
+    lines, err = run(site, code, job="x-1")
+    assert lines[0].startswith("['carpool', 'carpool.agent', 'carpool.agent.boot']")
+    assert err == ""
+    assert "inject" not in run(site, "import sys; print(sys.path)", job="x-1")[0][0]
+
+
+def test_outside_a_job_nothing_happens_at_all(site: Path) -> None:
+    lines, err = run(site, "import sys, torch; print('carpool' in sys.modules)")
+    assert (lines, err) == (["torch runs", "False"], "")
+
+
+def test_hooks_come_right_after_the_import_even_if_somebody_only_asked_before(site: Path) -> None:
+    code = (
+        "import importlib.util, sys\n"
+        "print(importlib.util.find_spec('torch') is not None)\n"
+        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "import torch\n"
+        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "print([type(finder).__name__ for finder in sys.meta_path if 'Torch' in type(finder).__name__])\n"
+    )
+    lines, _ = run(site, code, job="x-1")
+    assert lines == ["True", "False", "torch runs", "True", "[]"]
+
+
+def test_a_finder_that_asks_everybody_else_is_no_endless_loop(site: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Nosy:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        for finder in sys.meta_path:\n"
+        "            if finder is not self and (spec := finder.find_spec(name, path, target)):\n"
+        "                return spec\n"
+        "sys.meta_path.insert(0, Nosy())\n"
+        "import torch\n"
+        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+    )
+    assert run(site, code, job="x-1")[0] == ["torch runs", "True"]
+
+
+def test_a_torch_that_is_not_installed_is_the_programs_own_error(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code = (
+        "import sys\n"
+        "sys.path = [entry for entry in sys.path if 'site-packages' not in entry]\n"
+        "try:\n    import torch\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    assert run(empty, code, job="x-1") == (["No module named 'torch'"], "")
+
+
+def test_a_torch_that_fails_to_import_may_be_tried_again(site: Path) -> None:
+    (site / "torch" / "__init__.py").write_text(
+        "import os\nif os.environ.pop('FAIL', ''):\n    raise ImportError('broken')\nprint('torch runs')\n"
+    )
+    code = (
+        "import sys\n"
+        "try:\n    import torch\nexcept ImportError as error:\n    print(error)\n"
+        "import torch\n"
+        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+    )
+    assert run(site, code, job="x-1", FAIL="1")[0] == ["broken", "torch runs", "True"]
+
+
+def test_a_torch_that_cannot_be_hooked_is_said_once_and_the_program_runs_on(site: Path, desk: Desk) -> None:
+    def act() -> None:
+        desk.accept()
+        desk.take()
+
+    with desk.playing(act):
+        lines, err = run(site, "import torch; print('on it goes')", job="x-1", desk=desk)
+    assert lines == ["torch runs", "on it goes"]
+    assert err.startswith("carpool: job x-1 runs unmanaged: torch 0.0-stand-in could not be hooked (")
+    assert err.count("\n") == 1
+
+
+def test_the_sitecustomize_that_carpool_hides_still_runs(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("print('theirs ran')\n")
+    lines, err = run(site, "import sitecustomize; print(sitecustomize.__file__)", job="x-1")
+    assert lines == ["theirs ran", str(site / "sitecustomize.py")]
+    assert err == ""
+
+
+def test_a_broken_sitecustomize_is_named_and_breaks_nothing_else(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("raise RuntimeError('theirs is broken')\n")
+    lines, err = run(site, "print('on it goes')", job="x-1")
+    assert lines == ["on it goes"]
+    assert "theirs is broken" in err
+    assert "Traceback" not in err
