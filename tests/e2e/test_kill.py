@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.alone import Alone
-from tests.e2e.node import Node, Started, is_alive, kill, wait_until
+from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -114,6 +114,22 @@ def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(node: No
     other.process.terminate()
     assert other.wait().code == 143
     assert_prefix(other, alone, lines)
+
+
+@pytest.mark.parametrize("by_signal", [False, True], ids=["by carpool cancel", "by SIGTERM to the runner"])
+def test_cancelling_a_shell_script_ends_the_program_it_started(node: Node, by_signal: bool) -> None:
+    node.start()
+    script = f"{PYTHON} plain_loop.py --steps 1000000 > /dev/null; echo after"
+    started = node.run("/bin/sh", "-c", script, options=["--name", "wrapped"])
+    node.wait_steps("wrapped", 5)
+    (program,) = set(node.job("wrapped")["pids"]) - {node.program_pid("wrapped")}
+    if by_signal:
+        started.process.terminate()
+    else:
+        assert node.carpool("cancel", "wrapped").code == 0
+    assert started.wait().code == 143
+    assert node.wait_state("wrapped", "cancelled", "failed")["state"] == "cancelled"
+    wait_until(lambda: not is_alive(program), "the program is gone too", seconds=8)
 
 
 def test_a_killed_program_takes_its_data_workers_bytes_with_it(node: Node) -> None:

@@ -167,6 +167,28 @@ def test_nohup_still_means_nohup(shared: Node) -> None:
     assert shared.wait_state("nohup", "finished", "failed", "cancelled")["state"] == "finished"
 
 
+def test_a_torch_that_cannot_be_hooked_runs_unmanaged_and_is_shown_so(shared: Node, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.0-stand-in'\n")
+    shared.environment["PYTHONPATH"] = str(tmp_path)
+    try:
+        program = "import sys, torch; print(torch.__version__, flush=True); sys.stdin.read()"
+        started = shared.run(PYTHON, "-c", program, options=["--name", "odd"], stdin=subprocess.PIPE)
+    finally:
+        del shared.environment["PYTHONPATH"]
+    started.wait_line("0.0-stand-in")
+    job = shared.wait_state("odd", "unmanaged")
+    sentence = "runs outside carpool's turns: torch 0.0-stand-in could not be hooked"
+    assert job["reason"].startswith(sentence)
+    assert any(line.startswith(f"{job['id']}: {sentence}") for line in shared.carpool("ps").lines)
+    assert started.process.stdin is not None
+    started.process.stdin.close()
+    ended = started.wait()
+    assert ended.code == 0
+    assert ended.err.startswith(f"carpool: job {job['id']} runs unmanaged: torch 0.0-stand-in could not be hooked")
+    assert ended.err.count("\n") == 1
+
+
 def test_every_option_reaches_the_scheduler(shared: Node) -> None:
     options = ["--name", "all-options", "--priority", "7", "--weight", "2.5", "--tenant", "lab"]
     options += ["--memory", "300MiB", "--steps", "42", "--device", "cpu", "--policy", "fair"]

@@ -122,8 +122,8 @@ class Turns:
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
-        """Input arrived after this long."""
-        self._stall_ns += (waited_ns - self._stall_ns) // 4
+        """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
+        self._stall_ns += (waited_ns - self._stall_ns) // 4 if self._held else -(self._stall_ns // 16)
         if waited_ns > STALL_NS and self._link.base:
             self._words[self._link.base + page.S_STALL_NS] += waited_ns
         self.begin()

@@ -29,7 +29,7 @@ from carpool.core.effects import (
     StopJob,
 )
 from carpool.core.events import Event, ProgressSeen, Tick
-from carpool.core.model import JobId
+from carpool.core.model import JobId, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
@@ -200,7 +200,7 @@ class Loop:
     def _close(self, effect: CloseJob) -> None:
         live = self.jobs.pop(effect.job)
         self._note_end(live)
-        self._starter.closed(live)
+        self._starter.closed(live, is_cancelled=effect.state is JobState.CANCELLED)
         live.close()
 
     def _note_end(self, live: LiveJob) -> None:

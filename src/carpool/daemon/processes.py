@@ -33,6 +33,15 @@ def is_alive(pid: int, birth: int | None = None) -> bool:
     return found is not None and (birth is None or found == birth)
 
 
+def is_of_job(pid: int, job: str) -> bool:
+    """Whether a process was started inside this job: a pid may be somebody else's by now, its environment is not."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"CARPOOL_JOB={job}".encode() in variables and is_alive(pid)
+
+
 def open_pidfd(pid: int) -> int | None:
     """A descriptor that becomes readable when the process ends; None if it is already gone."""
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from carpool.core.events import JobExited
 from carpool.core.model import DeviceId
+from carpool.daemon import processes
 from carpool.daemon.environment import job_environment
 from carpool.daemon.jobs import LiveJob
 from carpool.devices.base import DeviceFacts
@@ -88,17 +89,26 @@ class Starter:
         asyncio.get_running_loop().call_later(KILL_AFTER_SECONDS, self._signal, live, signal.SIGKILL)
 
     def _signal(self, live: LiveJob, number: signal.Signals) -> None:
-        if live.page is None:
-            return  # it ended meanwhile
-        for pid in live.pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        if live.page is not None:  # else it ended meanwhile
+            _signal_all(live.pids(), live.id, number)
 
-    def closed(self, live: LiveJob) -> None:
-        """Let go of a submitted job's runner."""
+    def closed(self, live: LiveJob, *, is_cancelled: bool) -> None:
+        """Let go of a submitted job's runner, and end what a cancelled program left behind (a shell's children)."""
         runner = self._runners.pop(live.id, None)
         if runner is not None:
             asyncio.get_running_loop().call_later(1.0, runner.poll)
+        left = {pid for pid in live.pids() if is_cancelled and processes.is_of_job(pid, live.id)}
+        if left:
+            _signal_all(left, live.id, signal.SIGTERM)
+            later = asyncio.get_running_loop().call_later
+            later(KILL_AFTER_SECONDS, _signal_all, left, live.id, signal.SIGKILL)
+
+
+def _signal_all(pids: set[int], job: str, number: signal.Signals) -> None:
+    for pid in pids:
+        if processes.is_of_job(pid, job):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
 
 def _private(path: str, flags: int) -> int:

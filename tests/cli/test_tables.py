@@ -1,0 +1,59 @@
+"""The tables people see: 80 columns, no colour where nobody looks, units people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from carpool.cli.tables import device_table, job_table, show
+
+JOB: dict[str, Any] = {
+    "id": "a-job-with-a-rather-long-name-17",
+    "state": "running",
+    "is_hog": True,
+    "steps": 1_234_567,
+    "steps_declared": 2_000_000,
+    "step_ns": 12_300_000,
+    "remaining_ns": 9_000_000_000_000,
+    "served_ns": 3_600_000_000_000,
+    "waited_ns": 61_000_000_000,
+    "live_bytes": 3 << 30,
+    "promised_bytes": 5 << 30,
+}
+DEVICE: dict[str, Any] = {
+    "id": "cpu",
+    "capacity_bytes": 16 << 30,
+    "promised_bytes": 1 << 30,
+    "lanes_bytes": 1 << 20,
+    "free_bytes": 15 << 30,
+    "live_bytes": 12345,
+    "lanes": [{"id": "cpu/1", "holder": "a-1"}, {"id": "cpu/2", "holder": None}],
+}
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    return text.splitlines()
+
+
+def test_the_job_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show(job_table({"jobs": [JOB, {**JOB, "id": "b-2", "state": "queued", "step_ns": None, "remaining_ns": None}]}))
+    assert all(len(line) <= 80 for line in printed(capsys))
+
+
+def test_a_short_job_is_shown_with_all_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    short = {**JOB, "id": "a-1", "steps": 10, "steps_declared": 20}
+    show(job_table({"jobs": [short]}))
+    row = next(line for line in printed(capsys) if "a-1" in line)
+    for word in ("running (hog)", "10/20", "12 ms", "2 h 30 min", "1 h 0 min", "1 min 1 s", "3.00 GiB"):
+        assert word in row
+
+
+def test_the_device_table_names_who_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    show(device_table({"devices": [DEVICE, {**DEVICE, "id": "cpu1", "lanes": []}]}))
+    lines = printed(capsys)
+    assert any("a-1" in line and "16.0 GiB" in line for line in lines)
+    assert any("nobody" in line for line in lines)
