@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.alone import Alone
-from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
+from tests.e2e.node import Node, Started, is_alive, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -119,9 +119,9 @@ def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(node: No
 @pytest.mark.parametrize("by_signal", [False, True], ids=["by carpool cancel", "by SIGTERM to the runner"])
 def test_cancelling_a_shell_script_ends_the_program_it_started(node: Node, by_signal: bool) -> None:
     node.start()
-    script = f"{PYTHON} plain_loop.py --steps 1000000 > /dev/null; echo after"
-    started = node.run("/bin/sh", "-c", script, options=["--name", "wrapped"])
-    node.wait_steps("wrapped", 5)
+    started = node.run("/bin/sh", "-c", "echo ready; sleep 60; echo after", options=["--name", "wrapped"])
+    started.wait_line("ready")
+    wait_until(lambda: len(node.job("wrapped")["pids"]) == 2, "the shell's child runs")
     (program,) = set(node.job("wrapped")["pids"]) - {node.program_pid("wrapped")}
     if by_signal:
         started.process.terminate()

@@ -5,6 +5,7 @@ One companion trains all the time beside them; it must go on, and its numbers mu
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -112,14 +113,17 @@ def test_a_script_that_trained_and_now_sleeps_blocks_nobody(beside: Beside) -> N
     assert started.wait().code == 143
 
 
+def has_seen(started: Started, count: int) -> bool:
+    return started.lines.count("SIGUSR1") == count
+
+
 def test_signals_reach_a_job_that_waits_for_its_turn(beside: Beside) -> None:
     started = beside.run_beside("signals.py", "--train", name="signalled")
     started.wait_line("ready")
-    for _ in range(5):
+    for count in range(1, 6):
         wait_until(lambda: beside.state("signalled") == "waiting", "it waits", every=0.001)
-        before = started.lines.count("SIGUSR1")
         started.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda seen=before: started.lines.count("SIGUSR1") > seen, "its handler ran")
+        wait_until(functools.partial(has_seen, started, count), "its handler ran")
     steps = beside.job("signalled")["steps"]
     beside.wait_steps("signalled", steps + 10)
     wait_until(lambda: beside.state("signalled") == "waiting", "it waits", every=0.001)
