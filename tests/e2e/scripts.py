@@ -61,6 +61,41 @@ for step in range(40):
             print("evaluated", repr(sum(model(torch.randn(64, 32)).mean().item() for _ in range(5))), flush=True)
 """
 
+# Two ranks that read their own data, one of them slower than the other: both must stop at the same step.
+RANKS_WITH_DATA = """
+import os, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8 * 100
+
+    def __getitem__(self, index):
+        if index % 40 == 8 * rank:
+            time.sleep(0.004)
+        return torch.randn(32, generator=torch.Generator().manual_seed(index))
+
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)))
+optimizer = torch.optim.Adam(model.parameters())
+for step, x in enumerate(DataLoader(Rows(), batch_size=8), start=1):
+    loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"rank={rank} step={step} loss={loss.item()!r}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
 # Knows its own numbers: 128 MiB of weights, as many gradients and momenta, and ten saved activations of 16 MiB.
 KNOWN_SIZES = """
 import torch

@@ -48,14 +48,12 @@ def script(name: str, *arguments: str, steps: int, alone: list[str] | None = Non
     return Shape(name=label, command=program, alone=alone or program, steps=steps, processes=processes)
 
 
-def torchrun(ranks: int) -> Shape:
-    program = ["ddp.py", "--steps", "150"]
-    command = [TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *program]
+def torchrun(ranks: int, name: str, program: list[str], *, steps: int) -> Shape:
     return Shape(
-        name=f"torchrun-{ranks}",
-        command=command,
+        name=f"torchrun-{ranks}-{name}",
+        command=[TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *program],
         alone=program,
-        steps=150,
+        steps=steps,
         ranks=ranks,
         takers=ranks,
         processes=ranks + 1,
@@ -98,8 +96,9 @@ SHAPES = [
     ),
     written("folds", scripts.FOLDS, steps=45),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
-    torchrun(1),
-    torchrun(2),
+    torchrun(1, "ddp", ["ddp.py", "--steps", "150"], steps=150),
+    torchrun(2, "ddp", ["ddp.py", "--steps", "150"], steps=150),
+    torchrun(2, "data", [scripts.write(WRITTEN, "ranks", scripts.RANKS_WITH_DATA)], steps=100),
 ]
 
 

@@ -103,14 +103,16 @@ class Turns:
     def yield_point(self) -> None:
         """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
         recall = self._words[self._link.base + S_RECALL]
-        if recall and self._held and not self._is_off and not self._depth and self._is_clean_now():
+        if not recall or not self._held or self._is_off or self._depth:
+            return
+        if self._is_due(recall) and self._is_clean_now():
             self._safely(self._hand_over)
 
     def before_data(self) -> None:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
         words = self._words
-        recalled = words[self._link.base + S_RECALL]
-        if not recalled and not (words[H_WAITERS] and self._stall_ns > STALL_NS):
+        recall = words[self._link.base + S_RECALL]
+        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self._stall_ns > STALL_NS):
             return
         if (
             self._held
@@ -167,7 +169,7 @@ class Turns:
             self._report()
         recall = self._words[base + S_RECALL]
         is_clean = self._points.get(point) or (self._reported is not None and self._is_clean_now())
-        if recall and self._held and (recall >= LAPSED or is_clean):
+        if self._held and self._is_due(recall) and (recall >= LAPSED or is_clean):
             self._give_back(wants_more=True)
 
     def _report(self) -> None:
@@ -192,6 +194,10 @@ class Turns:
             100 + GROWTH_PERCENT
         ):
             self._report()
+
+    def _is_due(self, recall: int) -> bool:
+        """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
+        return recall == 1 or recall >= LAPSED or 0 < recall <= self._words[self._link.base + S_STEPS]
 
     def _is_clean_now(self) -> bool:
         return self._reported is None or self._memory.live_bytes() * 100 <= (

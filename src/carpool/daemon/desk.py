@@ -126,9 +126,9 @@ class Desk:
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
-        is_first = not any(other.is_asking for other in live.members.values())
+        is_first = not live.is_asking()
         member.is_asking, member.is_holding = True, False
-        if live.is_granted and not live.is_recalled:
+        if live.lets_through(member):
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
             self._loop.tell(LeaseAsked(job=live.id))
@@ -141,7 +141,7 @@ class Desk:
         member.is_holding, member.is_asking = False, wants_more
         if any(other.is_holding for other in live.members.values()):
             return
-        still_asking = any(other.is_asking for other in live.members.values())
+        still_asking = live.is_asking()
         if was_holding:
             live.is_granted = live.is_recalled = False
             self._loop.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))

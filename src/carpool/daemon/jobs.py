@@ -2,7 +2,8 @@
 
 The core knows jobs; the operating system knows processes. Several processes of one job (the ranks of a
 distributed run) share its turn: the job asks when its first member asks, and has given back when its last member
-has. A member that is recalled stops at a step number that no member has passed, so that ranks stop together.
+has. A member that is recalled stops at a step number that no member has passed, so that ranks stop together; one
+that asks meanwhile and is not there yet is let through, or the others would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class LiveJob:
     members: dict[int, Member] = field(default_factory=dict)  # by pid
     is_granted: bool = False
     is_recalled: bool = False
+    stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
     last_look: tuple[int, int] = (0, 0)
 
@@ -104,17 +106,25 @@ class LiveJob:
 
     def grant_member(self, member: Member, message: m.Grant) -> None:
         member.is_asking, member.is_holding = False, True
+        self.set_recall(member, self.stop_at if self.is_recalled else 0)
         if member.peer is not None:
             member.peer.send(message)
 
     def recall(self) -> None:
         self.is_recalled = True
-        holding = [member for member in self.members.values() if member.is_holding]
-        stop_at = 1
-        if len(holding) > 1:
-            stop_at = max(self.steps_of(member) for member in holding) + 1
-        for member in holding:
-            self.set_recall(member, stop_at)
+        # Ranks keep step with each other. Not the next step: one of them may pass it while this is written.
+        self.stop_at = self.steps() + 2 if len(self.members) > 1 else 1
+        for member in self.members.values():
+            if member.is_holding:
+                self.set_recall(member, self.stop_at)
+
+    def lets_through(self, member: Member) -> bool:
+        """Whether a member that asks may go on at once: the job has its turn, or others of it wait for this one."""
+        is_behind = len(self.members) > 1 and self.steps_of(member) < self.stop_at
+        return self.is_granted and (not self.is_recalled or is_behind)
+
+    def is_asking(self) -> bool:
+        return any(member.is_asking for member in self.members.values())
 
     def revoke(self) -> None:
         """The turn is taken: whoever computes again must ask first."""

@@ -28,7 +28,7 @@ from carpool.core.effects import (
     StartJob,
     StopJob,
 )
-from carpool.core.events import Event, ProgressSeen, Tick
+from carpool.core.events import Event, LeaseAsked, ProgressSeen, Tick
 from carpool.core.model import JobId, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.daemon.jobs import LiveJob
@@ -168,7 +168,10 @@ class Loop:
             case RefuseJob():
                 self._refuse(effect)
             case RevokeLease():
-                self.jobs[effect.job].revoke()
+                live = self.jobs[effect.job]
+                live.revoke()
+                if live.is_asking():  # a rank that stopped before the others; its wish counts again
+                    self.tell(LeaseAsked(job=effect.job))
             case StopJob():
                 self._starter.stop(self.jobs[effect.job])
             case CloseJob():
