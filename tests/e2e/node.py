@@ -35,7 +35,7 @@ Found = TypeVar("Found")
 
 
 def wait_until(
-    look: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE, every: float = 0.01
+    look: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE, every: float = 0.03
 ) -> Found:
     """Look again and again until it is true; returns what was seen, fails after `seconds`."""
     deadline = time.monotonic() + seconds
@@ -194,9 +194,13 @@ class Node:
         return call(self.places, "status")
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """The newest job of this name, or None."""
-        found: list[dict[str, Any]] = [job for job in self.ps()["jobs"] if name in (job["name"], job["id"])]
-        return found[-1] if found else None
+        """The newest job of this name, live or ended, or None."""
+        for ended in (False, True):  # the ended ones cost the daemon a look into its journal
+            found = [job for job in self.ps(ended=ended)["jobs"] if name in (job["name"], job["id"])]
+            if found:
+                newest: dict[str, Any] = found[-1]
+                return newest
+        return None
 
     def job(self, name: str) -> dict[str, Any]:
         found = self.find(name)
@@ -215,7 +219,7 @@ class Node:
         wait_until(lambda: (self.find(name) or {"steps": -1})["steps"] >= count, f"{name} made {count} steps")
 
     def holders(self) -> list[str]:
-        lanes = [lane for device in self.ps()["devices"] for lane in device["lanes"]]
+        lanes = [lane for device in self.ps(ended=False)["devices"] for lane in device["lanes"]]
         return [str(lane["holder"]) for lane in lanes if lane["holder"]]
 
     def program_pid(self, name: str) -> int:

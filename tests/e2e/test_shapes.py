@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.errors import PeerError
 from carpool.wire import page as pages
 from tests.e2e import scripts
 from tests.e2e.alone import Alone
@@ -154,18 +155,21 @@ class Shared:
     def _look(self, running: list[Running]) -> bool:
         """Note which processes of each job take turns; True when a job has ended."""
         for each in running:
-            job = self.node.find(each.shape.name)
-            path = self.node.places.jobs / job["id"] / "page" if job is not None else None
-            if path is None or not path.exists():
-                continue
-            page = pages.Page.open(path)
-            for slot, pid in page.pids().items():
-                each.pids.add(pid)
-                base = pages.slot_base(slot)
-                if page.words[base + pages.S_STEPS] or page.words[base + pages.S_LEASE]:
-                    each.takers.add(pid)
-            page.close()
+            for path in self.node.places.jobs.glob(f"{each.shape.name}-[0-9]*/page"):
+                self._look_at(each, path)
         return any(each.started.process.poll() is not None for each in running)
+
+    def _look_at(self, running: Running, path: Path) -> None:
+        try:
+            page = pages.Page.open(path)
+        except PeerError:  # it ended just now
+            return
+        for slot, pid in page.pids().items():
+            running.pids.add(pid)
+            base = pages.slot_base(slot)
+            if page.words[base + pages.S_STEPS] or page.words[base + pages.S_LEASE]:
+                running.takers.add(pid)
+        page.close()
 
     def _outcome(self, running: Running) -> Outcome:
         name = running.shape.name
