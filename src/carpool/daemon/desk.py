@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 from pathlib import Path
 
@@ -206,10 +205,7 @@ class Desk:
 
     def _on_child_gone(self, live: LiveJob) -> None:
         """The program ended; its runner reports the exit code, unless the runner is gone too."""
-        if live.child_pidfd is not None:
-            asyncio.get_running_loop().remove_reader(live.child_pidfd)
-            os.close(live.child_pidfd)
-            live.child_pidfd = None
+        live.unwatch_child()
         if live.runner is None:
             self._end_if_dead(live)
 
@@ -228,8 +224,6 @@ class Desk:
             event = JobExited(job=live.id, code=-message.signal, reason=f"ended by signal {message.signal}")
         else:
             event = JobExited(job=live.id, code=message.code)
-        if live.child_pidfd is not None:
-            asyncio.get_running_loop().remove_reader(live.child_pidfd)
         self._loop.look_at(live)  # its last steps, which nobody asked about
         self._loop.tell(event)
 

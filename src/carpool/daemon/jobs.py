@@ -8,6 +8,7 @@ that asks meanwhile and is not there yet is let through, or the others would wai
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -165,11 +166,17 @@ class LiveJob:
         known = set(self.members) | ({self.file.child_pid} if self.file.child_pid else set())
         return known | (set(self.page.pids().values()) if self.page is not None else set())
 
-    def close(self) -> None:
-        """The job is over: let go of its page and directory."""
+    def unwatch_child(self) -> None:
+        """Close the descriptor that tells of the program's end; the loop must forget it first, or it would take the
+        next connection that gets the same number for it."""
         if self.child_pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self.child_pidfd)
             os.close(self.child_pidfd)
             self.child_pidfd = None
+
+    def close(self) -> None:
+        """The job is over: let go of its page and directory."""
+        self.unwatch_child()
         for member in self.members.values():
             if member.peer is not None:
                 member.peer.close()

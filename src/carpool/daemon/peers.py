@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
             log.warning("peer.dropped reason=it does not read its answers")
             self._transport.abort()
             return
-        if not unsent and self._fd >= 0:
+        if not unsent and self._fd >= 0 and not self._transport.is_closing():
             # A loop may put writes off to the end of its round (uvloop does); a granted job need not wait for that.
             try:
                 data = data[os.write(self._fd, data) :]
