@@ -1,8 +1,10 @@
 """Measure, inside a job that is alone, what the hooks in this process cost an iteration.
 
 The hooks are found where they were put (torch's own lists and names) and are taken off and put back between short
-blocks, so both arms run in one process, on the same objects, milliseconds apart. Times are this thread's processor
-time: an uncontended boundary neither waits nor sleeps, and the load of the machine is not its cost.
+blocks, so both arms run in one process, on the same objects, milliseconds apart. Two measurements:
+  in a tight loop   each hooked call by itself, with warm caches: the least that it can cost
+  in place          the hooked places of real training iterations, where the iteration's own work has emptied the
+                    caches; only the places are timed, since the work between them varies by more than hooks cost
 """
 
 import argparse
@@ -25,6 +27,8 @@ INNER_CALLS = 5  # modules inside the root module of `make_model`
 CALLS = 256  # of one kind a block; a multiple of 32, so that each block pays its share of the rare work too
 BLOCK_NS = 40_000_000
 WARM_UP = 8
+
+clock = time.perf_counter_ns
 
 
 class Hooks:
@@ -50,12 +54,18 @@ class Hooks:
 
 
 class Optimizer(torch.optim.SGD):
-    """Does nothing while idle: what is left of a step is the call and its hooks."""
+    """Notes when the update began and ended. Does nothing while idle: what is left is the call and its hooks."""
 
     is_idle = False
+    entered = left = 0
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        return None if self.is_idle else super().step(closure)
+        if self.is_idle:
+            return None
+        self.entered = clock()
+        result = super().step(closure)
+        self.left = clock()
+        return result
 
 
 class Batches(Dataset[Tensor]):
@@ -89,7 +99,10 @@ def make_model() -> nn.Module:
 
 
 def cost_ns(hooks: Hooks, action: Callable[[], Any], repeats: int) -> float:
-    """How much one call costs more with the hooks: least over blocks, arms in the order A B B A."""
+    """How much one call costs more with the hooks: least over blocks, arms in the order A B B A.
+
+    In this thread's processor time: nothing here waits, and the load of the machine is not the hooks' cost.
+    """
     least = {True: 1 << 62, False: 1 << 62}
     for on in chain.from_iterable(repeat((True, False, False, True), repeats)):
         hooks.set(on=on)
@@ -103,58 +116,96 @@ def cost_ns(hooks: Hooks, action: Callable[[], Any], repeats: int) -> float:
     return (least[True] - least[False]) / CALLS
 
 
-class Trainer:
-    """One model, one optimizer, and iterations of a chosen length."""
+class Root(nn.Module):
+    """Some layers, then modules that do nothing; notes when its forward began and ended, and when the layers did."""
 
     def __init__(self) -> None:
-        self.model = make_model()
-        self.optimizer = Optimizer(self.model.parameters(), lr=1e-4)
+        super().__init__()
+        self.layers = make_model()
+        self.passing = Passing(INNER_CALLS - 1)
+        self.stamps = [0, 0, 0]
+
+    def forward(self, batch: Tensor) -> Tensor:
+        entered = clock()
+        result = self.layers(batch)
+        done = clock()
+        self.passing(result)
+        self.stamps = [entered, done, clock()]
+        return result
+
+
+class Trainer:
+    """One model, one optimizer, and iterations of a chosen length that note how long the hooked places took."""
+
+    def __init__(self) -> None:
+        self.model = Root()
+        self.optimizer = Optimizer(self.model.layers.parameters(), lr=1e-4)
         self.batch = torch.randn(1, WIDTH)
-        self.steps = 0
+        self.places: dict[str, list[int]] = {}
+
+    def forget(self) -> None:
+        self.places = {"root_call": [], "inner_calls": [], "step": [], "iteration": []}
 
     def iterate(self) -> None:
-        loss = self.model(self.batch).square().mean()
+        began = clock()
+        result = self.model(self.batch)
+        returned = clock()
+        entered, done, left = self.model.stamps
+        loss = result.square().mean()
         self.optimizer.zero_grad()
         loss.backward()
+        stepping = clock()
         self.optimizer.step()
+        ended = clock()
+        self.places["root_call"].append(entered - began + returned - left)
+        self.places["inner_calls"].append(left - done)
+        self.places["step"].append(self.optimizer.entered - stepping + ended - self.optimizer.left)
+        self.places["iteration"].append(ended - began)
 
-    def block_ns(self, count: int) -> int:
-        began = time.thread_time_ns()
+    def run(self, count: int) -> dict[str, float]:
+        """So many iterations; the median of each place."""
+        self.forget()
         for _ in range(count):
             self.iterate()
-        return time.thread_time_ns() - began
+        return {name: median(spans) for name, spans in self.places.items()}
 
-    def aim_at(self, length_ns: int) -> int:
+    def aim_at(self, length_ns: int) -> float:
         """Choose the batch so that an iteration takes about this long; returns how long it takes."""
-        rows, took = 1, 0
+        rows, took = 1, 0.0
         for _ in range(20):
             self.batch = torch.randn(rows, WIDTH)
-            self.block_ns(2)
-            took = min(self.block_ns(2) // 2 for _ in range(5))
+            self.run(2)
+            took = min(self.run(3)["iteration"] for _ in range(4))
             if took >= length_ns * 0.9:
                 break
             rows = max(rows + 1, min(rows * 4, int(rows * length_ns / took)))
         return took
 
 
-def compare_loops(hooks: Hooks, trainer: Trainer, length_ns: int, repeats: int) -> dict[str, float]:
-    """Real iterations with and without hooks: the extra share, its 95 % half-width, an iteration's length."""
+def cost_in_place(hooks: Hooks, trainer: Trainer, length_ns: int, repeats: int) -> dict[str, float]:
+    """What the hooks cost inside real iterations: the hooked places, timed where they are, with and without hooks."""
     took = trainer.aim_at(length_ns)
-    count = max(2, BLOCK_NS // took)
-    shares, bare = [], []
+    count = max(5, int(BLOCK_NS / took))
+    extra: dict[str, list[float]] = {name: [] for name in ("root_call", "inner_calls", "step", "all")}
+    bare = []
     for _ in range(repeats):
-        spent = {True: 0, False: 0}
+        runs: dict[bool, list[dict[str, float]]] = {True: [], False: []}
         for on in (True, False, False, True):
             hooks.set(on=on)
-            trainer.block_ns(1)
-            spent[on] += trainer.block_ns(count)
-        shares.append(spent[True] / spent[False] - 1)
-        bare.append(spent[False] / 2 / count)
+            trainer.run(3)  # the change makes Python look everything up again
+            runs[on].append(trainer.run(count))
+        costs = {
+            name: (sum(each[name] for each in runs[True]) - sum(each[name] for each in runs[False])) / 2
+            for name in ("root_call", "inner_calls", "step")
+        }
+        for name, cost in [*costs.items(), ("all", sum(costs.values()))]:
+            extra[name].append(cost)
+        bare += [each["iteration"] for each in runs[False]]
     hooks.set(on=True)
-    low, _, high = quantiles(shares, n=4)
+    low, _, high = quantiles(extra["all"], n=4)
     return {
-        "share": median(shares),
-        "halfwidth": 1.57 * (high - low) / len(shares) ** 0.5,  # the notch of a box plot
+        **{f"{name}_ns": median(costs) for name, costs in extra.items()},
+        "halfwidth_ns": 1.57 * (high - low) / repeats**0.5,  # the notch of a box plot: about 95 % of the median
         "iteration_ns": median(bare),
     }
 
@@ -168,8 +219,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     trainer = Trainer()
-    for _ in range(WARM_UP):  # carpool takes off what this program does not need
-        trainer.iterate()
+    trainer.run(WARM_UP)  # carpool takes off what this program does not need
     hooks = Hooks()
 
     # Without a DataLoader first: it is the DataLoader that lets the hooks give up the module calls.
@@ -182,7 +232,7 @@ def main() -> None:
     root, tree = Passing(0), Passing(INNER_CALLS)
     parts["root_call"] = cost_ns(hooks, lambda: root(leaf), args.repeats)
     parts["inner_calls"] = cost_ns(hooks, lambda: tree(leaf), args.repeats) - parts["root_call"]
-    loops = {f"{ms}": compare_loops(hooks, trainer, ms * 1_000_000, max(2, args.repeats)) for ms in (1, 20)}
+    loops = {f"{ms}": cost_in_place(hooks, trainer, ms * 1_000_000, args.repeats) for ms in (1, 20)}
     batches = iter(DataLoader(Batches(leaf.detach()), batch_size=None))
     parts["data"] = cost_ns(hooks, lambda: next(batches), args.repeats)
     args.out.write_text(json.dumps({"parts": parts, "loops": loops}))
