@@ -1,4 +1,4 @@
-"""Who has the device now (D1 to D4): first turns, lapses, hogs, wakeups."""
+"""Who has the device now (D1 to D5): first turns, lapses, hogs, wakeups, successors."""
 
 from __future__ import annotations
 
@@ -275,3 +275,43 @@ def test_effects_come_in_the_order_in_which_they_must_be_done(core: CoreDriver) 
     kinds = [type(effect).__name__ for effect in core.exit("a")]
     assert kinds == ["CloseJob", "StartJob", "SetCap", "ResizeLane", "ResizeLane"]
     assert only(core.effects, StartJob)
+
+
+# --- the successor (D5) --------------------------------------------------------------------------------------
+
+
+def test_the_successor_is_known_while_a_turn_is_recalled_and_gets_it(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    assert core.scheduler.successor(JobId("a")) is None, "nobody is to run instead of it yet"
+    core.tick(100 * MS)
+    successor = core.scheduler.successor(JobId("a"))
+    assert successor is not None and successor.job == "b"
+    assert core.give_back("a") == [successor]
+    assert core.scheduler.successor(JobId("a")) is None
+    assert core.scheduler.successor(JobId("b")) is None
+
+
+def test_a_successor_that_ends_is_replaced_and_a_better_one_goes_before_it(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    core.settle_in("low", KNOWN)
+    core.submit_known("middle", KNOWN, priority=1)
+    core.ask("middle")
+    core.submit_known("high", KNOWN, priority=2)
+    core.ask("high")
+    successor = core.scheduler.successor(JobId("low"))
+    assert successor is not None and successor.job == "high"
+    core.exit("high")
+    successor = core.scheduler.successor(JobId("low"))
+    assert successor is not None and successor.job == "middle"
+    core.exit("middle")
+    assert core.scheduler.successor(JobId("low")) is None
+    assert only(core.give_back("low"), GrantLease)[0].job == "low", "there is nobody else left"
+
+
+def test_with_several_lanes_nobody_is_promised_a_turn_beforehand(make_core: MakeCore) -> None:
+    core = make_core("pack")
+    core.settle_in("a", KNOWN)
+    core.submit("new")
+    core.ask("new")
+    assert core.scheduler.successor(JobId("a")) is None

@@ -79,7 +79,9 @@ class WatchedScheduler:
             self.send(Tick())  # whatever is due by now has nothing to do with the event
         if not self._is_legal(event):
             return self._send_in_vain(event)
+        successor = self.scheduler.successor(event.job) if isinstance(event, LeaseReturned) else None
         effects = self._hand_over(event)
+        assert successor is None or successor in effects, "a driver may have told him already (D5)"
         assert not [effect for effect in effects if isinstance(effect, RejectEvent)]
         self._take(event, effects)
         for effect in effects:

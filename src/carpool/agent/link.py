@@ -107,6 +107,9 @@ class Link:
     def receive(self) -> m.Message:
         """Block until a whole message is there."""
         head = self._read(framing.HEAD.size)
+        message = framing.decode_frame(head)
+        if message is not None:
+            return message
         length = framing.body_length(head)
         return framing.decode(head, self._read(length) if length else b"")
 

@@ -6,6 +6,8 @@ Rules
   D3  A job without known needs has the whole device to itself for its first turns, and goes first while others
       queue for the memory its open promise holds.
   D4  A holder is recalled only for a job the policy prefers, after its quantum, or because it outgrew its promise.
+  D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
+      the turn comes back he gets it, so a driver may tell him before it tells the core.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 from carpool.core import admission, packing, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
-from carpool.core.model import Device, Job, JobState, Lane, LeaseState, Nanos
+from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
 from carpool.core.node import Node
-from carpool.units import SECOND
+from carpool.units import MS, SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
-LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait
+LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait …
+LOOK_NS_MIN = 25 * MS  # … but not more often than this: a Tick costs the daemon about 50 µs
 LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
 
 
@@ -41,22 +44,34 @@ def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect]:
     holder = node.jobs[lane.holder] if lane.holder is not None else None
+    promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
         return recall(node, holder, reasons.uncovered(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
+        if promised is not None:
+            lane.successor = _successor(node, lane, now=now)
         return []
     waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
     if not waiting:
         return []
-    chosen = _choose(node, waiting, holder, now=now)
+    chosen = next((job for job in waiting if job.id == promised and holder is None), None)
+    chosen = chosen or _choose(node, waiting, holder, now=now)
     if chosen is None or chosen is holder:
         return []
     if holder is not None:
         why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
+        lane.successor = chosen.id if node.policy.lanes_max == 1 else None
         return recall(node, holder, f"{node.policy.name}: {why}", now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
     return [_grant(node, device, lane, chosen, now=now)]
+
+
+def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
+    """Whom the policy would give this lane if its recalled turn came back now (D5)."""
+    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
+    chosen = _choose(node, waiting, None, now=now) if waiting else None
+    return chosen.id if chosen is not None else None
 
 
 def _newcomer(node: Node, device: Device) -> Job | None:
@@ -117,8 +132,12 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> G
     job.charged_ns = now
     job.last_active_ns = now
     reset_marks(node, device)
+    return grant_of(node, lane, job.id)
+
+
+def grant_of(node: Node, lane: Lane, job: JobId) -> GrantLease:
     is_shared = len(lane.jobs) > 1 or bool(node.queue)
-    return GrantLease(job=job.id, lane=lane.id, lane_bytes=lane.bytes, is_shared=is_shared)
+    return GrantLease(job=job, lane=lane.id, lane_bytes=lane.bytes, is_shared=is_shared)
 
 
 def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -175,7 +194,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
                 # A holder still preferred at the end of its quantum will not be for long: look again soon.
-                again = now + (quantum // LOOKS_A_QUANTUM or node.settings.watch_ns)
+                again = now + max(LOOK_NS_MIN, quantum // LOOKS_A_QUANTUM)
                 times.append(due if due > now else again)
     if node.queue:
         for job in node.jobs_on(device):

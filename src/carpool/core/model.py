@@ -145,6 +145,7 @@ class Lane:
     bytes: int = 0
     jobs: list[JobId] = field(default_factory=list)
     holder: JobId | None = None
+    successor: JobId | None = None  # who gets the lane when its recalled turn comes back (D5)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import assert_never
 
 from carpool.core import admission, lanes, ledger, pictures
 from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
-from carpool.core.dispatch import dispatch, next_wakeup, watch
+from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
     CloseJob,
     Effect,
@@ -109,6 +109,16 @@ class Scheduler:
     def holders(self) -> list[JobId]:
         """The jobs that hold a turn; a driver reports their progress with each Tick."""
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
+
+    def successor(self, job: JobId) -> GrantLease | None:
+        """What the return of this job's turn will grant, if nothing else happens before it (D5).
+
+        A driver may perform it first and tell the core of the return afterwards: the same effect comes back.
+        """
+        lane = self._node.lane_of(self._node.jobs[job])
+        if lane is None or lane.holder != job or lane.successor is None:
+            return None
+        return grant_of(self._node, lane, lane.successor)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""

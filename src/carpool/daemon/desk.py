@@ -143,6 +143,7 @@ class Desk:
         still_asking = live.is_asking()
         if was_holding:
             live.is_granted = live.is_recalled = False
+            self._loop.pass_on(live.id)
             self._loop.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
         elif was_asking and not still_asking and self._loop.scheduler.state_of(live.id) is JobState.WAITING:
             self._loop.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))

@@ -9,7 +9,6 @@ that asks meanwhile and is not there yet is let through, or the others would wai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -183,8 +182,8 @@ class LiveJob:
         if self.page is not None:
             self.page.close()
             self.page = None
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.directory)
+        # Not here: on a busy disk this takes longer than many turns.
+        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self.directory, True)
 
 
 def load_file(directory: Path) -> JobFile | None:

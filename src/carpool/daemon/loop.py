@@ -35,6 +35,7 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line
+from carpool.errors import InternalError
 from carpool.wire import messages as m
 
 log = logging.getLogger("carpool")
@@ -57,6 +58,14 @@ class Loop:
         self._flusher: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
         self._looked_ns = 0
+        self._passed: GrantLease | None = None
+
+    def pass_on(self, job: JobId) -> None:
+        """A job gives its turn back: grant it to the successor at once. The caller then tells the core, which orders
+        the very same grant (D5)."""
+        self._passed = self.scheduler.successor(job) if not self._is_telling else None
+        if self._passed is not None:
+            self.jobs[self._passed.job].grant(grant_from(self._passed))
 
     def tell(self, event: Event) -> None:
         """Hand a fact to the core; facts that arise while effects are performed wait for their turn."""
@@ -76,6 +85,10 @@ class Loop:
         effects = self.scheduler.handle(event, now=now)
         for effect in effects:
             self._perform(effect)
+        if self._passed is not None:
+            raise InternalError(
+                f"the turn was passed on to {self._passed.job}, and {event} granted it to somebody else"
+            )
         self.journal.note(now, event, effects)
 
     def _after(self) -> None:
@@ -139,7 +152,10 @@ class Loop:
         match effect:
             case GrantLease():
                 log.debug("%s", effect)
-                self.jobs[effect.job].grant(grant_from(effect))
+                if effect == self._passed:
+                    self._passed = None
+                else:
+                    self.jobs[effect.job].grant(grant_from(effect))
             case RecallLease():
                 log.debug("%s", effect)
                 self.jobs[effect.job].recall()

@@ -43,6 +43,8 @@ _BODY_FIELDS = {
     for cls, (_, words) in FRAMES.items()
 }
 _BOOL_WORDS = {cls: {field.name for field in dataclasses.fields(cls) if str(field.type) == "bool"} for cls in FRAMES}
+# A hand-over is made of these two; written out, they are read in a quarter of the time.
+_RETURN, _GRANT = FRAMES[m.Return][0], FRAMES[m.Grant][0]
 
 
 def encode(message: m.Message) -> bytes:
@@ -93,6 +95,20 @@ def _read_body(name: str, fields: dict[str, type], body: bytes) -> dict[str, obj
     return {field: found[field] for field in fields}
 
 
+def decode_frame(frame: bytes) -> m.Message | None:
+    """The message in these bytes if they are one whole hand-over message and nothing else."""
+    if len(frame) != HEAD.size:
+        return None
+    kind, zero, length, first, second, _, _ = HEAD.unpack(frame)
+    if zero or length:
+        return None
+    if kind == _RETURN:
+        return m.Return(steps=first, wants_more=bool(second))
+    if kind == _GRANT:
+        return m.Grant(lane_bytes=first, is_shared=bool(second))
+    return None
+
+
 class Decoder:
     """Collects bytes as they come and gives back whole messages."""
 
@@ -100,6 +116,10 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[m.Message]:
+        if not self._buffer:
+            message = decode_frame(data)
+            if message is not None:
+                return [message]
         self._buffer += data
         found: list[m.Message] = []
         while len(self._buffer) >= HEAD.size:

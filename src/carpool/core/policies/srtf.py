@@ -9,22 +9,30 @@ from carpool.core.views import JobView
 from carpool.units import MS, format_ns
 
 
+SWAP_NS = 50 * MS
+
+
+def _counted_ns(job: JobView) -> Nanos:
+    return job.remaining_ns - (SWAP_NS if job.is_holding and not job.remaining_is_known else 0)
+
+
 class ShortestRemaining:
     """The job nearest its end runs.
 
     The remaining time is declared steps × measured step time, else what the same program took last time, else
     as much as it has already had (with heavy-tailed lengths the best guess, and the same order as least
-    attained service). The quantum keeps two jobs of unknown length from swapping at every boundary.
+    attained service). Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is
+    left only for a job that is shorter by more than SWAP_NS.
     """
 
     name = "srtf"
-    quantum_ns: Nanos = 50 * MS
+    quantum_ns: Nanos = 10 * MS
     lanes_max = 1
 
     def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
         best = min(
             wanting,
-            key=lambda job: (job.remaining_ns, not job.is_holding, job.arrived_ns, job.id),
+            key=lambda job: (_counted_ns(job), not job.is_holding, job.arrived_ns, job.id),
             default=None,
         )
         return best.id if best else None
