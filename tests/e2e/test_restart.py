@@ -29,7 +29,7 @@ def expected(alone: Alone, steps: int) -> bytes:
 def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alone: Alone) -> None:
     """A plain job and one of two ranks, which must stop together or wait for each other for ever."""
     node.start(quantum="10ms")
-    ddp = ["ddp.py", "--steps", "400"]
+    ddp = ["ddp.py", "--steps", "800"]
     node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1
     options = ["--name", "ranks", "--memory", "700MiB"]
     jobs = {
@@ -48,10 +48,10 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
         assert node.job("plain")["steps"] >= before["plain"] - 1, "the page knows its steps"
         for name, started in jobs.items():
             assert set(pids[name]) <= set(node.job(name)["pids"]), "the same processes as before"
-            started.wait_lines(before[name] + 40)
+            started.wait_lines(before[name] + 25)
     ended = jobs["ranks"].wait()
     assert ended.code == 0, ended.err
-    assert node.wait_state("ranks", "finished", "failed")["steps"] == 400
+    assert node.wait_state("ranks", "finished", "failed")["steps"] == 800
     lines = jobs["plain"].lines
     assert jobs["plain"].err == ""
     jobs["plain"].process.terminate()
