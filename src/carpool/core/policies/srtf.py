@@ -8,7 +8,6 @@ from carpool.core.model import JobId, Nanos
 from carpool.core.views import JobView
 from carpool.units import MS, format_ns
 
-
 SWAP_NS = 50 * MS
 
 
