@@ -119,8 +119,47 @@ def test_a_job_that_ends_while_no_daemon_runs_is_not_a_ghost_afterwards(node: No
     runs.process.terminate()
     assert runs.wait().code == 143
     node.start()
-    assert node.state("ghost") == "unknown"
+    ghost = node.job("ghost")
+    assert (ghost["state"], ghost["reason"]) == ("failed", "it ended while no daemon ran; ended by signal 15")
     assert node.wait_state("kept-ghost", "starting")["id"] == kept["id"]
+    assert node.status()["devices"][0]["promised_bytes"] == 64 << 20
+
+
+def test_a_submitted_job_that_ends_while_no_daemon_runs_keeps_its_exit_code_and_log(node: Node) -> None:
+    node.start()
+    mark = node.files / "go"
+    program = f"echo ready; until [ -e {mark} ]; do sleep 0.05; done; echo done; exit 3"
+    job = node.submit("/bin/sh", "-c", program, options=["--name", "gone"])
+    wait_until(lambda: node.carpool("logs", "gone").lines == ["ready"], "it runs")
+    assert node.carpool("daemon", "stop", "--force").code == 0
+    mark.touch()
+    wait_until(lambda: (node.places.jobs / job["id"] / "end.json").exists(), "its runner noted its end")
+    node.start()
+    ended = node.job("gone")
+    assert (ended["state"], ended["reason"]) == ("failed", "it ended while no daemon ran; exit code 3")
+    assert node.carpool("logs", "gone").lines == ["ready", "done"]
+    assert list(node.places.jobs.iterdir()) == []
+
+
+def test_the_daemon_that_a_run_brings_back_is_the_one_that_died(node: Node) -> None:
+    node.start(policy="srtf", device="cpu:2x512MiB")
+    kept = node.submit("/bin/sh", "-c", SLEEPER, options=["--name", "kept", "--memory", "64MiB"])
+    node.wait_state("kept", "starting")
+    wait_until(lambda: node.program_pid("kept"), "it runs")
+    node.kill_daemon()
+    assert node.carpool("run", "--", "true").code == 0
+    status = node.status()
+    assert (status["policy"], status["device"]) == ("srtf", "cpu:2x512MiB")
+    assert node.job("kept")["id"] == kept["id"]
+
+
+def test_jobs_of_a_device_that_is_gone_are_counted_on_another_of_its_kind(node: Node) -> None:
+    node.start(device="cpu:2x512MiB")
+    node.submit("/bin/sh", "-c", SLEEPER, options=["--name", "kept", "--memory", "64MiB", "--device", "cpu1"])
+    wait_until(lambda: node.program_pid("kept"), "it runs")
+    node.kill_daemon()
+    node.start(device="cpu:1GiB")
+    assert node.job("kept")["device"] == "cpu"
     assert node.status()["devices"][0]["promised_bytes"] == 64 << 20
 
 

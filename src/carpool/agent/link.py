@@ -99,7 +99,8 @@ class Link:
         if self._socket is None:
             raise LinkLostError("not connected")
         try:
-            self._socket.sendall(framing.encode(message))
+            # The program may have given SIGPIPE its deadly default back.
+            self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
             self.close()
             raise LinkLostError(f"the daemon closed the connection: {error}") from error

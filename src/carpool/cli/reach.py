@@ -146,8 +146,10 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
     A running daemon with another policy or other devices is not changed behind its users' backs.
     """
     if not is_running(places):
-        described = device if device is not None and is_description(device) else DaemonConfig().device
-        start_daemon(places, DaemonConfig(policy=policy or DaemonConfig().policy, device=described))
+        # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
+        last = DaemonConfig.load(places.config) if places.socket.exists() else DaemonConfig()
+        described = device if device is not None and is_description(device) else last.device
+        start_daemon(places, msgspec.structs.replace(last, policy=policy or last.policy, device=described))
         return device if device is not None and device != described else None
     status = call(places, "status")  # also says whether it speaks our version, before anything is entered
     if policy is not None and policy != status["policy"]:

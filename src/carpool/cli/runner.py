@@ -27,7 +27,7 @@ import msgspec
 from carpool import __version__
 from carpool.cli.reach import Wire, start_daemon
 from carpool.daemon.config import DaemonConfig
-from carpool.daemon.jobs import load_file
+from carpool.daemon.jobs import End, load_file
 from carpool.errors import CarpoolError, PeerError, UnreachableError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
@@ -108,13 +108,11 @@ class Runner:
         threading.Thread(target=self._listen, daemon=True).start()
         status = self._wait_child(taken)
         self._is_over = True
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            self._report(m.Exited(code=0, signal=number))
-            return 128 + number
-        code = os.waitstatus_to_exitcode(status)
-        self._report(m.Exited(code=code, signal=0))
-        return code
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if number else os.waitstatus_to_exitcode(status)
+        End(code=code, signal=number).save(self._places.jobs / self._job)  # for the next daemon, if there is none now
+        self._report(m.Exited(code=code, signal=number))
+        return 128 + number if number else code
 
     # --- before the program runs -------------------------------------------------------------------------
 

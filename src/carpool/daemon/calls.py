@@ -90,7 +90,7 @@ class Calls:
         now = time.monotonic_ns()
         picture = self._loop.scheduler.picture(now=now)
         live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
-        self._loop.journal.flush()
+        self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
         return {**_plain(picture), "jobs": ended + live, "now_ns": now}
 
@@ -102,10 +102,10 @@ class Calls:
             picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())
             if picture is not None:
                 return {"job": self._shown(picture), "log": str(self._starter.log_path(live))}
-        self._loop.journal.flush()
-        for ended in reversed(self._loop.journal.ended_jobs(10_000)):
-            if wanted in (ended["id"], ended["name"]):
-                return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
+        self._loop.journal.flush(rows_max=0)
+        ended = self._loop.journal.find_ended(wanted)
+        if ended is not None:
+            return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
 
     def cancel(self, wanted: str, *, is_told: bool) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shutil
 from pathlib import Path
 
 from carpool import __version__
@@ -15,12 +16,12 @@ from carpool.core.events import JobAdopted, JobDetached, JobExited, JobSubmitted
 from carpool.core.model import HOLDING, DeviceId, JobId, JobState
 from carpool.daemon import processes
 from carpool.daemon.calls import Calls
-from carpool.daemon.jobs import JobFile, LiveJob, Member, load_file
+from carpool.daemon.jobs import End, JobFile, LiveJob, Member, load_file
 from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import needs_from, spec_from
-from carpool.errors import CarpoolError, PeerError
+from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 from carpool.wire.places import Places, make_private
@@ -34,6 +35,7 @@ class Desk:
         self._starter = starter
         self._places = places
         self._calls = calls
+        starter.on_runner_gone = self._end_if_dead
         self._number = loop.journal.last_number()
 
     # --- connections --------------------------------------------------------------------------------------
@@ -90,9 +92,10 @@ class Desk:
         if not self._speaks_this_version(peer, message.version, message.protocol):
             return
         member = live.members.get(message.pid)
-        slot = message.slot or (member.slot if member is not None else live.page.lend_slot(message.pid)) or 0
+        slot = message.slot or (member.slot if member is not None else self._lend_slot(live.page, message.pid))
         if not 0 < slot < pages.SLOTS:
-            peer.send(m.Refuse(reason=f"job {live.id} has more than {pages.SLOTS} processes"))
+            most = pages.SLOTS - pages.FIRST_LENT
+            peer.send(m.Refuse(reason=f"job {live.id} has more than {most} processes that take turns"))
             return
         if member is None:
             member = Member(peer=peer, pid=message.pid, slot=slot)
@@ -104,6 +107,13 @@ class Desk:
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
         peer.send(m.Attached(slot=slot))
+
+    def _lend_slot(self, page: pages.Page, pid: int) -> int:
+        """A free slot of the page, 0 if there is none; those of processes that died without a word are free."""
+        for slot, owner in page.pids().items():
+            if slot >= pages.FIRST_LENT and not processes.is_alive(owner):
+                page.clear_slot(slot)
+        return page.lend_slot(pid) or 0
 
     def _on_member(self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Detach) -> None:
         live, member = peer.job, peer.member
@@ -122,7 +132,11 @@ class Desk:
                 self._save(live)
                 self._loop.tell(event)
             case m.Detach():
+                live.revoke()
+                member.is_asking = False
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
+                if live.is_asking():  # the other ranks still take turns
+                    self._loop.tell(LeaseAsked(job=live.id))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.is_asking()
@@ -243,13 +257,15 @@ class Desk:
         spec = spec_from(spec_body)
         self._number += 1
         job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
+        if not _IS_ID.fullmatch(job_id):
+            raise UsageError(f"'{job_id}' cannot be the id of a job")
         directory = self._places.jobs / job_id
         make_private(directory)
         file = JobFile(job=job_id, number=self._number, spec=spec, argv=argv, cwd=cwd, environment=environment)
         live = LiveJob(id=job_id, directory=directory, file=file)
         try:
             live.save()
-        except OSError:
+        except BaseException:
             live.close()
             raise
         self._loop.jobs[job_id] = live
@@ -271,7 +287,10 @@ class Desk:
                 self._loop.jobs[live.id] = live
                 self._loop.tell(JobSubmitted(job=live.id, spec=file.spec))
             else:
-                live.close()
+                if file.child_pid:
+                    self._loop.note_lost(live, End.load(directory))
+                # At once, not by close(): the runner of a queued job comes back with this very id.
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:
@@ -279,6 +298,11 @@ class Desk:
         except PeerError as error:
             log.warning("job.lost job=%s reason=%s", live.id, error)
             return
+        device = self._starter.device_for(live.file)
+        if device is None:
+            log.warning("job.lost job=%s reason=device %s is not here", live.id, live.file.device)
+            return
+        live.file.device = device
         words = live.page.words
         for slot, pid in live.page.pids().items():
             base = pages.slot_base(slot)
@@ -303,6 +327,8 @@ class Desk:
         live.is_granted = state in HOLDING
         if live.file.child_pid:
             self._watch_child(live, live.file.child_pid)
+        else:
+            self._starter.watch_runner(live)
 
     # --- the command line ---------------------------------------------------------------------------------
 
@@ -329,6 +355,9 @@ def _is_underway(file: JobFile) -> bool:
 
 def _number(file: JobFile | None) -> int:
     return file.number if file is not None else 0
+
+
+_IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 def _slug(name: str) -> str:

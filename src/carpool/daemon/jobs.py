@@ -9,6 +9,8 @@ that asks meanwhile and is not there yet is let through, or the others would wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -77,7 +79,8 @@ class LiveJob:
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
         draft = self.directory / "job.json.new"
-        draft.write_bytes(msgspec.json.encode(self.file))
+        # Not msgspec: arguments and variables may be bytes that are no text, which only json writes.
+        draft.write_text(json.dumps(msgspec.to_builtins(self.file)))
         draft.replace(self.directory / "job.json")
 
     def make_page(self) -> None:
@@ -188,6 +191,24 @@ class LiveJob:
 
 def load_file(directory: Path) -> JobFile | None:
     try:
-        return msgspec.json.decode((directory / "job.json").read_bytes(), type=JobFile)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.convert(json.loads((directory / "job.json").read_bytes()), JobFile)
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors too
         return None
+
+
+class End(msgspec.Struct, kw_only=True):
+    """How a program ended: its runner writes it before it tells the daemon, which may not be there."""
+
+    code: int
+    signal: int = 0
+
+    def save(self, directory: Path) -> None:
+        with contextlib.suppress(OSError):
+            (directory / "end.json").write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, directory: Path) -> End | None:
+        try:
+            return msgspec.json.decode((directory / "end.json").read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError):
+            return None

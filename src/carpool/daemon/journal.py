@@ -11,17 +11,20 @@ import json
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from carpool.core.effects import Effect
 from carpool.core.events import Event, Tick
-from carpool.core.model import History, JobState
+from carpool.core.model import History
 from carpool.core.views import JobPicture
 
 FLUSH_SECONDS = 0.5
 PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
 ROWS_MAX = 5_000_000
+PRUNE_EVERY = 10_000  # rows written between two looks for old ones
+KEPT_MAX = 10_000  # ended jobs, and programs whose needs are remembered
 RETRY_SECONDS = 30.0
 
 _SCHEMA = """
@@ -41,6 +44,7 @@ class Journal:
         self._jobs: dict[str, tuple[object, ...]] = {}
         self._histories: dict[str, bytes] = {}
         self._retry_at = 0.0
+        self._flushed = 0  # rows since old ones were last forgotten
         self.trouble = ""
         self.run = 0
         self._begin = (time.time(), time.monotonic_ns(), version, config)
@@ -77,7 +81,7 @@ class Journal:
         return bool(self._pending or self._jobs or self._histories)
 
     def note(self, now: int, event: Event, effects: list[Effect]) -> None:
-        """Remember one call of the core. Looks and ticks without consequence are not worth a row."""
+        """Remember one call of the core. A tick without consequence is not worth a row."""
         if not effects and isinstance(event, Tick):
             return
         run, encode = self.run, self._encode
@@ -107,6 +111,10 @@ class Journal:
             self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
             self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
             self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
+            self._flushed += len(rows)
+            if self._flushed >= PRUNE_EVERY:
+                self._flushed = 0
+                self._prune(self._db)
             self._db.commit()
         except sqlite3.Error as error:
             self._failed(error)
@@ -116,15 +124,19 @@ class Journal:
         self._histories.clear()
 
     def _prune(self, db: sqlite3.Connection) -> None:
-        """Forget the oldest rows; at a daemon's start, when nobody waits for it."""
-        db.execute("delete from log where rowid <= (select max(rowid) from log) - ?", (ROWS_MAX,))
+        """Forget the oldest rows, more than came since the last time but few enough that no hand-over waits long."""
+        db.execute(
+            "delete from log where rowid <= (select max(rowid) from log) - ?"
+            " and rowid < (select min(rowid) from log) + ?",
+            (ROWS_MAX, 2 * PRUNE_EVERY),
+        )
+        db.execute("delete from jobs where number <= (select max(number) from jobs) - ?", (KEPT_MAX,))
+        db.execute("delete from histories where rowid <= (select max(rowid) from histories) - ?", (KEPT_MAX,))
 
     def histories(self) -> dict[str, History]:
         """What earlier programs were measured to need."""
-        if self._db is None:
-            return {}
         found = {}
-        for fingerprint, body in self._db.execute("select fingerprint, body from histories"):
+        for fingerprint, body in self._read("select fingerprint, body from histories"):
             try:
                 found[fingerprint] = msgspec.json.decode(body, type=History)
             except msgspec.MsgspecError:
@@ -133,19 +145,34 @@ class Journal:
 
     def last_number(self) -> int:
         """The highest job number ever given out."""
-        if self._db is None:
-            return 0
-        return int(self._db.execute("select coalesce(max(number), 0) from jobs").fetchone()[0])
+        rows = self._read("select coalesce(max(number), 0) from jobs")
+        return int(rows[0][0]) if rows else 0
 
     def ended_jobs(self, limit: int) -> list[dict[str, object]]:
         """The newest jobs that are over, newest last."""
+        rows = self._read("select body from jobs order by number desc limit ?", limit)
+        return [json.loads(body) for (body,) in reversed(rows)]
+
+    def find_ended(self, wanted: str) -> dict[str, object] | None:
+        """The job of this id, or the newest of this name, if it is over."""
+        found: dict[str, object] | None = None
+        for (body,) in self._read(
+            "select body from jobs where job = ? or json_extract(body, '$.name') = ? order by number desc limit 1",
+            wanted,
+            wanted,
+        ):
+            found = json.loads(body)
+        return found
+
+    def _read(self, question: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of an answer; none while the file cannot be read."""
         if self._db is None:
             return []
-        states = [str(state) for state in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)]
-        rows = self._db.execute(
-            "select body from jobs where state in (?, ?, ?) order by number desc limit ?", (*states, limit)
-        ).fetchall()
-        return [json.loads(body) for (body,) in reversed(rows)]
+        try:
+            return self._db.execute(question, values).fetchall()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return []
 
     def close(self) -> None:
         self.flush()

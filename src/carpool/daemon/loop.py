@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import assert_never
 
 from carpool.core.effects import (
@@ -31,10 +32,10 @@ from carpool.core.effects import (
 from carpool.core.events import Event, LeaseAsked, ProgressSeen, Tick
 from carpool.core.model import JobId, JobState
 from carpool.core.scheduler import Scheduler
-from carpool.daemon.jobs import LiveJob
+from carpool.daemon.jobs import End, LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.starter import Starter
-from carpool.daemon.translate import grant_from, log_line
+from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
 from carpool.wire import messages as m
 
@@ -46,11 +47,14 @@ ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the 
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, journal: Journal, starter: Starter) -> None:
+    def __init__(
+        self, scheduler: Scheduler, journal: Journal, starter: Starter, give_up: Callable[[], object]
+    ) -> None:
         self.scheduler = scheduler
         self.journal = journal
         self.jobs: dict[JobId, LiveJob] = {}
         self._starter = starter
+        self._give_up = give_up
         self._events: deque[Event] = deque()
         self._is_telling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -82,14 +86,20 @@ class Loop:
 
     def _handle(self, event: Event) -> None:
         now = time.monotonic_ns()
-        effects = self.scheduler.handle(event, now=now)
-        for effect in effects:
-            self._perform(effect)
-        if self._passed is not None:
-            raise InternalError(
-                f"the turn was passed on to {self._passed.job}, and {event} granted it to somebody else"
-            )
-        self.journal.note(now, event, effects)
+        effects: list[Effect] = []
+        try:
+            effects = self.scheduler.handle(event, now=now)
+            for effect in effects:
+                self._perform(effect)
+            if self._passed is not None:
+                raise InternalError(f"a turn was passed on to {self._passed.job}, and then granted to somebody else")
+        except Exception:
+            # State that broke a rule is not used any further. The next daemon takes the jobs back from their pages.
+            log.exception("core.broken event=%s", event)
+            self._give_up()
+            raise
+        finally:
+            self.journal.note(now, event, effects)
 
     def _after(self) -> None:
         """Show holders who waits for them, and arm the timers."""
@@ -221,6 +231,10 @@ class Loop:
         self._note_end(live)
         self._starter.closed(live, is_cancelled=effect.state is JobState.CANCELLED)
         live.close()
+
+    def note_lost(self, live: LiveJob, end: End | None) -> None:
+        """Keep the end of a job that ended while no daemon ran."""
+        self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv)
 
     def _note_end(self, live: LiveJob) -> None:
         """Keep the job's last picture in the journal; the core forgets old ones."""

@@ -11,6 +11,7 @@ import logging.handlers
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 
 import msgspec
 
@@ -43,15 +44,21 @@ def take_lock(places: Places) -> int:
     return fd
 
 
-async def serve(places: Places, config: DaemonConfig) -> None:
-    stopped = asyncio.Event()
+async def serve(places: Places, config: DaemonConfig) -> bool:
+    """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
+    stopped, broken = asyncio.Event(), asyncio.Event()
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
     devices = find_devices(config.device)
     journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
     starter = Starter(places, devices)
-    loop = Loop(Scheduler(POLICIES[config.policy], config.settings()), journal, starter)
+
+    def give_up() -> None:
+        broken.set()
+        stopped.set()
+
+    loop = Loop(Scheduler(POLICIES[config.policy], config.settings()), journal, starter, give_up)
     for device in devices:
         loop.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in journal.histories().items():
@@ -66,10 +73,13 @@ async def serve(places: Places, config: DaemonConfig) -> None:
         "daemon.ready version=%s pid=%d policy=%s device=%s", __version__, os.getpid(), config.policy, config.device
     )
     await stopped.wait()
+    journal.close()
+    if broken.is_set():
+        return False
     server.close()
     places.socket.unlink(missing_ok=True)
-    journal.close()
     log.info("daemon.stopped pid=%d", os.getpid())
+    return True
 
 
 def _start_log(places: Places) -> None:
@@ -81,13 +91,12 @@ def _start_log(places: Places) -> None:
     log.setLevel(os.environ.get("CARPOOL_LOG", "INFO").upper())
 
 
-def _run(coroutine: object) -> None:
+def _run(serving: Coroutine[object, object, bool]) -> bool:
     try:
         uvloop = importlib.import_module("uvloop")
     except ImportError:
-        asyncio.run(coroutine)  # type: ignore[arg-type]  # asyncio and uvloop share this signature
-        return
-    uvloop.run(coroutine)
+        return asyncio.run(serving)
+    return bool(uvloop.run(serving))
 
 
 def main() -> int:
@@ -109,10 +118,9 @@ def main() -> int:
         sys.stderr.write(f"carpool daemon: {error.strerror}: {error.filename}\n")
         return 1
     try:
-        _run(serve(places, config))
+        return 0 if _run(serve(places, config)) else 1
     finally:
         os.close(lock)
-    return 0
 
 
 if __name__ == "__main__":

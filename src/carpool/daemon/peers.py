@@ -51,6 +51,10 @@ class Connection(asyncio.Protocol):
         except PeerError as error:
             log.warning("peer.dropped reason=%s", error)
             self.close()
+        except Exception as error:  # one connection's trouble must not be another's
+            log.exception("peer.failed")
+            self.send(m.Refuse(reason=f"a bug in carpool: {type(error).__name__}: {error}; see the daemon's log"))
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self._fd = None, -1

@@ -13,13 +13,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from carpool.core.events import JobExited
 from carpool.core.model import DeviceId
 from carpool.daemon import processes
 from carpool.daemon.environment import job_environment
-from carpool.daemon.jobs import LiveJob
+from carpool.daemon.jobs import JobFile, LiveJob
 from carpool.devices.base import DeviceFacts
 from carpool.wire import messages as m
 from carpool.wire.places import Places
@@ -33,6 +34,13 @@ class Starter:
         self._places = places
         self._devices = {device.id: device for device in devices}
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
+        self.on_runner_gone: Callable[[LiveJob], None] = lambda live: None
+
+    def device_for(self, file: JobFile) -> str | None:
+        """Where a job that runs already is counted: its device, or after a change of devices another of its kind."""
+        if file.device in self._devices:
+            return file.device
+        return next((device.id for device in self._devices.values() if device.kind == file.kind), None)
 
     def log_path(self, job: str) -> Path:
         return self._places.logs / f"{job}.log"
@@ -79,13 +87,30 @@ class Starter:
             )
         live.file.runner_pid = self._runners[live.id].pid
         live.save()
+        self.watch_runner(live)
+
+    def watch_runner(self, live: LiveJob) -> None:
+        """Notice a background runner that dies before it ever spoke to this daemon."""
+        pidfd = processes.open_pidfd(live.file.runner_pid)
+        if pidfd is None:
+            asyncio.get_running_loop().call_soon(self.on_runner_gone, live)
+            return
+        asyncio.get_running_loop().add_reader(pidfd, self._on_gone, live, pidfd)
+
+    def _on_gone(self, live: LiveJob, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        if live.runner is None:
+            self.on_runner_gone(live)
 
     def stop(self, live: LiveJob) -> None:
         """End the job's program: politely, then with force."""
         if live.runner is not None:
             live.runner.send(m.Stop())
-        else:
+        elif live.file.child_pid:
             self._signal(live, signal.SIGTERM)
+        elif live.id in self._runners:
+            self._runners[live.id].terminate()  # it has not started the program yet
         asyncio.get_running_loop().call_later(KILL_AFTER_SECONDS, self._signal, live, signal.SIGKILL)
 
     def _signal(self, live: LiveJob, number: signal.Signals) -> None:

@@ -8,7 +8,9 @@ import msgspec
 
 from carpool.core.effects import Effect, GrantLease
 from carpool.core.events import NeedsMeasured
-from carpool.core.model import DeviceId, JobId, JobSpec, Needs, TenantId
+from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs, TenantId
+from carpool.core.views import JobPicture
+from carpool.daemon.jobs import End, JobFile
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
@@ -42,15 +44,20 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         if value is not None and value < 1:
             raise UsageError(f"the {name} {value} is not above 0")
     return JobSpec(
-        name=said.name,
-        tenant=TenantId(said.tenant),
+        name=_printable(said.name),
+        tenant=TenantId(_printable(said.tenant)),
         weight_milli=said.weight_milli,
         priority=said.priority,
         cap_bytes=said.cap_bytes,
         steps=said.steps,
-        device=DeviceId(said.device) if said.device else None,
-        fingerprint=said.fingerprint,
+        device=DeviceId(_printable(said.device)) if said.device else None,
+        fingerprint=_printable(said.fingerprint),
     )
+
+
+def _printable(text: str) -> str:
+    """Bytes of a command line that are no text, as text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def needs_from(job: JobId, message: m.Measured) -> NeedsMeasured:
@@ -62,6 +69,40 @@ def needs_from(job: JobId, message: m.Measured) -> NeedsMeasured:
             overhead_bytes=message.overhead_bytes,
         ),
         step_ns=message.step_ns or None,
+    )
+
+
+def picture_lost(file: JobFile, end: End | None) -> JobPicture:
+    """A job that ended while no daemon ran, as far as its files tell."""
+    if end is None:
+        state, how = JobState.FAILED, "exit code unknown"
+    elif end.signal:
+        state, how = JobState.FAILED, f"ended by signal {end.signal}"
+    else:
+        state, how = (JobState.FAILED if end.code else JobState.FINISHED), f"exit code {end.code}"
+    return JobPicture(
+        id=JobId(file.job),
+        name=file.spec.name,
+        tenant=file.spec.tenant,
+        state=state,
+        device=DeviceId(file.device) if file.device else None,
+        lane=None,
+        priority=file.spec.priority,
+        steps=0,
+        steps_declared=file.spec.steps,
+        step_ns=None,
+        remaining_ns=None,
+        arrived_ns=0,
+        state_ns=0,
+        served_ns=0,
+        waited_ns=0,
+        silent_ns=None,
+        is_hog=False,
+        needs=file.needs,
+        promised_bytes=0,
+        live_bytes=0,
+        cap_bytes=file.spec.cap_bytes,
+        reason=f"it ended while no daemon ran; {how}",
     )
 
 
