@@ -49,9 +49,12 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         real_exec(module)
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
-        from carpool.agent import torch_hooks
+        try:
+            from carpool.agent import torch_hooks
 
-        torch_hooks.install(module)
+            torch_hooks.install(module)
+        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+            sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
 
