@@ -7,6 +7,7 @@
  * Seat        the state of turns.py that these tests need; Turns and Link set its fields, and there is no copy
  * StepHook    the optimizer's post-step hook: counts, stamps, looks for a recall
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
+ * FetchCall   stands in for the DataLoader's __next__: how long input took, then a begin point
  *
  * Threads: every field is touched under the interpreter's lock. The page's words have one writer each (rule G1).
  */
@@ -20,7 +21,9 @@
 
 #include "page.h"
 
+#define CONTRACT 1 /* with agent/points.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
+#define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
 
 typedef _Atomic uint64_t Word; /* every access is in the order written here: count first, then look for a recall */
@@ -33,6 +36,7 @@ typedef struct {
     char held, is_off;
     int depth;
     unsigned long owner;
+    long long stall_ns;
     int points_known;
     struct {
         uintptr_t point;
@@ -126,6 +130,7 @@ static PyMemberDef seat_members[] = {
     {"held", T_BOOL, offsetof(Seat, held), 0, "whether the turn is held"},
     {"is_off", T_BOOL, offsetof(Seat, is_off), 0, "whether the program is left alone from now on"},
     {"depth", T_INT, offsetof(Seat, depth), 0, "how many explicit turns are open"},
+    {"stall_ns", T_LONGLONG, offsetof(Seat, stall_ns), 0, "how long the input takes, a fading mean"},
     {"owner", T_ULONG, offsetof(Seat, owner), 0, "the thread that takes turns (T4)"},
     {NULL},
 };
@@ -141,6 +146,19 @@ static PyMethodDef seat_methods[] = {
     {NULL},
 };
 
+/* Whether a begin point has nothing to do. */
+static bool may_compute(const Seat *seat)
+{
+    return seat->is_off || (seat->held && seat->slot[CP_S_RECALL] < CP_LAPSED);
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static PyTypeObject SeatType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "carpool._native.points.Seat",
@@ -154,19 +172,20 @@ static PyTypeObject SeatType = {
     .tp_methods = seat_methods,
 };
 
-/* --- what StepHook and ModuleCall have in common --------------------------------------------------------------- */
+/* --- what the three callables have in common ------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Seat *seat; /* NULL until Python made one, and again in a forked child */
-    PyObject *slow;  /* Python's whole hook; or Python's begin point */
-    PyObject *after; /* a step was counted and more is due; or an outermost call without gradients ended */
-    PyObject *real, *attach, *is_grad_enabled; /* from here on ModuleCall's */
+    PyObject *slow;  /* Python's whole hook; or what it does before the real call */
+    PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
+    PyObject *real, *attach; /* of the two stand-ins */
+    PyObject *is_grad_enabled;
     PyObject *dict, *weak;
     unsigned long main;
     int depth;
-    unsigned long root_calls;
+    unsigned long count;
 } Point;
 
 static int point_traverse(Point *point, visitproc visit, void *arg)
@@ -233,11 +252,9 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
             continue;
         if (!seat->points[at].is_clean)
             return 0;
-        struct timespec now;
         uint64_t steps = seat->slot[CP_S_STEPS] + 1;
         seat->slot[CP_S_STEPS] = steps;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC);
         bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }
@@ -271,32 +288,44 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     return (PyObject *)hook;
 }
 
-/* --- ModuleCall ------------------------------------------------------------------------------------------------ */
+/* --- the stand-ins: ModuleCall and FetchCall ------------------------------------------------------------------- */
 
-/* The begin point before an outermost call; false with an error set if Python raised. */
-static bool begin(Point *call)
+/* Each of these is false with an error set if Python raised. */
+static bool call_python(PyObject *function)
 {
-    Seat *seat = call->seat;
-    if (seat != NULL && (seat->is_off || (seat->held && seat->slot[CP_S_RECALL] < CP_LAPSED)))
-        return true;
-    PyObject *done = PyObject_CallNoArgs(call->slow);
+    PyObject *done = PyObject_CallNoArgs(function);
     Py_XDECREF(done);
     return done != NULL;
+}
+
+static bool begin(Point *call)
+{
+    return (call->seat != NULL && may_compute(call->seat)) || call_python(call->slow);
+}
+
+/* A data-loading worker takes no turns: its calls pass. */
+static bool find_worker(Point *call, bool *is_worker)
+{
+    *is_worker = false;
+    if (call->seat != NULL)
+        return true;
+    PyObject *is_attached = PyObject_CallNoArgs(call->attach);
+    Py_XDECREF(is_attached);
+    *is_worker = is_attached == Py_False;
+    return is_attached != NULL;
 }
 
 static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     call->depth = 1;
-    call->root_calls++;
+    call->count++;
     PyObject *result = begin(call) ? PyObject_Vectorcall(call->real, args, nargsf, kwnames) : NULL;
     call->depth = 0;
     if (result == NULL)
         return NULL;
     PyObject *has_grad = PyObject_CallNoArgs(call->is_grad_enabled);
-    PyObject *done = has_grad == Py_False ? PyObject_CallNoArgs(call->after) : Py_XNewRef(has_grad);
     Py_XDECREF(has_grad);
-    Py_XDECREF(done);
-    if (done == NULL)
+    if (has_grad == NULL || (has_grad == Py_False && !call_python(call->after)))
         Py_CLEAR(result);
     return result;
 }
@@ -304,17 +333,50 @@ static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargs
 static PyObject *module_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Point *call = (Point *)self;
+    bool is_worker;
     if (call->depth || PyThread_get_thread_ident() != call->main)
         return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
-    if (call->seat == NULL) {
-        PyObject *is_attached = PyObject_CallNoArgs(call->attach);
-        if (is_attached == NULL)
-            return NULL;
-        Py_DECREF(is_attached);
-        if (is_attached == Py_False) /* a data-loading worker */
-            return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
-    }
+    if (!find_worker(call, &is_worker))
+        return NULL;
+    if (is_worker)
+        return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
     return call_outermost(call, args, nargsf, kwnames);
+}
+
+/* Whether the turn may have to go before a wait for input. */
+static bool may_give_back(const Seat *seat)
+{
+    const Word *header = seat->view.buf;
+    return seat->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && seat->stall_ns > STALL_NS);
+}
+
+static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Point *call = (Point *)self;
+    bool is_worker;
+    if (!find_worker(call, &is_worker))
+        return NULL;
+    if (is_worker)
+        return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    if ((call->seat == NULL || may_give_back(call->seat)) && !call_python(call->slow))
+        return NULL;
+    int64_t began = clock_ns(CLOCK_MONOTONIC), busy = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    PyObject *item = PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    if (item == NULL)
+        return NULL; /* the end of the data is no reason to ask for a turn */
+    call->count++;
+    /* A fetch that computes in this thread is work, not a wait for input. */
+    int64_t waited = clock_ns(CLOCK_MONOTONIC) - began - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - busy);
+    Seat *seat = call->seat;
+    if (seat != NULL && seat->held && waited <= STALL_NS && may_compute(seat)) {
+        seat->stall_ns += (waited - seat->stall_ns) >> 2; /* rounds down, as Python does */
+        return item;
+    }
+    PyObject *done = PyObject_CallFunction(call->after, "L", (long long)waited);
+    Py_XDECREF(done);
+    if (done == NULL)
+        Py_CLEAR(item);
+    return item;
 }
 
 static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
@@ -338,15 +400,32 @@ static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     return (PyObject *)call;
 }
 
+static PyObject *fetch_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    static char *names[] = {"real", "attach", "before", "after", NULL};
+    PyObject *real, *attach, *slow, *after;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOO:FetchCall", names, &real, &attach, &slow, &after))
+        return NULL;
+    Point *call = (Point *)type->tp_alloc(type, 0);
+    if (call == NULL)
+        return NULL;
+    call->call = fetch_call;
+    call->real = Py_NewRef(real);
+    call->attach = Py_NewRef(attach);
+    call->slow = Py_NewRef(slow);
+    call->after = Py_NewRef(after);
+    return (PyObject *)call;
+}
+
 /* Binds as a function does, so that module.__call__ is an ordinary bound method. */
-static PyObject *module_get(PyObject *self, PyObject *object, PyObject *type)
+static PyObject *stand_in_get(PyObject *self, PyObject *object, PyObject *type)
 {
     (void)type;
     return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
 /* A function in every other respect too: torch's compiler and `inspect` take it for the one it stands in for. */
-static PyObject *module_getattr(PyObject *self, PyObject *name)
+static PyObject *stand_in_getattr(PyObject *self, PyObject *name)
 {
     PyObject *found = PyObject_GenericGetAttr(self, name);
     if (found != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError))
@@ -355,27 +434,26 @@ static PyObject *module_getattr(PyObject *self, PyObject *name)
     return PyObject_GetAttr(((Point *)self)->real, name);
 }
 
-static PyObject *module_class(Point *call, void *unused)
+static PyObject *stand_in_class(Point *call, void *unused)
 {
     (void)unused;
     return Py_NewRef(Py_TYPE(call->real));
 }
 
-static PyObject *module_reduce(PyObject *self, PyObject *unused)
+static PyObject *stand_in_reduce(PyObject *self, PyObject *unused)
 {
-    (void)self, (void)unused;
-    return PyUnicode_FromString("Module.__call__"); /* by name, as a function is */
+    (void)unused;
+    return PyObject_GetAttrString(self, "__qualname__"); /* by name, as a function is: a copy is itself */
 }
 
-static PyMethodDef module_methods[] = {
-    {"__reduce__", module_reduce, METH_NOARGS, NULL},
+static PyMethodDef stand_in_methods[] = {
+    {"__reduce__", stand_in_reduce, METH_NOARGS, NULL},
     {NULL},
 };
 
 static PyMemberDef point_members[] = {
     {"depth", T_INT, offsetof(Point, depth), 0, "1 inside an outermost module call"},
-    {"root_calls", T_ULONG, offsetof(Point, root_calls), READONLY, "how many outermost calls there were"},
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Point, call), READONLY, NULL},
+    {"count", T_ULONG, offsetof(Point, count), 0, "how many outermost calls, or items, there were"},
     {NULL},
 };
 
@@ -385,10 +463,10 @@ static PyGetSetDef point_getset[] = {
     {NULL},
 };
 
-static PyGetSetDef module_getset[] = {
+static PyGetSetDef stand_in_getset[] = {
     {"seat", (getter)point_get_seat, (setter)point_set_seat, "the Seat of this process, or None", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
-    {"__class__", (getter)module_class, NULL, NULL, NULL},
+    {"__class__", (getter)stand_in_class, NULL, NULL, NULL},
     {NULL},
 };
 
@@ -404,13 +482,15 @@ static PyGetSetDef module_getset[] = {
 
 static PyTypeObject StepHookType = {POINT_TYPE("StepHook", "hook(optimizer, args, kwargs)", step_new, 0),
                                       .tp_getset = point_getset};
+
+#define STAND_IN_TYPE(name, doc, make)                                                                            \
+    POINT_TYPE(name, doc, make, Py_TPFLAGS_METHOD_DESCRIPTOR), .tp_descr_get = stand_in_get,                      \
+    .tp_getattro = stand_in_getattr, .tp_getset = stand_in_getset, .tp_methods = stand_in_methods
+
 static PyTypeObject ModuleCallType = {
-    POINT_TYPE("ModuleCall", "Stands in for torch.nn.Module.__call__.", module_new, Py_TPFLAGS_METHOD_DESCRIPTOR),
-    .tp_descr_get = module_get,
-    .tp_getattro = module_getattr,
-    .tp_getset = module_getset,
-    .tp_methods = module_methods,
-};
+    STAND_IN_TYPE("ModuleCall", "Stands in for torch.nn.Module.__call__.", module_new)};
+static PyTypeObject FetchCallType = {
+    STAND_IN_TYPE("FetchCall", "Stands in for the __next__ of a DataLoader's iterator.", fetch_new)};
 
 static struct PyModuleDef points_module = {
     PyModuleDef_HEAD_INIT,
@@ -423,7 +503,9 @@ PyMODINIT_FUNC PyInit_points(void)
 {
     PyObject *module = PyModule_Create(&points_module);
     if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &StepHookType) < 0
-        || PyModule_AddType(module, &ModuleCallType) < 0
+        || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
+        || PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0
+        || PyModule_AddIntConstant(module, "STALL_NS", STALL_NS) < 0
         || PyModule_AddIntConstant(module, "RESAMPLE_MASK", RESAMPLE_MASK) < 0)
         Py_CLEAR(module);
     return module;

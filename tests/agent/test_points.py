@@ -24,7 +24,7 @@ from carpool.agent import points
 from carpool.agent import turns as turns_module
 from carpool.agent.memory import Memory
 from carpool.agent.torch_hooks import STEP_PATIENCE, STEPS_TO_TRUST, Hooks
-from carpool.agent.turns import RESAMPLE_MASK, Turns
+from carpool.agent.turns import RESAMPLE_MASK, STALL_NS, Turns
 from carpool.wire import messages as m
 from carpool.wire import page
 from tests.agent.desk import Desk
@@ -67,6 +67,7 @@ class Program:
         self.hooks._module_call = Module._wrapped_call_impl
         self.call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
         monkeypatch.setattr(Module, "__call__", self.call)
+        self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
         monkeypatch.setattr(turns_module, "current", self.attach)
         self.made: list[Turns] = []
         self.optimizer = object()
@@ -79,6 +80,19 @@ class Program:
     @property
     def turns(self) -> Turns:
         return self.made[-1]
+
+    def loader(self, fetch: Callable[[], Any]) -> Iterator[Any]:
+        """An iterator as a DataLoader gives it."""
+
+        class Fetching:
+            def __iter__(self) -> Iterator[Any]:
+                return self
+
+            __next__ = self.fetch
+
+        loader = Fetching()
+        loader.fetch = fetch  # type: ignore[attr-defined]
+        return loader
 
     def step(self, optimizer: object | None = None) -> None:
         self.step_hook(optimizer or self.optimizer, (), {})
@@ -282,12 +296,12 @@ def test_another_thread_is_let_through(program: Program, desk: Desk) -> None:
 def test_a_forward_that_raises_is_over(program: Program) -> None:
     program.settle()
     broken = Module(lambda value: value / 0)
-    before = program.hooks._calls.root_calls
+    before = program.hooks._calls.count
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             Module(lambda value: broken(value))(1)
         assert program.hooks._calls.depth == 0
-    assert program.hooks._calls.root_calls == before + 3
+    assert program.hooks._calls.count == before + 3
 
 
 def test_an_interrupted_wait_for_the_turn_is_the_programs_own_and_the_next_call_asks_again(
@@ -337,7 +351,7 @@ def test_a_data_worker_has_no_turns_and_its_calls_pass(program: Program) -> None
     assert Module(lambda value: inner(value) + 1)(1) == 2
     program.step()
     assert program.made == []
-    assert program.hooks._calls.root_calls == 0
+    assert program.hooks._calls.count == 0
 
 
 def test_arguments_and_results_pass_unchanged(program: Program) -> None:
@@ -392,17 +406,106 @@ def test_a_pickled_module_is_called_through_whatever_hooks_its_process_has(progr
 
 
 def test_the_wrapped_call_is_taken_off_when_a_loader_gives_begin_points(program: Program) -> None:
-    program.hooks._data_points = 100
+    program.hooks._fetches.count = 100
     program.settle()
     assert Module.__call__ is Module._wrapped_call_impl
+
+
+# The next batch.
+
+
+def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Program, desk: Desk) -> None:
+    def fetch() -> int:
+        time.sleep(0.02)
+        return 7
+
+    program.settle()
+    loader = program.loader(fetch)
+    for _ in range(8):
+        assert next(loader) == 7
+    assert desk.lease == page.LEASE_HELD, "nobody waits"
+    stalled = desk.words[desk.base + page.S_STALL_NS]
+    assert stalled > 8 * 10_000_000
+    assert program.turns.seat.stall_ns > STALL_NS
+    desk.words[page.H_WAITERS] = 1
+    assert program.while_granted(m.Ask, lambda: next(loader)) == 7
+    assert desk.words[desk.base + page.S_STALL_NS] > stalled
+    assert program.hooks._fetches.count == 9
+
+
+def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, desk: Desk) -> None:
+    program.settle()
+    loader, stalls = program.loader(lambda: 7), list[int]()
+    program.turns.seat.stall_ns = 100 * STALL_NS
+    while len(stalls) < 1000 and (not stalls or stalls[-1] > STALL_NS // 10):
+        assert next(loader) == 7
+        stalls.append(program.turns.seat.stall_ns)
+    assert min(stalls) <= STALL_NS // 10
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, desk: Desk) -> None:
+    def fetch() -> None:
+        until = time.thread_time_ns() + 1_000_000
+        while time.thread_time_ns() < until:
+            pass
+
+    program.settle()
+    loader, stalls = program.loader(fetch), list[int]()
+    while len(stalls) < 300 and (not stalls or stalls[-1] > 100_000):  # somebody else may have had the core
+        program.turns.seat.stall_ns = 0
+        next(loader)
+        stalls.append(program.turns.seat.stall_ns)
+    assert min(stalls) <= 100_000
+
+
+def test_a_recalled_turn_goes_before_the_fetch_and_comes_back_after_it(program: Program, desk: Desk) -> None:
+    leases: list[int] = []
+    program.settle()
+    loader = program.loader(lambda: leases.append(desk.lease))
+    desk.recall()
+    program.while_granted(m.Ask, lambda: next(loader))
+    desk.recall(at=page.LAPSED)
+    program.while_granted(m.Ask, lambda: next(loader))
+    next(loader)
+    assert leases == [page.LEASE_NONE, page.LEASE_NONE, page.LEASE_HELD]
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_the_end_of_the_data_asks_for_no_turn_and_is_no_item(program: Program, desk: Desk) -> None:
+    def end() -> None:
+        raise StopIteration
+
+    program.settle()
+    desk.recall()
+    assert list(program.loader(end)) == []
+    assert desk.lease == page.LEASE_NONE
+    assert program.hooks._fetches.count == 0
+    desk.take_until(m.Return)
+    program.while_granted(m.Ask, lambda: program.model(0))
+
+
+def test_a_data_worker_and_the_first_fetch(program: Program, desk: Desk) -> None:
+    program.is_worker = True
+    assert next(program.loader(lambda: 1)) == 1
+    assert (program.made, program.hooks._fetches.count) == ([], 0)
+    program.is_worker = program.hooks._is_worker = False
+
+    def act() -> None:
+        desk.accept()
+        desk.answer(m.Ask)
+
+    with desk.playing(act):
+        assert next(program.loader(lambda: 2)) == 2
+    assert desk.lease == page.LEASE_HELD
 
 
 # What only C can get wrong.
 
 
 @needs_c
-def test_the_two_agree_on_when_to_look_at_the_memory() -> None:
-    assert points.native.RESAMPLE_MASK == RESAMPLE_MASK
+def test_the_two_agree_on_their_numbers() -> None:
+    assert (points.native.RESAMPLE_MASK, points.native.STALL_NS) == (RESAMPLE_MASK, STALL_NS)
 
 
 @needs_c

@@ -1,7 +1,7 @@
 """The state that a job's points look at in every iteration: in C where that was built (native/points.c), else here.
 
-With the C module, StepHook and ModuleCall test that state themselves and come to Python only when there is something
-to decide; without it the hooks of torch_hooks.py do all. Both have one Seat, and no copy of what is in it.
+With the C module, its three callables test that state themselves and come to Python only when there is something to
+decide; without it the hooks of torch_hooks.py do all. Both have one Seat, and no copy of what is in it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+CONTRACT = 1  # with native/points.c: a library of an older checkout is not used
+
 native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
 try:
     native = importlib.import_module("carpool._native.points")
 except ImportError:
+    native = None
+if getattr(native, "CONTRACT", None) != CONTRACT:
     native = None
 
 
 class PlainSeat:
     """What the points must know of this process's turn; Link and Turns set it."""
 
-    __slots__ = ("base", "depth", "held", "is_off", "owner", "words")
+    __slots__ = ("base", "depth", "held", "is_off", "owner", "stall_ns", "words")
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
@@ -28,6 +32,7 @@ class PlainSeat:
         self.is_off = False  # the program is left alone from now on
         self.depth = 0  # inside `with carpool.turn()`: automatic points are part of it
         self.owner = 0  # the thread that takes turns (T4)
+        self.stall_ns = 0  # how long the input takes, a fading mean
 
     def know(self, point: int, is_clean: bool) -> None:
         """Leave this point to the C hook; here there is none."""
@@ -37,13 +42,13 @@ class PlainSeat:
 
 
 class PlainCalls:
-    """The state of a wrapped Module.__call__, as the C ModuleCall has it."""
+    """The state of a wrapped function, as the C ModuleCall and FetchCall have it."""
 
-    __slots__ = ("depth", "root_calls", "seat")
+    __slots__ = ("count", "depth", "seat")
 
     def __init__(self) -> None:
-        self.depth = 0  # 1 inside an outermost call
-        self.root_calls = 0
+        self.depth = 0  # 1 inside an outermost module call
+        self.count = 0  # outermost calls, or items fetched
         self.seat: PlainSeat | None = None
 
 

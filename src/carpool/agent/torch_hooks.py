@@ -10,7 +10,8 @@ What is not needed is taken off after a few optimizer steps: the optimizer's pre
 another begin point fires in every iteration, and the Module patch (0.3 µs a module call in Python) once a DataLoader
 gives begin points. Torch's global module hooks would cost five times that and are never used.
 
-The step hook and the Module patch are C where that was built (points.py); what is here is then their slow path.
+The step hook and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
+their slow path.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class Hooks:
         self._turns: Turns | None = None
         self._is_worker = False
         self._calls: Any = points.PlainCalls()
+        self._fetches: Any = points.PlainCalls()
         self._step_hook: Any = None
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
-        self._data_points = 0
         self._module_call: Callable[..., Any] | None = None
         self._backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
@@ -77,7 +78,7 @@ class Hooks:
 
     def _seat_is(self, seat: points.PlainSeat | None) -> None:
         """Tell the C points where they find the state of the turn."""
-        self._calls.seat = seat
+        self._calls.seat = self._fetches.seat = seat
         if self._step_hook is not None:
             self._step_hook.seat = seat
 
@@ -140,10 +141,22 @@ class Hooks:
         self._step_patience -= 1
         return self._step_patience >= 0
 
-    def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        clock, busy_clock = time.monotonic_ns, time.thread_time_ns
+    def before_data(self) -> None:
+        if self._turns is not None:
+            self._turns.before_data()
 
-        @functools.wraps(real_next)
+    def after_data(self, waited_ns: int) -> None:
+        if self._turns is not None:
+            self._turns.after_data(waited_ns)
+
+    def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if points.native is not None:
+            self._fetches = points.native.FetchCall(
+                real=real_next, attach=self.is_attached, before=self.before_data, after=self.after_data
+            )
+            return _stand_in(self._fetches, real_next)
+        clock, busy_clock, fetches = time.monotonic_ns, time.thread_time_ns, self._fetches
+
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the method of this name
             turns = self._turns or self.turns()
             if turns is None:
@@ -151,12 +164,12 @@ class Hooks:
             turns.before_data()
             began, busy = clock(), busy_clock()
             item = real_next(iterator)  # the end of the data is no reason to ask for a turn
-            self._data_points += 1
+            fetches.count += 1
             # A fetch that computes in this thread is work, not a wait for input.
             turns.after_data(clock() - began - (busy_clock() - busy))
             return item
 
-        return __next__
+        return _stand_in(__next__, real_next)
 
     def is_attached(self) -> bool:
         return (self._turns or self.turns()) is not None
@@ -196,7 +209,7 @@ class Hooks:
             if turns is None:
                 return real_call(module, *args, **kwargs)
             calls.depth = 1
-            calls.root_calls += 1
+            calls.count += 1
             try:
                 turns.begin()
                 result = real_call(module, *args, **kwargs)
@@ -260,8 +273,8 @@ class Hooks:
     def _take_off(self) -> None:
         """Optimizer steps are the boundaries: keep only what a job needs to ask again after its turn lapsed."""
         torch = self._torch
-        has_data = self._data_points >= self._optimizer_steps
-        if self._pre_hook is not None and (has_data or self._calls.root_calls >= self._optimizer_steps):
+        has_data = self._fetches.count >= self._optimizer_steps
+        if self._pre_hook is not None and (has_data or self._calls.count >= self._optimizer_steps):
             self._pre_hook.remove()
             self._pre_hook = None
             torch.autograd.backward = self._backward

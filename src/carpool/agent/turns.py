@@ -59,7 +59,6 @@ class Turns:
         self.seat.owner = get_ident()
         self._is_shared = False
         self._was_alone = False
-        self._stall_ns = 0
         self._profile = Profile(memory)
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
@@ -121,7 +120,7 @@ class Turns:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
         words = self._words
         recall = words[self._link.base + S_RECALL]
-        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self._stall_ns > STALL_NS):
+        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.seat.stall_ns > STALL_NS):
             return
         seat = self.seat
         is_ours = seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
@@ -130,7 +129,7 @@ class Turns:
 
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
-        self._stall_ns += (waited_ns - self._stall_ns) // 4 if self.seat.held else -(self._stall_ns // 16)
+        self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
         if waited_ns > STALL_NS and self._link.base:
             self._words[self._link.base + page.S_STALL_NS] += waited_ns
         self.begin()
