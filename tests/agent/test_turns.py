@@ -46,7 +46,7 @@ def source() -> FakeSource:
 
 
 @pytest.fixture
-def turns(desk: Desk, source: FakeSource) -> Iterator[Turns]:
+def turns(desk: Desk, source: FakeSource, implementation: str) -> Iterator[Turns]:
     link = desk.link()
     made = Turns(link, Memory(source, overhead_bytes=0))
     yield made

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from carpool import __version__
+from carpool.agent.points import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
@@ -38,13 +39,22 @@ class Link:
         self._tried_ns = 0
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
-        self.base = 0  # word index of this process's slot; 0 until it has one
+        self.seat = make_seat(self.words)
         self._find_slot()
 
     def _find_slot(self) -> None:
         slot = self.page.slot_of(os.getpid())
         if slot is not None:
             self.base = page.slot_base(slot)
+
+    @property
+    def base(self) -> int:
+        """Word index of this process's slot; 0 until it has one."""
+        return self.seat.base
+
+    @base.setter
+    def base(self, base: int) -> None:
+        self.seat.base = base
 
     @property
     def is_metered(self) -> bool:
