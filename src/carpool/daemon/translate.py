@@ -1,4 +1,7 @@
-"""The one place that knows both messages and core types."""
+"""Conversions, and nothing else: the bodies that travel or are kept to core types, and core types to such bodies.
+
+Who else in the daemon handles both messages and events passes them on; the fields are matched up only here.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,13 @@ def needs_from(job: JobId, message: m.Measured) -> NeedsMeasured:
 
 def grant_from(effect: GrantLease) -> m.Grant:
     return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared)
+
+
+def plain(value: object) -> dict[str, object]:
+    """A picture as it travels and is kept: plain lists, dictionaries, words and numbers."""
+    result = msgspec.to_builtins(value)
+    assert isinstance(result, dict)
+    return result
 
 
 _LOG_NAMES = {
