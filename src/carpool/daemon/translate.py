@@ -1,6 +1,6 @@
-"""Conversions, and nothing else: the bodies that travel or are kept to core types, and core types to such bodies.
+"""Converts between what travels or is kept and core types, field by field: specs, needs, grants, pictures, log lines.
 
-Who else in the daemon handles both messages and events passes them on; the fields are matched up only here.
+Other modules of the daemon dispatch messages and events and may know both; none builds a body from core fields by hand.
 """
 
 from __future__ import annotations
