@@ -1,6 +1,6 @@
 """Converts between what travels or is kept and core types, field by field: specs, needs, grants, pictures, log lines.
 
-Other modules of the daemon dispatch messages and events and may know both; none builds a body from core fields by hand.
+Other modules of the daemon dispatch messages and events and may know both; none builds a body from core fields.
 """
 
 from __future__ import annotations
