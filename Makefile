@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 
 .PHONY: help setup demo test check fmt native bench docs clean
 help:
-	@echo "make demo    set up, then show six programs sharing this machine (under 3 minutes)"
+	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
 	@echo "make check   lint, formatting, strict types, import rules"

@@ -16,7 +16,6 @@ from carpool.bench.report import Report, device_title
 from carpool.cli.tables import console, show
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
-SETTINGS = {"auto_envvar_prefix": "CARPOOL"}
 
 
 @click.group()
@@ -68,22 +67,30 @@ def show_report(report: Report) -> None:
     show(table)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--repeats", type=click.IntRange(2), default=60, show_default=True, help="Interleaved blocks an arm.")
 def boundary(as_json: bool, quick: bool, repeats: int) -> int:
-    """What an iteration pays while its job is alone."""
+    """What an iteration pays while its job is alone.
+
+    \b
+    carpool bench boundary --repeats 120
+    """
     from carpool.bench import boundary as boundary_bench
 
     return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--handovers", type=click.IntRange(1), default=3000, show_default=True, help="At least so many.")
 @click.option("--restarts", type=click.IntRange(1), default=6, show_default=True, help="Of the other arm.")
 def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
-    """How long the device is idle when a turn changes hands, against kill and restart."""
+    """How long the device is idle when a turn changes hands, against kill and restart.
+
+    \b
+    carpool bench handover --handovers 10000 --json
+    """
     from carpool.bench import handover as handover_bench
 
     if quick:
@@ -91,7 +98,7 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
     return finish(handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the jobs' lengths.")
@@ -99,7 +106,11 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
     "--work", type=float, default=36.0, show_default=True, help="Seconds of device time, all jobs together."
 )
 def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
-    """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal."""
+    """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal.
+
+    \b
+    carpool bench jct --jobs 8 --seed 3
+    """
     from carpool.bench import jct as jct_bench
 
     if quick:
@@ -108,13 +119,17 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
     return finish(jct_bench.run(say, jobs=jobs, seed=seed, steps=steps), as_json=as_json)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
 @click.option("--steps", type=click.IntRange(3), default=200, show_default=True, help="Iterations of each.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all three arms.")
 def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -> int:
-    """Work per second: one after another, all at once, and under carpool."""
+    """Work per second: one after another, all at once, and under carpool.
+
+    \b
+    carpool bench throughput --jobs 2 --rounds 5
+    """
     from carpool.bench import throughput as throughput_bench
 
     if quick:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from carpool import __version__
 from carpool.cli.reach import call, is_running
+from carpool.cli.runner import merged_environment
 from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
 from carpool.devices.base import find_devices
@@ -21,6 +23,7 @@ from carpool.units import format_bytes
 from carpool.wire import page
 from carpool.wire.places import find_places
 
+AddFinding = Callable[[str, str, str], None]  # mark (ok, note or missing), what, text
 PROBE_SECONDS = 60
 PROBE = """
 import json, sys
@@ -85,8 +88,7 @@ def examine(python: str) -> list[dict[str, str]]:
     return found
 
 
-def _examine_meter(meter: str, add: object) -> None:
-    assert callable(add)
+def _examine_meter(meter: str, add: AddFinding) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "page"
         shared = page.Page.create(path)
@@ -104,9 +106,10 @@ def _examine_meter(meter: str, add: object) -> None:
         add("missing", "meter", f"{Path(meter).name} does not count: {said or 'it claimed no slot'}")
 
 
-def _examine_torch(python: str, add: object) -> None:
-    assert callable(add)
-    environment = {**os.environ, "PYTHONPATH": str(INJECT), "CARPOOL_JOB": "doctor"}
+def _examine_torch(python: str, add: AddFinding) -> None:
+    environment = merged_environment(
+        os.environ, {"set": {"CARPOOL_JOB": "doctor"}, "prepend": {"PYTHONPATH": str(INJECT)}}
+    )
     try:
         done = subprocess.run(
             [python, "-c", PROBE], env=environment, capture_output=True, timeout=PROBE_SECONDS, text=True

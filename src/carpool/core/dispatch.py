@@ -216,8 +216,28 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if holder is None or lane is None:
         return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
     holder_view = view_of(node, holder, now=now)
-    why = node.policy.why(holder_view, view)
-    is_recalled = holder.lease is not None and holder.lease.state is LeaseState.RECALLED
-    if is_recalled:
-        why = node.policy.why(view, holder_view)
-    return reasons.turn_wait(view, holder_view, lane.id, node.policy.name, why, is_recalled=is_recalled)
+    return reasons.turn_wait(view, holder_view, lane.id, _why_not_yet(node, device, lane, job, holder, now=now))
+
+
+def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, *, now: Nanos) -> str:
+    """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
+    if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
+        newcomer = _newcomer(node, device) if node.policy.lanes_max > 1 else None
+        following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
+        if following is None or following == job.id:
+            return reasons.already_recalled(_preference(node, job, holder, now=now))
+        successor = node.jobs[following]
+        return reasons.recalled_for(successor, _preference(node, successor, job, now=now))
+    left_ns = holder.lease.granted_ns + quantum_of(node, holder) - now
+    if left_ns > 0:
+        return reasons.rest_of_quantum(left_ns)
+    kept = _preference(node, holder, job, now=now)
+    return reasons.preferred(kept) if kept else reasons.soon_recalled(_preference(node, job, holder, now=now))
+
+
+def _preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
+    """Why the policy puts one before the other, in its words; empty if it does not."""
+    views = [view_of(node, first, now=now), view_of(node, second, now=now)]
+    if node.policy.pick(views, now=now) != first.id:
+        return ""
+    return f"{node.policy.name}: {node.policy.why(*views)}"

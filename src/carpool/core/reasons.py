@@ -63,12 +63,33 @@ def uncovered(job: Job, device: Device) -> str:
     )
 
 
-def turn_wait(view: JobView, holder: JobView, lane: str, policy: str, why: str, *, is_recalled: bool) -> str:
-    asked = "; the turn is already recalled" if is_recalled else ""
+def turn_wait(view: JobView, holder: JobView, lane: str, why: str) -> str:
+    """`why` is one of the five endings below."""
     return (
         f"waits {format_ns(view.waited_ns)} for its turn on {lane}: {holder.name} has had it for"
-        f" {format_ns(holder.held_ns)} ({policy}: {why}){asked}"
+        f" {format_ns(holder.held_ns)}{why}"
     )
+
+
+def rest_of_quantum(left_ns: Nanos) -> str:
+    return f" and keeps it for another {format_ns(left_ns)} of its quantum"
+
+
+def preferred(preference: str) -> str:
+    return f" ({preference})"
+
+
+def soon_recalled(preference: str) -> str:
+    return f" ({preference}); the turn is about to be recalled"
+
+
+def already_recalled(preference: str) -> str:
+    """For the job that will have it; without a preference where the turn was recalled for another reason."""
+    return (f" ({preference})" if preference else "") + "; the turn is already recalled"
+
+
+def recalled_for(successor: Job, preference: str) -> str:
+    return f"; the turn is already recalled for {successor.spec.name}" + (f" ({preference})" if preference else "")
 
 
 def profiling_wait(view: JobView, measured: Job, lane: str) -> str:
