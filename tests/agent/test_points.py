@@ -65,7 +65,7 @@ class Program:
         self.hooks._step_patience = STEP_PATIENCE
         self.step_hook = self.hooks.make_step_hook()
         self.hooks._module_call = Module._wrapped_call_impl
-        self.call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
+        self.call = self.hooks._our_call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
         monkeypatch.setattr(Module, "__call__", self.call)
         self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
         monkeypatch.setattr(turns_module, "current", self.attach)

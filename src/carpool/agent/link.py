@@ -7,6 +7,7 @@ used only to attach, to ask, to give back and to report. Everything here may fai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -151,3 +152,13 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def tell_detached(job: str, socket_path: str, reason: str) -> None:
+    """Tell the daemon, if it is there, that this process has no page to attach with and goes on alone."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(ANSWER_SECONDS)
+        peer.connect(socket_path)
+        attach = m.Attach(job=job, pid=os.getpid(), slot=0, holding=False, version=__version__, protocol=m.PROTOCOL)
+        peer.sendall(framing.encode(attach) + framing.encode(m.Detach(reason=reason)), socket.MSG_NOSIGNAL)
+        peer.recv(framing.HEAD.size)

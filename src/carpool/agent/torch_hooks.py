@@ -26,7 +26,7 @@ from typing import Any
 
 from carpool.agent import points
 from carpool.agent import turns as turns_module
-from carpool.agent.cuda import CudaSource
+from carpool.agent.cuda import CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.turns import Turns
@@ -60,6 +60,8 @@ class Hooks:
         self._backwards = 0
         self._module_call: Callable[..., Any] | None = None
         self._backward: Callable[..., Any] | None = None
+        self._our_call: Callable[..., Any] | None = None
+        self._our_backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
         self._overhead_bytes = 0
 
@@ -249,9 +251,9 @@ class Hooks:
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         loader.__next__ = self.wrap_next(loader.__next__)
         self._backward = torch.autograd.backward
-        torch.autograd.backward = self.wrap_backward(self._backward)
+        torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
         self._module_call = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
+        torch.nn.Module.__call__ = self._our_call = self.wrap_module_call(self._module_call)
         turns_module.set_memory(self.make_memory)
         os.register_at_fork(after_in_child=self.forget_after_fork)
         self._note_overhead()
@@ -259,9 +261,12 @@ class Hooks:
     def _note_overhead(self) -> None:
         """What torch itself holds right after its import is overhead, not the job's persistent memory."""
         path = os.environ.get("CARPOOL_PAGE")
-        if not path or os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+        if not path:
             return
         link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
+        if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+            cap_from_the_start(self._torch.cuda, link)
+            return
         if link.is_metered:
             self._overhead_bytes = MeterSource(link).live_bytes()
             link.page.close()
@@ -277,8 +282,10 @@ class Hooks:
         if self._pre_hook is not None and (has_data or self._calls.count >= self._optimizer_steps):
             self._pre_hook.remove()
             self._pre_hook = None
-            torch.autograd.backward = self._backward
-            if has_data:
+            # Somebody may have put a wrapper of their own around ours; that one must stay.
+            if torch.autograd.backward is self._our_backward:
+                torch.autograd.backward = self._backward
+            if has_data and torch.nn.Module.__call__ is self._our_call:
                 torch.nn.Module.__call__ = self._module_call
 
 

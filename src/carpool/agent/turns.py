@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from carpool.agent.link import Link, LinkLostError
+from carpool.agent.link import Link, LinkLostError, tell_detached
 from carpool.agent.memory import Memory, Profile
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -111,7 +111,7 @@ class Turns:
     def yield_point(self) -> None:
         """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
         recall = self._words[self._link.base + S_RECALL]
-        if not recall or not self.seat.held or self.seat.is_off or self.seat.depth:
+        if not recall or not self._is_ours():
             return
         if self._is_due(recall) and self._is_clean_now():
             self._safely(self._hand_over)
@@ -122,9 +122,7 @@ class Turns:
         recall = words[self._link.base + S_RECALL]
         if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.seat.stall_ns > STALL_NS):
             return
-        seat = self.seat
-        is_ours = seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
-        if is_ours and self._is_clean_now():
+        if self._is_ours() and self._is_clean_now():
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
@@ -164,6 +162,7 @@ class Turns:
         """The first iterations: find out which points are clean and what the job needs."""
         base = self._link.base
         if not base:
+            self._rejoin()  # it went on alone before it ever had a slot
             return
         self.seat.forget()  # what is clean may change
         counted = self._profile.observe(point)
@@ -199,6 +198,11 @@ class Turns:
             100 + GROWTH_PERCENT
         ):
             self._report()
+
+    def _is_ours(self) -> bool:
+        """Whether the turn is held, and is this thread's to give (T4)."""
+        seat = self.seat
+        return seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
 
     def _is_due(self, recall: int) -> bool:
         """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
@@ -255,7 +259,7 @@ class Turns:
             raise
         self._is_shared = grant.is_shared
         self._set_held(is_held=True)
-        self._memory.turn_began()
+        self._memory.turn_began(is_learning=self._profile.is_learning)
 
     def _set_held(self, *, is_held: bool) -> None:
         now = monotonic_ns()
@@ -346,22 +350,24 @@ class Turns:
 
 
 _current: Turns | None = None
+_is_unmanaged = False
 _make_memory: Callable[[Link], Memory] = Memory.for_plain_process
 
 
 def current() -> Turns | None:
     """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
-    global _current
+    global _current, _is_unmanaged
     if _current is None:
         job = os.environ.get("CARPOOL_JOB")
-        if not job:
+        if not job or _is_unmanaged:
             return None
         try:
             link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
             memory = _make_memory(link)
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
-            os.environ.pop("CARPOOL_JOB", None)
+            _is_unmanaged = True
             say(f"job {job} runs unmanaged: {error}")
+            tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
             return None
         _current = Turns(link, memory)
         atexit.register(_current.finish)
