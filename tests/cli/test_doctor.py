@@ -12,9 +12,8 @@ from carpool.daemon.environment import INJECT
 
 def test_the_users_own_python_path_is_kept_behind_carpools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
-    python.write_text(
-        """#!/bin/sh\nprintf '{"torch": "%s", "cuda": false, "hooked": true, "kind": "function", "version": "3"}' "$PYTHONPATH"\n"""
-    )
+    answer = '{"torch": "%s", "cuda": false, "hooked": true, "kind": "function", "version": "3"}'
+    python.write_text(f"""#!/bin/sh\nprintf '{answer}' "$PYTHONPATH"\n""")
     python.chmod(0o700)
     monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
