@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -162,3 +163,12 @@ def tell_detached(job: str, socket_path: str, reason: str) -> None:
         attach = m.Attach(job=job, pid=os.getpid(), slot=0, holding=False, version=__version__, protocol=m.PROTOCOL)
         peer.sendall(framing.encode(attach) + framing.encode(m.Detach(reason=reason)), socket.MSG_NOSIGNAL)
         peer.recv(framing.HEAD.size)
+
+
+def say(text: str) -> None:
+    """One line on stderr; a closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(f"carpool: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from carpool.agent.link import Link, LinkLostError, tell_detached
+from carpool.agent.link import Link, LinkLostError, say, tell_detached
 from carpool.agent.memory import Memory, Profile
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -37,15 +36,6 @@ RECONNECT_SECONDS = 0.05
 RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 GROWTH_PERCENT = 5
-
-
-def say(text: str) -> None:
-    """One line on stderr; a closed stderr is no reason to fail."""
-    try:
-        sys.stderr.write(f"carpool: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
 
 
 class Turns:
