@@ -20,8 +20,8 @@ from carpool.core.node import Node
 from carpool.units import MS, SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
-LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait …
-LOOK_NS_MIN = 25 * MS  # … but not more often than this: a Tick costs the daemon about 50 µs
+LOOK_PART = 4  # a holder that has had its quantum is compared again after a quarter of it, or of what it had since
+LOOK_NS_MIN = 1 * MS  # a Tick costs the daemon about 50 µs
 LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
 
 
@@ -193,8 +193,8 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
-                # A holder still preferred at the end of its quantum will not be for long: look again soon.
-                again = now + max(LOOK_NS_MIN, quantum // LOOKS_A_QUANTUM)
+                # Still preferred after its quantum, it may not be for long; the longer it was, the longer it will be.
+                again = now + max(LOOK_NS_MIN, quantum // LOOK_PART, (now - due) // LOOK_PART)
                 times.append(due if due > now else again)
     if node.queue:
         for job in node.jobs_on(device):
