@@ -1,6 +1,6 @@
 """What a placement rule is, and the list of those there are.
 
-A rule says how bad a place would be; nothing else. Where a request fits at all is the fleet's business (model.py), and
+A rule says how bad a place would be; nothing else. Where a request fits at all is the fleet's business (model.py),
 the search over nodes is the placer's (placer.py). The least cost wins; ties go to the first node of the fleet.
 """
 
@@ -40,7 +40,7 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a rule may be told when it is made: which requests are usual, with how many of each, and a random source."""
+    """What a rule may be told when it is made: the usual requests, with how many of each, and a random source."""
 
     demand: Mapping[Request, int] = field(default_factory=dict)
     random: Draws | None = None

@@ -106,10 +106,9 @@ class Fleet:
         self.free_memory_bytes = [node.memory_bytes for node in self.nodes]
         self.free_milli = [[self.limit_milli] * node.cards for node in self.nodes]
         self.free_bytes = [[node.card_bytes] * node.cards for node in self.nodes]
-        self.changes: list[
-            int
-        ] = []  # every node that was ever changed, in order: caches read on from where they were
         self.held: Counter[tuple[Request, Placement]] = Counter()
+        self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members by the card time they asked for
+        self.changes: list[int] = []  # every node changed, in order: a cache reads on from where it was
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
         self._labels: dict[tuple[int, int], Counter[tuple[str, str]]] = {}  # of labelled users, by (node, card)
 
