@@ -10,10 +10,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from carpool.errors import UsageError
@@ -226,7 +226,7 @@ def read_salus(name: str = "salus") -> Trace:
     """Salus' 99 measured jobs as one burst, in the order of its table; see SALUS_PERSISTENT_PERCENT for the bytes."""
 
     def parse(row: Row, line: int) -> TraceJob:
-        peak_bytes = int(float(row["peak_mem_mb"]) * 1_000_000)
+        peak_bytes = int(_number(row, "peak_mem_mb") * 1_000_000)
         persistent_bytes = salus_persistent_bytes(row["model"], peak_bytes)
         return TraceJob(
             id=row["name"],
@@ -312,13 +312,13 @@ def _read(path: Path, name: str, parse: Parse, *, required: Iterable[str]) -> Tr
     return Trace(name=name, source=str(path), jobs=tuple(jobs), bad_rows=tuple(bad))
 
 
-def _number(row: Row, column: str) -> float:
+def _number(row: Row, column: str) -> Decimal:
     text = row.get(column, "")
     try:
-        value = float(text)
-    except ValueError:
+        value = Decimal(text)
+    except InvalidOperation:
         raise RowError(f"{column} is '{text}', not a number") from None
-    if not math.isfinite(value):
+    if not value.is_finite():
         raise RowError(f"{column} is '{text}', not a finite number")
     if value < 0:
         raise RowError(f"{column} is {text}, below 0")
@@ -326,9 +326,9 @@ def _number(row: Row, column: str) -> float:
 
 
 def _time_ns(row: Row, column: str, unit: int) -> int:
-    """Whole units exactly; fractions to the nanosecond."""
+    """Exact to the nanosecond, however many digits there are."""
     text = row.get(column, "")
-    span = int(text) * unit if text.isdecimal() else round(_number(row, column) * unit)
+    span = int(text) * unit if text.isdecimal() else int(_number(row, column) * unit)
     if span >= 1 << 62:
         raise RowError(f"{column} is {text}: longer than a century")
     return span
