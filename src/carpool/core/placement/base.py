@@ -11,19 +11,27 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from carpool.core.placement.best_fit import BestFit
-from carpool.core.placement.model import Fleet, Request
+from carpool.core.placement.clustering import Clustering
+from carpool.core.placement.dot_product import DotProduct
+from carpool.core.placement.fragmentation import Fragmentation
+from carpool.core.placement.model import Fleet, Lots, Request
+from carpool.core.placement.packing import Packing
+from carpool.core.placement.random_fit import RandomFit
+from carpool.core.placement.spread import Spread
+from carpool.core.placement.tidy import Tidy
+from carpool.errors import UsageError
 
 
 class Rule(Protocol):
-    """Looks at one node at a time, so that only nodes that changed need another look."""
+    """Looks at one node at a time, so that only nodes that changed need another look. One object serves one fleet."""
 
     @property
     def name(self) -> str:
         """What people call it on the command line."""
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the cost at a node stays the same while the node does, so that it may be kept."""
+    def lots(self) -> Lots | None:
+        """How ties are broken: by lot, or with None in favour of the first node."""
 
     def cost(self, fleet: Fleet, request: Request, node: int, usable: list[int]) -> int:
         """How bad it would be to put the request on this node, where it fits on the usable cards; least wins."""
@@ -32,24 +40,35 @@ class Rule(Protocol):
         """Which of the usable cards it should have there, in rising order."""
 
 
-class Draws(Protocol):
-    """The part of `random.Random` that rules use; the driver seeds it."""
-
-    def random(self) -> float: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a rule may be told when it is made: the usual requests, with how many of each, and a random source."""
+    """What a rule may be told when it is made: the usual requests, with how many of each, and a source of lots."""
 
     demand: Mapping[Request, int] = field(default_factory=dict)
-    random: Draws | None = None
+    lots: Lots | None = None
+
+    def need_lots(self) -> Lots:
+        if self.lots is None:
+            raise UsageError("this placement rule draws lots; make it with a seeded random source")
+        return self.lots
 
 
 RULES: dict[str, Callable[[Outlook], Rule]] = {
     "best_fit": lambda outlook: BestFit(),
+    "spread": lambda outlook: Spread(),
+    "packing": lambda outlook: Packing(),
+    "dot_product": lambda outlook: DotProduct(),
+    "clustering": lambda outlook: Clustering(),
+    "random_fit": lambda outlook: RandomFit(outlook.need_lots()),
+    "fragmentation": lambda outlook: Fragmentation(outlook.demand),
+    "tidy": lambda outlook: Tidy(outlook.demand),
 }
 
 
+DEFAULT_RULE = "tidy"
+
+
 def make_rule(name: str, outlook: Outlook | None = None) -> Rule:
+    if name not in RULES:
+        raise UsageError(f"there is no placement rule '{name}'; known are {', '.join(RULES)}")
     return RULES[name](outlook or Outlook())

@@ -9,7 +9,7 @@ class BestFit:
     """Least left of CPU and card time after placing, each measured against the largest node; tightest cards first."""
 
     name = "best_fit"
-    is_steady = True
+    lots = None
 
     def cost(self, fleet: Fleet, request: Request, node: int, usable: list[int]) -> int:
         left_cpu_milli = fleet.free_cpu_milli[node] - request.cpu_milli

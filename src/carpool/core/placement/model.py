@@ -19,12 +19,14 @@ order), and time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from carpool.errors import InternalError, UsageError
 
 WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
+CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
 NO_MODELS: frozenset[str] = frozenset()
 
 
@@ -88,6 +90,12 @@ class Placement:
     cards: tuple[int, ...]
 
 
+class Lots(Protocol):
+    """The part of `random.Random` that is used; whoever passes it in has seeded it."""
+
+    def random(self) -> float: ...
+
+
 class Fleet:
     """The books of all nodes. Read anything; change only by `take` and `give`.
 
@@ -105,10 +113,12 @@ class Fleet:
         self.free_cpu_milli = [node.cpu_milli for node in self.nodes]
         self.free_memory_bytes = [node.memory_bytes for node in self.nodes]
         self.free_milli = [[self.limit_milli] * node.cards for node in self.nodes]
+        self.shapes = [tuple(free) for free in self.free_milli]  # the same, sorted: nodes that look alike are alike
         self.free_bytes = [[node.card_bytes] * node.cards for node in self.nodes]
         self.held: Counter[tuple[Request, Placement]] = Counter()
         self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members by the card time they asked for
-        self.changes: list[int] = []  # every node changed, in order: a cache reads on from where it was
+        self._changes: list[int] = []  # nodes, in the order of their changes
+        self._forgotten = 0  # how many changes came before those
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
         self._labels: dict[tuple[int, int], Counter[tuple[str, str]]] = {}  # of labelled users, by (node, card)
 
@@ -120,6 +130,17 @@ class Fleet:
         """The cards of a node that nobody uses."""
         limit = self.limit_milli
         return [card for card, free in enumerate(self.free_milli[node]) if free == limit]
+
+    @property
+    def change_count(self) -> int:
+        """How often `take` and `give` were called: a cache notes it, and asks later what changed since."""
+        return self._forgotten + len(self._changes)
+
+    def changed_since(self, count: int) -> Iterable[int]:
+        """The nodes that changed after so many changes, each once; every node if that is too long ago to know."""
+        if count < self._forgotten:
+            return range(len(self.nodes))
+        return set(self._changes[count - self._forgotten :])
 
     # --- what fits -----------------------------------------------------------------------------------------------
 
@@ -201,9 +222,13 @@ class Fleet:
             self.free_bytes[node][card] -= sign * count
             if request.is_labelled:
                 self._label(request, node, card, sign)
+        self.shapes[node] = tuple(sorted(self.free_milli[node]))
         self.taken_milli += sign * request.total_milli
         self.sizes[node][request.total_milli] += sign
-        self.changes.append(node)
+        self._changes.append(node)
+        if len(self._changes) > CHANGES_KEPT:
+            self._forgotten += CHANGES_KEPT // 2
+            del self._changes[: CHANGES_KEPT // 2]
 
     def _label(self, request: Request, node: int, card: int, sign: int) -> None:
         labels = self._labels.setdefault((node, card), Counter())

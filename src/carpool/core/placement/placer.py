@@ -1,7 +1,8 @@
 """The search: the best place in the fleet for a request, by a rule.
 
 Equal requests share one board of costs. A board is brought up to date when its request is asked for, and looks again
-only at the nodes that changed since; the best node is the top of a heap whose outdated entries are skipped.
+only at the nodes that changed since; the best node is the top of a heap whose outdated entries are skipped. So a
+decision costs as much as there are changed nodes, not nodes: for D kinds of requests about D changes, on average.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from carpool.core.placement.base import Rule
-from carpool.core.placement.model import Fleet, Placement, Request
+from carpool.core.placement.model import Fleet, Lots, Placement, Request
 
 AT_HOME = 1 << 80  # taken off the cost where somebody of the same affinity already is: more than any rule's cost
+BOARDS_MAX = 512  # about 0.1 MiB each for a thousand nodes; the one not asked for the longest goes first
+HEAP_FACTOR = 4  # a heap with so many entries a node is mostly outdated, and made anew
 
 
 class Board:
@@ -20,10 +23,43 @@ class Board:
 
     __slots__ = ("costs", "heap", "seen")
 
-    def __init__(self, nodes: int) -> None:
-        self.costs: list[int | None] = [None] * nodes  # None: it does not fit there
+    def __init__(self, costs: list[int | None], seen: int) -> None:
+        self.costs = costs  # None: it does not fit there
+        self.seen = seen
         self.heap: list[tuple[int, int]] = []  # (cost, node); outdated where costs says otherwise
-        self.seen = -1
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        self.heap = [(cost, node) for node, cost in enumerate(self.costs) if cost is not None]
+        heapify(self.heap)
+
+    def set(self, node: int, cost: int | None) -> None:
+        if cost == self.costs[node]:
+            return
+        self.costs[node] = cost
+        if cost is not None:
+            heappush(self.heap, (cost, node))
+            if len(self.heap) > HEAP_FACTOR * len(self.costs):
+                self.rebuild()
+
+    def first(self) -> int | None:
+        """The node of least cost; of several the first."""
+        heap, costs = self.heap, self.costs
+        while heap:
+            cost, node = heap[0]
+            if costs[node] == cost:
+                return node
+            heappop(heap)
+        return None
+
+    def drawn(self, lots: Lots) -> int | None:
+        """The node of least cost; of several one drawn by lot."""
+        first = self.first()
+        if first is None:
+            return None
+        least = self.costs[first]
+        tied = [node for node, cost in enumerate(self.costs) if cost == least]
+        return tied[int(lots.random() * len(tied))]
 
 
 class Placer:
@@ -32,19 +68,15 @@ class Placer:
     def __init__(self, fleet: Fleet, rule: Rule) -> None:
         self.fleet = fleet
         self.rule = rule
-        self._boards: dict[Request, Board] = {}
+        self._boards: dict[Request, Board] = {}  # the one asked for last stands last
 
     def find(self, request: Request) -> Placement | None:
         """The best place, or None if there is none now; changes no books."""
-        board = self._boards.get(request)
-        if board is None:
-            board = self._boards[request] = Board(len(self.fleet.nodes))
-        self._refresh(board, request)
-        node = self._best(board) if self.rule.is_steady else self._best_now(board, request)
+        board = self._board(request)
+        node = board.first() if self.rule.lots is None else board.drawn(self.rule.lots)
         if node is None:
             return None
         usable, _ = self._look(request, node)
-        assert usable is not None
         return Placement(node=node, cards=self.rule.cards(self.fleet, request, node, usable) if usable else ())
 
     def place(self, request: Request) -> Placement | None:
@@ -66,22 +98,20 @@ class Placer:
             placements.append(placement)
         return placements
 
-    def _refresh(self, board: Board, request: Request) -> None:
-        """Look again at every node that changed since this request was last asked for."""
-        changes = self.fleet.changes
-        if board.seen < 0:
-            for node in range(len(board.costs)):
-                board.costs[node] = self._cost(request, node)
-            board.heap = [(cost, node) for node, cost in enumerate(board.costs) if cost is not None]
-            heapify(board.heap)
-        else:
-            for node in set(changes[board.seen :]):
-                cost = self._cost(request, node)
-                if cost != board.costs[node]:
-                    board.costs[node] = cost
-                    if cost is not None:
-                        heappush(board.heap, (cost, node))
-        board.seen = len(changes)
+    def _board(self, request: Request) -> Board:
+        """The request's board, with another look at every node that changed since it was last asked for."""
+        fleet = self.fleet
+        board = self._boards.pop(request, None)
+        if board is None:
+            board = Board([self._cost(request, node) for node in range(len(fleet.nodes))], fleet.change_count)
+            if len(self._boards) == BOARDS_MAX:
+                del self._boards[next(iter(self._boards))]
+        elif board.seen != fleet.change_count:
+            for node in fleet.changed_since(board.seen):
+                board.set(node, self._cost(request, node))
+            board.seen = fleet.change_count
+        self._boards[request] = board
+        return board
 
     def _cost(self, request: Request, node: int) -> int | None:
         usable, offset = self._look(request, node)
@@ -97,17 +127,3 @@ class Placer:
             if len(homes) >= request.cards:
                 return homes, -AT_HOME
         return usable, 0
-
-    def _best(self, board: Board) -> int | None:
-        heap, costs = board.heap, board.costs
-        while heap:
-            cost, node = heap[0]
-            if costs[node] == cost:
-                return node
-            heappop(heap)
-        return None
-
-    def _best_now(self, board: Board, request: Request) -> int | None:
-        """For a rule whose costs change by themselves: rate every node that fits, now."""
-        fitting = [(self._cost(request, node), node) for node, cost in enumerate(board.costs) if cost is not None]
-        return min(fitting)[1] if fitting else None
