@@ -115,7 +115,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (("average", "average_s"), ("median", "median_s"), ("p95", "p95_s"), ("p99", "p99_s")),
     ),
     (
-        "Waiting and the whole, seconds; how often a job was interrupted",
+        "Waiting, the whole (seconds), interruptions",
         (("queueing", "queueing_s"), ("makespan", "makespan_s"), ("preemptions", "preemptions")),
     ),
     (
@@ -145,6 +145,23 @@ def ratio(value: float | None, first: float | None) -> float | None:
     return None if value is None or not first else _digits(value / first)
 
 
+def format_ratio(value: float | None) -> str | None:
+    """At most five characters."""
+    if value is None:
+        return None
+    if value >= 10_000:
+        return ">9999"
+    return (
+        f"{value:.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+        if value >= 0.01
+        else "<0.01"
+    )
+
+
 def _row(
     name: str, figures: Measures | Bounds, first: Measures, columns: tuple[tuple[str, str], ...]
 ) -> tuple[Cell, ...]:
@@ -152,7 +169,7 @@ def _row(
     for _, key in columns:
         value = getattr(figures, key, None)
         beside = ratio(value, getattr(first, key))
-        cells += [value, f"{beside:.3g}" if beside is not None else None]
+        cells += [value, format_ratio(beside)]
     return tuple(cells)
 
 

@@ -149,6 +149,8 @@ class NodeEngine:
         for name, device in self._devices.items():
             self._tell(DeviceAdded(device=DeviceId(name), capacity_bytes=device.capacity_bytes), 0)
         for script in scripts:
+            if script.id in self._jobs:
+                raise InternalError(f"two scripts are called {script.id}")
             if script.is_known:
                 past = History(
                     needs=script.needs, steps=script.steps, step_ns=script.step_ns, served_ns=script.work_ns

@@ -12,7 +12,7 @@ import gzip
 import io
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -63,6 +63,7 @@ class Trace:
     source: str  # the file, as people know it
     jobs: tuple[TraceJob, ...]
     bad_rows: tuple[BadRow, ...] = ()
+    is_public: bool = False  # one of ours: its bad rows are known, and nobody can correct them
 
 
 class RowError(ValueError):
@@ -81,6 +82,13 @@ def load(name: str) -> Trace:
     if not (path.suffix in (".csv", ".gz") or path.exists()):
         raise UsageError(f"there is no trace '{name}'; known are {', '.join(READERS)}, or a file FILE.csv")
     return read_user(path)
+
+
+def first(trace: Trace, count: int) -> Trace:
+    """The trace cut down to its first jobs, and to the bad rows that stand before the last of them."""
+    jobs = trace.jobs[:count]
+    last = max((job.line for job in jobs), default=0) if count < len(trace.jobs) else 1 << 60
+    return replace(trace, jobs=jobs, bad_rows=tuple(row for row in trace.bad_rows if row.line <= last))
 
 
 def data_file(name: str) -> Path:
@@ -157,7 +165,7 @@ def read_philly(name: str = "philly") -> Trace:
             line=line,
         )
 
-    return _read(data_file("philly2017/jobs.csv.gz"), name, parse, required=("job", "submit_s", "duration_s"))
+    return _read_public("philly2017/jobs.csv.gz", name, parse, required=("job", "submit_s", "duration_s"))
 
 
 def read_itp(name: str = "itp") -> Trace:
@@ -173,7 +181,7 @@ def read_itp(name: str = "itp") -> Trace:
             line=line,
         )
 
-    return _read(data_file("msitp2021/jobs.csv.gz"), name, parse, required=("job", "submit_s", "duration_s"))
+    return _read_public("msitp2021/jobs.csv.gz", name, parse, required=("job", "submit_s", "duration_s"))
 
 
 def read_muri(name: str) -> Trace:
@@ -195,7 +203,7 @@ def read_muri(name: str) -> Trace:
             line=line,
         )
 
-    return _read(data_file(f"muri2022/{file}.csv.gz"), name, parse, required=("job_id", "submit_time", "iterations"))
+    return _read_public(f"muri2022/{file}.csv.gz", name, parse, required=("job_id", "submit_time", "iterations"))
 
 
 def read_alibaba(name: str = "alibaba2023") -> Trace:
@@ -219,17 +227,22 @@ def read_alibaba(name: str = "alibaba2023") -> Trace:
             line=line,
         )
 
-    return _read(data_file("alibaba2023/pods_default.csv.gz"), name, parse, required=("name", "creation_time"))
+    return _read_public("alibaba2023/pods_default.csv.gz", name, parse, required=("name", "creation_time"))
 
 
 def read_salus(name: str = "salus") -> Trace:
-    """Salus' 99 measured jobs as one burst, in the order of its table; see SALUS_PERSISTENT_PERCENT for the bytes."""
+    """Salus' 99 measured jobs as one burst, in the order of its table; see SALUS_PERSISTENT_PERCENT for the bytes.
+
+    One name stands there twice (the ten-minute vgg16_100 is called a one-minute one); its second job gets a number.
+    """
+    names: dict[str, int] = {}
 
     def parse(row: Row, line: int) -> TraceJob:
+        times = names[row["name"]] = names.get(row["name"], 0) + 1
         peak_bytes = int(_number(row, "peak_mem_mb") * 1_000_000)
         persistent_bytes = salus_persistent_bytes(row["model"], peak_bytes)
         return TraceJob(
-            id=row["name"],
+            id=row["name"] if times == 1 else f"{row['name']}-{times}",
             submit_ns=0,
             service_ns=_positive(_seconds(row, "jct_s"), "jct_s"),
             card_bytes=peak_bytes,
@@ -241,7 +254,7 @@ def read_salus(name: str = "salus") -> Trace:
             line=line,
         )
 
-    return _read(data_file("salus2019/workloads.csv.gz"), name, parse, required=("name", "jct_s", "peak_mem_mb"))
+    return _read_public("salus2019/workloads.csv.gz", name, parse, required=("name", "jct_s", "peak_mem_mb"))
 
 
 def salus_persistent_bytes(model: str, peak_bytes: int) -> int:
@@ -286,6 +299,10 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[tuple[int, Row]]]:
     except csv.Error as error:
         raise UsageError(f"{path} line {reader.line_num}: {error}") from error
     return header, rows
+
+
+def _read_public(file: str, name: str, parse: Parse, *, required: Iterable[str]) -> Trace:
+    return replace(_read(data_file(file), name, parse, required=required), is_public=True)
 
 
 def _read(path: Path, name: str, parse: Parse, *, required: Iterable[str]) -> Trace:
