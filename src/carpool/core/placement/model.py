@@ -66,6 +66,11 @@ class Request:
         return self.cards * self.card_milli
 
     @property
+    def size(self) -> int:
+        """How many whole cards; 0 for shares of cards."""
+        return self.cards if self.is_whole else 0
+
+    @property
     def is_labelled(self) -> bool:
         return bool(self.affinity or self.anti_affinity or self.exclusion)
 
@@ -116,7 +121,7 @@ class Fleet:
         self.shapes = [tuple(free) for free in self.free_milli]  # the same, sorted: nodes that look alike are alike
         self.free_bytes = [[node.card_bytes] * node.cards for node in self.nodes]
         self.held: Counter[tuple[Request, Placement]] = Counter()
-        self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members by the card time they asked for
+        self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members with cards, by Request.size
         self._changes: list[int] = []  # nodes, in the order of their changes
         self._forgotten = 0  # how many changes came before those
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
@@ -224,7 +229,11 @@ class Fleet:
                 self._label(request, node, card, sign)
         self.shapes[node] = tuple(sorted(self.free_milli[node]))
         self.taken_milli += sign * request.total_milli
-        self.sizes[node][request.total_milli] += sign
+        if request.cards:
+            sizes = self.sizes[node]
+            sizes[request.size] += sign
+            if not sizes[request.size]:
+                del sizes[request.size]
         self._changes.append(node)
         if len(self._changes) > CHANGES_KEPT:
             self._forgotten += CHANGES_KEPT // 2
