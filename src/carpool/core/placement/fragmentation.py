@@ -86,6 +86,10 @@ class Fragmentation:
         free, bins = fleet.free_milli[node], self._bins_by_free(fleet, request, node)
         return (max(usable, key=lambda card: bins[free[card]]),)
 
+    def fragment_milli(self, fleet: Fleet, node: int) -> float:
+        """The fragmentation of a node as it is now, in thousandths of a card."""
+        return self._fragment(fleet, node, fleet.free_cpu_milli[node], fleet.shapes[node]) / self._total
+
     def _bins_by_free(self, fleet: Fleet, request: Request, node: int) -> dict[int, int]:
         """The bin of the fall for each time left that a card of the node may have."""
         cpu_milli, shape = fleet.free_cpu_milli[node], fleet.shapes[node]
