@@ -20,13 +20,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from carpool.errors import InternalError, UsageError
 
 WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
 CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
+BOOKS = (
+    *("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "shapes"),
+    *("sizes", "members", "taken_milli", "_labels"),
+)
 NO_MODELS: frozenset[str] = frozenset()
 
 
@@ -120,10 +124,15 @@ class Fleet:
         self.free_milli = [[self.limit_milli] * node.cards for node in self.nodes]
         self.shapes = [tuple(free) for free in self.free_milli]  # the same, sorted: nodes that look alike are alike
         self.free_bytes = [[node.card_bytes] * node.cards for node in self.nodes]
+        kinds = [replace(node, name="") for node in self.nodes]
+        self._kinds = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self.kinds = [self._kinds[kind] for kind in kinds]  # nodes of one kind differ only by name
+        self.members = [0] * len(self.nodes)
         self.held: Counter[tuple[Request, Placement]] = Counter()
         self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members with cards, by Request.size
         self._changes: list[int] = []  # nodes, in the order of their changes
         self._forgotten = 0  # how many changes came before those
+        self._empty: Fleet | None = None  # one node of each kind with nothing on it
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
         self._labels: dict[tuple[int, int], Counter[tuple[str, str]]] = {}  # of labelled users, by (node, card)
 
@@ -161,6 +170,9 @@ class Fleet:
         if request.models and self.nodes[node].model not in request.models:
             return None
         least = self.limit_milli if request.is_whole else request.card_milli
+        shape = self.shapes[node]
+        if len(shape) < request.cards or shape[-request.cards] < least:
+            return None
         usable = [card for card, free in enumerate(self.free_milli[node]) if free >= least]
         if self.nodes[node].card_bytes:
             wanted, left = self.bytes_on_card(request, node), self.free_bytes[node]
@@ -181,8 +193,9 @@ class Fleet:
 
     def could_ever_fit(self, request: Request) -> bool:
         """Whether some node would hold the request if nothing else were there."""
-        empty = Fleet(self.nodes, overcommit_percent=self.overcommit_percent)
-        return any(empty.fits(request, node) for node in range(len(self.nodes)))
+        if self._empty is None:
+            self._empty = Fleet([*self._kinds], overcommit_percent=self.overcommit_percent)
+        return any(self._empty.fits(request, node) for node in range(len(self._empty.nodes)))
 
     def has_affinity(self, node: int, card: int, label: str) -> bool:
         return ("affinity", label) in self._labels.get((node, card), ())
@@ -234,6 +247,7 @@ class Fleet:
             sizes[request.size] += sign
             if not sizes[request.size]:
                 del sizes[request.size]
+        self.members[node] += sign
         self._changes.append(node)
         if len(self._changes) > CHANGES_KEPT:
             self._forgotten += CHANGES_KEPT // 2
@@ -258,7 +272,7 @@ class Fleet:
         for (request, placement), count in self.held.items():
             for _ in range(count):
                 again._move(request, placement, sign=1)
-        for name in ("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "taken_milli", "_labels"):
+        for name in BOOKS:
             if getattr(self, name) != getattr(again, name):
                 raise InternalError(f"P6 broken: {name} is not what the members held add up to")
         for node, spec in enumerate(self.nodes):

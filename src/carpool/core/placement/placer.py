@@ -19,35 +19,41 @@ HEAP_FACTOR = 4  # a heap with so many entries a node is mostly outdated, and ma
 
 
 class Board:
-    """The costs of one request on all nodes, as they were when the fleet had made `seen` changes."""
+    """The costs of one request on all nodes, as they were when the fleet had made `seen` changes.
 
-    __slots__ = ("costs", "heap", "seen")
+    A cost and its node are kept as one integer, cost × nodes + node: it sorts as the pair would, and is smaller.
+    """
+
+    __slots__ = ("entries", "heap", "seen")
 
     def __init__(self, costs: list[int | None], seen: int) -> None:
-        self.costs = costs  # None: it does not fit there
+        count = len(costs)
+        self.entries = [None if cost is None else cost * count + node for node, cost in enumerate(costs)]
         self.seen = seen
-        self.heap: list[tuple[int, int]] = []  # (cost, node); outdated where costs says otherwise
-        self.rebuild()
+        self.heap: list[int] = []  # the entries, and those that are no longer true
+        self._rebuild()
 
-    def rebuild(self) -> None:
-        self.heap = [(cost, node) for node, cost in enumerate(self.costs) if cost is not None]
+    def _rebuild(self) -> None:
+        self.heap = [entry for entry in self.entries if entry is not None]
         heapify(self.heap)
 
     def set(self, node: int, cost: int | None) -> None:
-        if cost == self.costs[node]:
+        """Note a node's cost; None: the request does not fit there."""
+        entry = None if cost is None else cost * len(self.entries) + node
+        if entry == self.entries[node]:
             return
-        self.costs[node] = cost
-        if cost is not None:
-            heappush(self.heap, (cost, node))
-            if len(self.heap) > HEAP_FACTOR * len(self.costs):
-                self.rebuild()
+        self.entries[node] = entry
+        if entry is not None:
+            heappush(self.heap, entry)
+            if len(self.heap) > HEAP_FACTOR * len(self.entries):
+                self._rebuild()
 
     def first(self) -> int | None:
         """The node of least cost; of several the first."""
-        heap, costs = self.heap, self.costs
+        heap, entries = self.heap, self.entries
         while heap:
-            cost, node = heap[0]
-            if costs[node] == cost:
+            node = heap[0] % len(entries)
+            if entries[node] == heap[0]:
                 return node
             heappop(heap)
         return None
@@ -57,8 +63,8 @@ class Board:
         first = self.first()
         if first is None:
             return None
-        least = self.costs[first]
-        tied = [node for node, cost in enumerate(self.costs) if cost == least]
+        beyond = (self.heap[0] // len(self.entries) + 1) * len(self.entries)
+        tied = [node for node, entry in enumerate(self.entries) if entry is not None and entry < beyond]
         return tied[int(lots.random() * len(tied))]
 
 
@@ -103,7 +109,7 @@ class Placer:
         fleet = self.fleet
         board = self._boards.pop(request, None)
         if board is None:
-            board = Board([self._cost(request, node) for node in range(len(fleet.nodes))], fleet.change_count)
+            board = Board(self._costs(request), fleet.change_count)
             if len(self._boards) == BOARDS_MAX:
                 del self._boards[next(iter(self._boards))]
         elif board.seen != fleet.change_count:
@@ -112,6 +118,21 @@ class Placer:
             board.seen = fleet.change_count
         self._boards[request] = board
         return board
+
+    def _costs(self, request: Request) -> list[int | None]:
+        """The cost on every node; nodes of one kind with nothing on them are alike, and rated once."""
+        fleet = self.fleet
+        alike: dict[int, int | None] = {}
+        costs = []
+        for node, members in enumerate(fleet.members):
+            if members:
+                costs.append(self._cost(request, node))
+                continue
+            kind = fleet.kinds[node]
+            if kind not in alike:
+                alike[kind] = self._cost(request, node)
+            costs.append(alike[kind])
+        return costs
 
     def _cost(self, request: Request, node: int) -> int | None:
         usable, offset = self._look(request, node)
