@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 
-from carpool.cli.tables import console
+from carpool.cli.replay import replay
+from carpool.cli.tables import console, show_table
 from carpool.errors import CarpoolError, UsageError
 from carpool.units import parse_duration_ns
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
     from carpool.sim.compare import Comparison
-    from carpool.sim.report import Study, Table
+    from carpool.sim.report import Study
 
+POLICIES_SHOWN = "fifo,srtf,fair"
 STUDIES = ("salus", "fgd", "muri", "philly", "itp")
 LEFT_OUT_SHOWN = 5
 
@@ -31,7 +31,7 @@ LEFT_OUT_SHOWN = 5
 @click.option(
     "--trace", metavar="NAME|FILE.csv", help="philly, itp, alibaba2023, muri1..4, salus, or a CSV of yours."
 )
-@click.option("--policy", "policies", default="fifo,srtf,fair", show_default=True, help="One or more, with commas.")
+@click.option("--policy", "policies", help="One or more, with commas; default: fifo,srtf,fair, or as recorded.")
 @click.option("--cluster", metavar="64x8x16GiB", help="Nodes x cards x memory; default: one that fits the trace.")
 @click.option("--jobs", type=click.IntRange(1), help="Only the first so many jobs; how many to generate.")
 @click.option("--turns", is_flag=True, help="Turn by turn on one device of the cluster.")
@@ -40,6 +40,7 @@ LEFT_OUT_SHOWN = 5
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, and count them.")
 @click.option("--journal", is_flag=False, flag_value="", metavar="[FILE]", help="Replay what a daemon recorded.")
+@click.option("--run", type=int, help="Journal: which of the daemon's lives; default: the newest with jobs.")
 @click.option("--device", metavar="SIZE", help="Journal: as if its devices had been these, e.g. 16GiB,16GiB.")
 @click.option("--add-device", metavar="SIZE", help="Journal: as if there had been one more, e.g. 16GiB.")
 @click.option("--generate", metavar="lognormal|mixed", help="Make a workload from --seed, written to --out.")
@@ -76,7 +77,7 @@ def sim(as_json: bool, **options: object) -> int:
 def _dispatch(options: dict[str, object], *, as_json: bool) -> int:
     modes: dict[str, Callable[[dict[str, object], bool], int]] = {
         "trace": _trace,
-        "journal": _journal,
+        "journal": replay,
         "generate": _generate,
         "study": _study,
     }
@@ -100,7 +101,7 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     cluster = str(options["cluster"] or clusters.DEFAULTS.get(name, "1x1x16GiB"))
     choice = Choice(
         nodes=clusters.parse_cluster(cluster, seed=seed),
-        policies=tuple(each.strip() for each in str(options["policies"]).split(",")),
+        policies=tuple(each.strip() for each in str(options["policies"] or POLICIES_SHOWN).split(",")),
         turns=bool(options["turns"]),
         quantum_ns=parse_duration_ns(str(options["quantum"])) if options["quantum"] else None,
         is_unknown=bool(options["unknown"]),
@@ -182,31 +183,6 @@ def show_comparison(found: Comparison, cluster: str) -> None:
     for table in tables(found.rows, found.bounds):
         show_table(table)
     out.print("× is the ratio to the first policy; bound is what no policy can beat here", highlight=False)
-
-
-def show_table(table: Table) -> None:
-    from carpool.sim.report import format_cell
-
-    made = RichTable(
-        title=table.title,
-        title_justify="left",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for place, name in enumerate(table.columns):
-        made.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
-    for row in table.rows:
-        made.add_row(*(format_cell(cell) for cell in row))
-    console().print(made)
-
-
-# --- journals --------------------------------------------------------------------------------------------------
-
-
-def _journal(options: dict[str, object], as_json: bool) -> int:
-    raise UsageError("not yet")
 
 
 # --- workloads and studies -------------------------------------------------------------------------------------

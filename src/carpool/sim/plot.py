@@ -24,7 +24,8 @@ POINTS_MAX = 2000
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#222222")
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:.5em 0 1.5em}th,td{padding:.2em .8em;text-align:right}
-th,td{border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto}caption{text-align:left;font-weight:600}"""
+th,td{border-bottom:1px solid #ddd}
+th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto}caption{text-align:left;font-weight:600}"""
 
 
 def check(path: Path) -> None:
