@@ -275,20 +275,29 @@ class Fleet:
         for name in BOOKS:
             if getattr(self, name) != getattr(again, name):
                 raise InternalError(f"P6 broken: {name} is not what the members held add up to")
+        for (node, card), users in self._users().items():
+            self._check_company(node, card, users)
         for node, spec in enumerate(self.nodes):
             if self.free_cpu_milli[node] < 0 or self.free_memory_bytes[node] < 0:
                 raise InternalError(f"P4 broken on {spec.name}: more CPU or memory taken than there is")
+            if min(self.free_milli[node], default=0) < 0:
+                raise InternalError(f"P1 broken on {spec.name}: more than {self.limit_milli} m taken of a card")
             if min(self.free_bytes[node], default=0) < 0:
                 raise InternalError(f"P3 broken on {spec.name}: more bytes taken of a card than it has")
-            if min(self.free_milli[node], default=0) < 0:
-                raise InternalError(
-                    f"P1 broken on {spec.name}: a card is above {self.limit_milli} m or not alone (P2)"
-                )
-        for (node, card), labels in self._labels.items():
-            self._check_labels(node, card, labels)
 
-    def _check_labels(self, node: int, card: int, labels: Counter[tuple[str, str]]) -> None:
-        if any(count > 1 for (kind, _), count in labels.items() if kind == "anti_affinity"):
-            raise InternalError(f"P5 broken on {self.nodes[node].name}: two of one anti-affinity on card {card}")
-        if len([label for kind, label in labels if kind == "exclusion"]) > 1:
-            raise InternalError(f"P5 broken on {self.nodes[node].name}: two exclusion labels on card {card}")
+    def _users(self) -> dict[tuple[int, int], list[Request]]:
+        users: dict[tuple[int, int], list[Request]] = {}
+        for (request, placement), count in self.held.items():
+            for card in placement.cards:
+                users.setdefault((placement.node, card), []).extend([request] * count)
+        return users
+
+    def _check_company(self, node: int, card: int, users: list[Request]) -> None:
+        where = f"on card {card} of {self.nodes[node].name}"
+        if len(users) > 1 and any(user.is_whole for user in users):
+            raise InternalError(f"P2 broken {where}: a whole card with {len(users)} users")
+        if len({user.exclusion for user in users}) > 1:
+            raise InternalError(f"P5 broken {where}: users with and without the same exclusion label")
+        apart = [user.anti_affinity for user in users if user.anti_affinity]
+        if len(set(apart)) < len(apart):
+            raise InternalError(f"P5 broken {where}: two users of one anti-affinity label")
