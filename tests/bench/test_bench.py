@@ -32,6 +32,7 @@ METRICS = {
         "seed",
         "daemon_core_fraction",
     },
+    "sim": {"fgd_default_cpu_s", "placements_per_s", "decision_p99_us"},
     "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
 }
 

@@ -120,3 +120,12 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
     if quick:
         return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json)
     return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json)
+
+
+@bench.command(context_settings=SETTINGS)
+@common_options
+def sim(as_json: bool, quick: bool) -> int:
+    """How fast the simulator and the cluster's placement are."""
+    from carpool.bench import sim as sim_bench
+
+    return finish(sim_bench.run(say, quick=quick), as_json=as_json)
