@@ -199,11 +199,11 @@ def _fit_paper(order: Sequence[TraceJob]) -> int:
         fitting = [size for size in lanes if size >= job.ephemeral_bytes]
         if room >= job.ephemeral_bytes:
             lanes.append(job.ephemeral_bytes)
-        elif not (fitting and room >= 0):
+        elif not fitting or room < 0:
             growth = job.ephemeral_bytes - max(lanes, default=0)
-            if not lanes or growth > room:
+            if not lanes or not 0 < growth <= room:
                 return count
-            lanes[lanes.index(max(lanes))] += max(0, growth)
+            lanes[lanes.index(max(lanes))] += growth
         persistent += job.persistent_bytes
     return len(order)
 
