@@ -221,6 +221,12 @@ def test_a_negative_overcommit_is_refused() -> None:
         Fleet([node()], overcommit_percent=-1)
 
 
+def test_two_cards_are_two_different_cards() -> None:
+    fleet = Fleet([node(2)])
+    with pytest.raises(InternalError, match="does not fit"):
+        fleet.take(share(200, cards=2), at(0, 1, 1))
+
+
 @pytest.mark.parametrize("where", [at(0, 0), at(0), at(0, 1, 2), at(0, 7)])
 def test_taking_what_does_not_fit_is_a_bug_and_changes_nothing(where: object) -> None:
     fleet = Fleet([node(3)])

@@ -63,8 +63,6 @@ RULES: dict[str, Callable[[Outlook], Rule]] = {
     "fragmentation": lambda outlook: Fragmentation(outlook.demand),
     "tidy": lambda outlook: Tidy(outlook.demand),
 }
-
-
 DEFAULT_RULE = "tidy"
 
 

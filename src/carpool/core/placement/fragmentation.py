@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, floor
+from math import floor, tanh
 
 from carpool.core.placement.best_fit import tightest_cards
 from carpool.core.placement.model import WHOLE_MILLI, Fleet, Request
@@ -25,7 +25,7 @@ from carpool.core.placement.model import WHOLE_MILLI, Fleet, Request
 TYPICAL_PERCENT = 95
 BINS = 100
 BIN_SCALE_MILLI = 1000
-REMEMBERED_MAX = 200_000  # kinds of nodes and of changes; a bound on memory only
+REMEMBERED_MAX = 100_000  # kinds of nodes and of changes; a bound on memory only
 WHOLE_CARD = Request(cards=1, card_milli=WHOLE_MILLI)  # what is taken for typical while nothing is known
 Shape = tuple[int, ...]  # the time left on a node's cards, sorted
 
@@ -46,7 +46,7 @@ def find_typical(demand: Mapping[Request, int]) -> Counter[Request]:
     return typical or Counter({WHOLE_CARD: 1})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """The typical requests as one kind of node sees them."""
 
@@ -119,8 +119,8 @@ class Fragmentation:
         return self.bin_of(fall, self._total)
 
     def bin_of(self, fall: int, total: int) -> int:
-        """The bin of a fall, which is given times the number of typical requests, `total`."""
-        return floor(BINS / (1 + exp(-fall / (total * BIN_SCALE_MILLI))))
+        """The bin of a fall, 100·sigmoid of it in cards; the fall is given times `total`, all typical requests."""
+        return floor(BINS * (1 + tanh(fall / (2 * total * BIN_SCALE_MILLI))) / 2)
 
     def _fragment(self, fleet: Fleet, node: int, cpu_milli: int, shape: Shape) -> int:
         """The fragmentation of such a node, in thousandths of a card times the number of typical requests."""

@@ -214,8 +214,9 @@ class Fleet:
 
     def take(self, request: Request, placement: Placement) -> None:
         """Enter a member into the books; the caller has found that it fits."""
-        usable = self.usable_cards(request, placement.node)
-        if usable is None or len(placement.cards) != request.cards or not set(placement.cards) <= set(usable):
+        usable, cards = self.usable_cards(request, placement.node), set(placement.cards)
+        is_count = len(placement.cards) == len(cards) == request.cards
+        if usable is None or not is_count or not cards.issubset(usable):
             raise InternalError(f"{request} does not fit at {placement}")
         self.held[request, placement] += 1
         self._move(request, placement, sign=1)

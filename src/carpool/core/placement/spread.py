@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from carpool.core.placement.model import Fleet, Request
 
+PARTS = 1000  # how finely a node's use is told apart
+
 
 class Spread:
     """Most left after placing, in parts of what the node has: card time first, then CPU; emptiest cards first."""
@@ -22,6 +24,3 @@ class Spread:
     def cards(self, fleet: Fleet, request: Request, node: int, usable: list[int]) -> tuple[int, ...]:
         free = fleet.free_milli[node]
         return tuple(sorted(sorted(usable, key=lambda card: -free[card])[: request.cards]))
-
-
-PARTS = 1000  # how finely a node's use is told apart
