@@ -7,7 +7,7 @@ import pytest
 from carpool.core.placement import placer as placer_module
 from carpool.core.placement.base import RULES
 from carpool.core.placement.model import Fleet
-from tests.core.placement.fleets import at, node, placer, share, whole
+from tests.core.placement.fleets import at, memory, node, placer, share, whole
 
 
 def test_finding_changes_nothing_and_placing_takes() -> None:
@@ -27,6 +27,13 @@ def test_a_place_given_back_is_found_again() -> None:
     assert some.find(whole()) == at(1, 0)
     fleet.give(whole(), at(0, 0))
     assert some.find(whole()) == at(0, 0)
+
+
+def test_idle_nodes_that_differ_in_nothing_but_card_memory_are_told_apart() -> None:
+    fleet = Fleet([node(1, card_gib=16), node(1, card_gib=32)])
+    assert placer(fleet).find(memory(24)) == at(1, 0)
+    assert fleet.could_ever_fit(memory(32))
+    assert not fleet.could_ever_fit(memory(33))
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from carpool.core.placement.base import DEFAULT_RULE, RULES, Outlook, make_rule
@@ -38,6 +40,11 @@ def test_a_rule_bears_the_name_it_is_registered_under(rule: str) -> None:
 
 def test_the_default_is_one_of_the_rules() -> None:
     assert DEFAULT_RULE in RULES
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_rule_is_documented(rule: str) -> None:
+    assert f"| `{rule}`" in (Path(__file__).parents[3] / "docs" / "placement.md").read_text()
 
 
 def test_an_unknown_rule_is_told_with_those_there_are() -> None:
