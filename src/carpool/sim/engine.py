@@ -150,6 +150,8 @@ class _Engine:
         self._number = {id(outcome): number for number, outcome in enumerate(self._outcomes)}
         self._running: dict[int, Outcome] = {}
         self._members: dict[tuple[object, ...], tuple[Request, ...]] = {}
+        self._measured: set[RatesMeasured] = set()
+        self._to_report: list[RatesMeasured] = []  # told once the orders at hand are performed
         self._events = 0
         self._parks = 0
         self._ended = 0
@@ -184,6 +186,8 @@ class _Engine:
         self._events += 1
         for effect in self._scheduler.handle(event, now=now):
             self._perform(effect, now)
+        while self._to_report:
+            self._tell(self._to_report.pop(), now)
 
     def _arrival(self, job: TraceJob) -> JobArrived:
         shape = (job.cards, job.card_milli, job.card_bytes, job.cpu_milli, job.memory_bytes, job.models)
@@ -305,5 +309,8 @@ class _Engine:
             outcome.rate_milli = rate_milli
             self._schedule_end(self._number[id(outcome)], outcome, now)
         programs = tuple(each.job.program for each in ordered)
-        measured = RatesMeasured(cards=ordered[0].job.cards, programs=programs, rates_milli=speeds)
-        self._scheduler.handle(measured, now=now)
+        size_milli = ordered[0].job.cards * ordered[0].job.card_milli
+        measured = RatesMeasured(size_milli=size_milli, programs=programs, rates_milli=speeds)
+        if len(programs) > 1 and measured not in self._measured:
+            self._measured.add(measured)
+            self._to_report.append(measured)

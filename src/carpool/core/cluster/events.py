@@ -49,7 +49,7 @@ class WorkLost:
 class RatesMeasured:
     """How fast each of some programs goes beside the others, in thousandths of its speed alone; in the same order."""
 
-    cards: int
+    size_milli: int  # of each of the jobs, in thousandths of a card
     programs: tuple[str, ...]  # sorted
     rates_milli: tuple[int, ...]
 

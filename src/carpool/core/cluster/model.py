@@ -21,24 +21,24 @@ class State(StrEnum):
     RUNNING = "running"  # on its cards
     RIDING = "riding"  # beside its host, on the host's cards
     LEAVING = "leaving"  # told to park, and not yet at a boundary
+    ENDED = "ended"  # gone
 
 
-PLACED = frozenset({State.COMING, State.RUNNING})
+ON_CARDS = frozenset({State.COMING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     parks_at_once: bool = True  # the driver's ParkJob takes no time, and no JobParked follows
     deadline_ns: Nanos = 60 * SECOND  # an owner's job has its cards this long after it came, at the latest
-    starvation_ns: Nanos | None = None  # a job that waits this long goes before all others until it ends
-    seats: int = 1  # how many jobs may run side by side on the same cards
+    wait_ns: Nanos | None = None  # a job that waits this long at a stretch goes before all others until it ends
+    gang_wait_ns: Nanos | None = None  # the same for jobs of several members, which find room less often
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     id: JobId
     number: int  # in order of arrival
-    arrived_ns: Nanos
     members: tuple[Request, ...]
     size_milli: int  # of all members, in thousandths of a card
     tenant: TenantId
@@ -50,7 +50,6 @@ class Job:
     attained_ns: Nanos = 0  # run time it had, as if alone
     lost_ns: Nanos = 0  # of that, what it must run again
     settled_ns: Nanos = 0  # up to when that is counted
-    since_ns: Nanos = 0  # in its state
     rate_milli: int = 1000  # of its speed alone
     level: int = 0  # for orders that count in levels
     is_starved: bool = False
@@ -65,9 +64,9 @@ class Job:
     guests: list[Job] = field(default_factory=list)
 
     @property
-    def cards(self) -> int:
-        return sum(member.cards for member in self.members)
-
-    @property
     def is_running(self) -> bool:
         return self.state is State.RUNNING or self.state is State.RIDING or self.state is State.LEAVING
+
+    def key_at(self, now: Nanos) -> Key:
+        """Its key now, if it stands on a shelf: the first part falls while it runs."""
+        return self.key if self.entry is None else (self.entry[0] - self.speed * now, self.entry[1])

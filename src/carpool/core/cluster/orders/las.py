@@ -1,4 +1,4 @@
-"""Least attained service, two-dimensional, in levels that double."""
+"""Least attained service, two-dimensional, in levels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from carpool.core.model import Nanos
 
 
 class LeastAttained:
-    """The lowest level goes first, and in a level who came first. Knows no lengths."""
+    """The lowest level goes first; in a level those that run before those that wait, then who came first.
+
+    Knows no lengths. Running before waiting lets long jobs of one level end one after the other: taking turns, they
+    would all end late. Who comes from the level above counts as waiting until it has outlived one decision there.
+    """
 
     name = "las"
     seats = 1
@@ -16,7 +20,9 @@ class LeastAttained:
 
     def key(self, job: Job) -> Key:
         raise_level(job)
-        return (job.level, job.number)
+        running, waiting = 2 * job.level, 2 * job.level + 1
+        is_settled = job.is_running and job.key[0] in (running, waiting)
+        return (running if is_settled else waiting, job.number)
 
     def speed(self, job: Job) -> int:
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.cluster.model import Job, Key
-from carpool.core.cluster.orders.levels import end_of, raise_level, rest_of_level
+from carpool.core.cluster.orders.levels import ENDS, raise_level, rest_of_level
 from carpool.core.model import Nanos
 
 
@@ -30,4 +30,4 @@ class ShortestTime:
         if job.service_ns is not None:
             return job.service_ns - job.attained_ns + job.lost_ns
         raise_level(job)
-        return end_of(job.level) // max(1, job.size_milli)
+        return ENDS[job.level] // max(1, job.size_milli)
