@@ -7,7 +7,7 @@
   equal shares    Every job present runs at the same speed, full speed if the cards suffice. The finish-time-fairness
                   ratio of a job is its completion time by the one it has here.
 
-All integers; a division rounds down, which costs less than a nanosecond a job.
+All integers; divisions round, which costs a few nanoseconds a job.
 """
 
 from __future__ import annotations
