@@ -204,12 +204,12 @@ class Cluster:
         job.state = State.WAITING
         self._ask_key(job)
         self.begin_waiting(job)
-        self.touch(self.pool_of(job))
 
     def send_guests_off(self, host: Job, *, reason: str) -> None:
         self.hosts.get(host.shape, {}).pop(host, None)
         for guest in list(host.guests):
             self.leave_host(guest, reason=reason)
+            self.touch(self.pool_of(guest))
 
     # --- accounts and keys -----------------------------------------------------------------------------------------
 
