@@ -217,8 +217,19 @@ def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress
         capacity_bytes=bytes_of(choice.nodes),
         held_byte_ns=sum(each.job.service_ns * each.job.cards * each.job.card_bytes for each in result.ended),
         refused=tuple((each.job.id, each.refusal) for each in result.outcomes if each.refusal),
+        busy_cards=_levels(result.usage),
         events=result.events,
     )
+
+
+def _levels(changes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Changes of use as the use from each moment on."""
+    levels: dict[int, int] = {}
+    level = 0
+    for time, change in changes:
+        level += change
+        levels[time] = level
+    return tuple(levels.items())
 
 
 def _counter(progress: Progress | None, policy: str, total: int) -> Callable[[int], None] | None:

@@ -84,6 +84,9 @@ class Result:
     outcomes: tuple[Outcome, ...]
     events: int  # that the scheduler handled
     parks: int
+    usage: tuple[
+        tuple[int, int], ...
+    ] = ()  # when a job began or stopped running, and by how many thousandths of cards
 
     @property
     def ended(self) -> list[Outcome]:
@@ -152,6 +155,7 @@ class _Engine:
         self._members: dict[tuple[object, ...], tuple[Request, ...]] = {}
         self._measured: set[RatesMeasured] = set()
         self._to_report: list[RatesMeasured] = []  # told once the orders at hand are performed
+        self._usage: list[tuple[int, int]] = []
         self._events = 0
         self._parks = 0
         self._ended = 0
@@ -180,7 +184,9 @@ class _Engine:
                 self._tell(Tick(), now)
             if step is not None and self._events % 1000 == 0:
                 step(self._ended)
-        return Result(outcomes=tuple(self._outcomes), events=self._events, parks=self._parks)
+        return Result(
+            outcomes=tuple(self._outcomes), events=self._events, parks=self._parks, usage=tuple(self._usage)
+        )
 
     def _tell(self, event: Event, now: int) -> None:
         self._events += 1
@@ -272,13 +278,15 @@ class _Engine:
         outcome.rate_milli = 1000
         number = self._number[id(outcome)]
         self._running[number] = outcome
+        self._usage.append((now, outcome.job.cards * outcome.job.card_milli))
         self._schedule_end(number, outcome, now)
 
     def _stop(self, outcome: Outcome, now: int) -> None:
         self._count(outcome, now)
         outcome.rate_milli = 0
         outcome.version += 1
-        self._running.pop(self._number[id(outcome)], None)
+        if self._running.pop(self._number[id(outcome)], None) is not None:
+            self._usage.append((now, -outcome.job.cards * outcome.job.card_milli))
 
     def _count(self, outcome: Outcome, now: int) -> None:
         outcome.remaining_ns -= (now - outcome.counted_ns) * outcome.rate_milli // 1000
