@@ -28,37 +28,35 @@ LEFT_OUT_SHOWN = 5
 
 
 @click.command(context_settings={"auto_envvar_prefix": "CARPOOL_SIM"})
-@click.option(
-    "--trace", metavar="NAME|FILE.csv", help="philly, itp, alibaba2023, muri1..4, salus, or a CSV of yours."
-)
-@click.option("--policy", "policies", help="One or more, with commas; default: fifo,srtf,fair, or as recorded.")
-@click.option("--cluster", metavar="64x8x16GiB", help="Nodes x cards x memory; default: one that fits the trace.")
-@click.option("--jobs", type=click.IntRange(1), help="Only the first so many jobs; how many to generate.")
-@click.option("--turns", is_flag=True, help="Turn by turn on one device of the cluster.")
-@click.option("--quantum", help="Turn by turn: how long a turn lasts at least, e.g. 100ms.")
-@click.option("--unknown", is_flag=True, help="Turn by turn: lengths and needs are learnt, not known beforehand.")
+@click.option("--trace", metavar="TRACE", help="philly, itp, alibaba2023, muri1..4, salus or FILE.csv.")
+@click.option("--policy", "policies", metavar="A,B", help="Default: fifo,srtf,fair, or as recorded.")
+@click.option("--cluster", metavar="SPEC", help="Like 64x8x16GiB: nodes x cards x memory.")
+@click.option("--jobs", type=int, metavar="N", help="The first so many; how many to generate.")
+@click.option("--turns", is_flag=True, help="Turn by turn, on one card.")
+@click.option("--quantum", metavar="TIME", help="Turn by turn: the least length of a turn.")
+@click.option("--unknown", is_flag=True, help="Turn by turn: needs and lengths are learnt.")
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
-@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, and count them.")
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run; count them.")
 @click.option("--journal", is_flag=False, flag_value="", metavar="[FILE]", help="Replay what a daemon recorded.")
-@click.option("--run", type=int, help="Journal: which of the daemon's lives; default: the newest with jobs.")
-@click.option("--device", metavar="SIZE", help="Journal: as if its devices had been these, e.g. 16GiB,16GiB.")
-@click.option("--add-device", metavar="SIZE", help="Journal: as if there had been one more, e.g. 16GiB.")
-@click.option("--generate", metavar="lognormal|mixed", help="Make a workload from --seed, written to --out.")
-@click.option("--sigma", type=float, default=1.55, show_default=True, help="Lognormal: how heavy the tail is.")
-@click.option("--mean", default="180s", show_default=True, help="Lognormal: mean run time.")
-@click.option("--arrival", default="burst", show_default=True, help="Lognormal: burst or poisson.")
-@click.option("--rate", type=float, default=0.8, show_default=True, help="Poisson: offered load, in cards.")
-@click.option("--tenants", type=click.IntRange(1), default=1, show_default=True, help="Lognormal: how many.")
-@click.option("--fractions", is_flag=True, help="Lognormal: shares of cards as in alibaba2023.")
-@click.option("--base", default="itp", show_default=True, help="Mixed: arrivals and tenants of itp or philly.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the generated CSV goes; default: stdout.")
-@click.option("--study", metavar="NAME", help=f"A table of docs/results.md: {', '.join(STUDIES)}.")
+@click.option("--run", type=int, metavar="N", help="Journal: which life of the daemon.")
+@click.option("--device", metavar="SIZES", help="Journal: if its devices had been 16GiB,16GiB.")
+@click.option("--add-device", metavar="SIZE", help="Journal: if there had been one more.")
+@click.option("--generate", metavar="KIND", help="Make a workload: lognormal or mixed.")
+@click.option("--sigma", type=float, default=1.55, metavar="X", help="Lognormal: how heavy the tail is (1.55).")
+@click.option("--mean", default="180s", metavar="TIME", help="Lognormal: mean run time (180s).")
+@click.option("--arrival", default="burst", metavar="KIND", help="Lognormal: burst or poisson (burst).")
+@click.option("--rate", type=float, default=0.8, metavar="X", help="Poisson: offered load in cards (0.8).")
+@click.option("--tenants", type=int, default=1, metavar="N", help="Lognormal: how many (1).")
+@click.option("--fractions", is_flag=True, help="Lognormal: shares of cards.")
+@click.option("--base", default="itp", metavar="TRACE", help="Mixed: arrivals of itp or philly (itp).")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where the made workload goes.")
+@click.option("--study", metavar="NAME", help=f"{', '.join(STUDIES)}: a table of results.")
 @click.option("--quick", is_flag=True, help="Study: the smallest form.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png|OUT.html", help="Draw what was found.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Same seed, same bytes (0).")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png or .html.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(as_json: bool, **options: object) -> int:
-    """What sharing would do: the node's own scheduler in virtual time, over a trace, a journal or a made workload.
+    """What would sharing do? The node's own scheduler in virtual time.
 
     \b
     carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB
@@ -81,6 +79,9 @@ def _dispatch(options: dict[str, object], *, as_json: bool) -> int:
         "generate": _generate,
         "study": _study,
     }
+    for name in ("jobs", "tenants"):
+        if options[name] is not None and _int(options[name]) < 1:
+            raise UsageError(f"--{name} is {options[name]}; it must be at least 1")
     chosen = [name for name in modes if options[name] is not None]
     if len(chosen) != 1:
         raise UsageError("say one of --trace, --journal, --generate or --study")
