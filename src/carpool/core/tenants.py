@@ -28,7 +28,7 @@ from carpool.errors import InternalError
 class Pool:
     """The jobs of one tenant, or of all where nobody was given a share."""
 
-    __slots__ = ("loans", "owned", "share_milli", "tenant", "waiting")
+    __slots__ = ("loans", "moving", "owned", "share_milli", "tenant", "waiting")
 
     def __init__(self, tenant: TenantId, share_milli: int) -> None:
         self.tenant = tenant
@@ -36,6 +36,7 @@ class Pool:
         self.waiting = Queue()
         self.owned = Shelves()
         self.loans = Shelves()
+        self.moving: list[Job] = []  # owned jobs on their way to other cards: their part of the share is theirs
 
     @property
     def over_milli(self) -> int:
@@ -48,7 +49,8 @@ class Pool:
 
     def owns(self, job: Job, key: Key, now: Nanos) -> bool:
         """Whether the job fits into the share beside those that go before it (T2)."""
-        room_milli = self.share_milli - job.size_milli
+        kept_milli = sum(other.size_milli for other in self.moving if other.key < key)
+        room_milli = self.share_milli - kept_milli - job.size_milli
         if self.owned.size_milli <= room_milli:
             return True
         if room_milli < 0:

@@ -48,7 +48,7 @@ class Plan:
     settings: Settings = field(default_factory=Settings)
     restart_cost: Cost | None = None  # work done again each time a job goes on after it was parked
     shake_cost: Cost | None = None  # work lost by every running job whenever anything happens in the cluster
-    rates: Rates | None = None
+    rates: Rates | None = None  # of jobs side by side; None: as if each had its part of the time
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -108,6 +108,11 @@ class Result:
 def simulate(jobs: Sequence[TraceJob], plan: Plan, *, step: Callable[[int], None] | None = None) -> Result:
     """Run a trace to its end. `step` is told, every thousand events, how many jobs have ended."""
     return _Engine(jobs, plan).run(step)
+
+
+def share_equally(jobs: Sequence[TraceJob]) -> tuple[int, ...]:
+    """No better than taking turns."""
+    return (1000 // len(jobs),) * len(jobs)
 
 
 def make_books(jobs: Sequence[TraceJob], nodes: Sequence[NodeSpec]) -> Books:
@@ -307,9 +312,7 @@ class _Engine:
 
     def _set_rates(self, group: list[Outcome], now: int) -> None:
         """Those on the same cards go on at the speed they have side by side; the scheduler is told what it is."""
-        rates = self._plan.rates
-        if rates is None:
-            return
+        rates = self._plan.rates or share_equally
         ordered = sorted(group, key=lambda each: (each.job.program, each.job.id))
         speeds = rates([each.job for each in ordered]) if len(ordered) > 1 else (1000,)
         for outcome, rate_milli in zip(ordered, speeds, strict=True):

@@ -115,6 +115,9 @@ class Cluster:
         if self.settings.parks_at_once:
             self.park(job, key=key if job.is_owned else None)
             return
+        if job.is_owned:
+            job.key = key
+            self.pool_of(job).moving.append(job)
         job.is_owned = False
         job.state = State.LEAVING
         job.changes += 1
@@ -143,6 +146,9 @@ class Cluster:
 
     def free_cards_of(self, job: Job) -> None:
         """A leaving job is gone: those that were to have its cards begin."""
+        moving = self.pool_of(job).moving
+        if job in moving:
+            moving.remove(job)
         for card in [card for card, other in self.leaving.items() if other is job]:
             del self.leaving[card]
         for node in dict.fromkeys(place.node for place in job.places):
@@ -179,6 +185,7 @@ class Cluster:
         self.pool_of(job).waiting.remove(job)
         job.host = host
         host.guests.append(job)
+        self.rates.note_trial([host, *host.guests])
         self.regrouped[host] = None
         job.state = State.RIDING
         job.settled_ns = self.now

@@ -57,7 +57,7 @@ class Job:
     key: Key = NO_KEY
     entry: Entry | None = None  # where it stands on its shelf
     speed: int = 0  # at which the first part of its key falls while it runs
-    shape: int = 0  # jobs of equal shape want exactly the same
+    shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
     places: tuple[Placement, ...] = ()
     host: Job | None = None

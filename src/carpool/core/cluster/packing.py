@@ -105,7 +105,7 @@ def _best_move(cluster: Cluster, hosts: dict[Job, None]) -> tuple[Job, Job] | No
     for host in hosts if groups else ():
         members = [host, *host.guests]
         programs = tuple(sorted(job.program for job in members))
-        for guest in host.guests:
+        for guest in host.guests if rates.find(members) else ():
             if (programs, guest.program) in seen:
                 continue
             seen.add((programs, guest.program))
@@ -113,11 +113,19 @@ def _best_move(cluster: Cluster, hosts: dict[Job, None]) -> tuple[Job, Job] | No
             for other in groups.values():
                 if other is host:
                     continue
-                gain = rates.gain([other, *other.guests], guest)
-                more = (TRIED_MILLI if gain is None else gain) - loss
+                more = _expected_gain(cluster, other, guest) - loss
                 if more >= GAIN_MILLI and (best is None or more > best[0]):
                     best = (more, guest, other)
     return best[1:] if best is not None else None
+
+
+def _expected_gain(cluster: Cluster, host: Job, guest: Job) -> int:
+    """What the guest would add to the group of the host: as measured; hoped for once; then nothing until measured."""
+    group = [host, *host.guests]
+    gain = cluster.rates.gain(group, guest)
+    if gain is not None:
+        return gain
+    return 0 if cluster.rates.was_tried([*group, guest]) else TRIED_MILLI
 
 
 def _groups_with_seats(cluster: Cluster, hosts: dict[Job, None]) -> dict[Programs, Job]:
@@ -135,8 +143,7 @@ def _best_of(cluster: Cluster, job: Job, groups: dict[Programs, Job]) -> Job | N
     best: tuple[int, int] | None = None
     chosen = None
     for host in groups.values():
-        gain = cluster.rates.gain([host, *host.guests], job)
-        mark = (-(TRIED_MILLI if gain is None else gain), host.number)
+        mark = (-_expected_gain(cluster, host, job), host.number)
         if mark[0] <= -GAIN_MILLI and (best is None or mark < best):
             best, chosen = mark, host
     return chosen

@@ -43,7 +43,7 @@ class ClusterScheduler:
     def __init__(self, books: Books, order: Order, settings: Settings | None = None) -> None:
         self._cluster = Cluster(books, order, settings or Settings())
         self._arrivals = 0
-        self._shapes: dict[tuple[Request, ...], int] = {}
+        self._shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
         self._can_fit: dict[Request, bool] = {}
         self._set_back: list[Job] = []  # lost work since the last decision
 
@@ -135,6 +135,7 @@ class ClusterScheduler:
             self._reject(event, "a job with this id is here already")
             return
         self._arrivals += 1
+        is_lendable = event.turn_ns <= cluster.settings.deadline_ns
         job = Job(
             id=event.job,
             number=self._arrivals,
@@ -145,7 +146,7 @@ class ClusterScheduler:
             service_ns=event.service_ns,
             program=event.program,
             turn_ns=event.turn_ns,
-            shape=self._shapes.setdefault(event.members, len(self._shapes)),
+            shape=self._shapes.setdefault((event.members, is_lendable), len(self._shapes)),
         )
         reason = self._refusal(job)
         if reason:
