@@ -183,7 +183,7 @@ def show_comparison(found: Comparison, cluster: str) -> None:
     out.print(f"{found.trace}: {found.jobs:,} jobs on {cards} ({cluster}), {how}", highlight=False)
     for table in tables(found.rows, found.bounds):
         show_table(table)
-    out.print("× is the ratio to the first policy; bound is what no policy can beat here", highlight=False)
+    out.print("× is the ratio to the first policy; bound: the best with one job on a card at a time", highlight=False)
 
 
 # --- workloads and studies -------------------------------------------------------------------------------------

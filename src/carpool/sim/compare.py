@@ -15,7 +15,8 @@ from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
 from carpool.sim.node_engine import Machine, NodeEngine
 from carpool.sim.outcome import JobOutcome, Outcome
-from carpool.sim.traces import Trace, TraceJob
+from carpool.sim.pairs import as_median_pair, pair_busy_milli, rates_for
+from carpool.sim.traces import WHOLE_CARD, Trace, TraceJob
 from carpool.sim.workload import script_of
 from carpool.units import format_bytes, format_ns
 
@@ -172,7 +173,8 @@ def _run_node(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: P
     device_bytes = choice.nodes[0].card_bytes or 1 << 50
     machine = Machine(devices=(("card0", device_bytes),))
     name = "srtf" if policy == "srsf" else policy
-    scripts = [script_of(job, is_known=not choice.is_unknown) for job in jobs]
+    busy = pair_busy_milli() if policy == "pack" else WHOLE_CARD
+    scripts = [script_of(job, is_known=not choice.is_unknown, busy_milli=busy) for job in jobs]
     engine = NodeEngine(name, machine, settings=node_settings(policy, jobs, choice))
     outcome = engine.run(scripts, progress=_counter(progress, policy, len(jobs)))
     return replace(outcome, policy=policy, capacity_bytes=bytes_of(choice.nodes[:1]) if outcome.held_byte_ns else 0)
@@ -194,6 +196,7 @@ def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress
         order=policy,
         knows_lengths=policy in KNOWS_LENGTHS,
         shares_milli=choice.shares_milli,
+        rates=rates_for(jobs) if policy == "pack" else None,
     )
     result = simulate(jobs, plan, step=_counter(progress, policy, len(jobs)))
     done = [
@@ -240,6 +243,11 @@ def _counter(progress: Progress | None, policy: str, total: int) -> Callable[[in
 
 def _notes(choice: Choice, jobs: Sequence[TraceJob], *, is_node: bool) -> list[str]:
     notes = []
+    if "pack" in choice.policies:
+        is_measured = not is_node and rates_for(jobs) is not as_median_pair
+        notes.append(
+            f"side by side: {'the stages of the trace' if is_measured else 'as the median P100 pair of Gavel'}"
+        )
     if is_node:
         quanta = {name: node_settings(name, jobs, choice).quantum_ns for name in choice.policies}
         said = ", ".join(f"{name} {format_ns(quantum) if quantum else 'none'}" for name, quantum in quanta.items())

@@ -39,7 +39,7 @@ class Measures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no policy can beat on these cards with these jobs."""
+    """What no policy can beat on these cards with these jobs, one job on a card at a time."""
 
     average_s: float
     queueing_s: float

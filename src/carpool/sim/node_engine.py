@@ -331,7 +331,6 @@ class NodeEngine:
             start_ns=live.first_ns if live.first_ns is not None else at,
             end_ns=at,
             service_ns=script.start_ns + script.work_ns,
-            cards_milli=script.busy_milli,
             preemptions=live.preemptions,
         )
 

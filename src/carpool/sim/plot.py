@@ -171,7 +171,7 @@ def _page(found: Comparison, svg: str) -> str:
     drawing = svg[svg.index("<svg") :]
     body = "".join(_html(table) for table in tables(found.rows, found.bounds))
     title = html.escape(f"carpool sim: {found.trace}")
-    note = "× is the ratio to the first policy; bound is what no policy can beat here."
+    note = "× is the ratio to the first policy; bound: the best with one job on a card at a time."
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
         f"<h1>{title}</h1>{drawing}{body}<p>{note}</p></html>\n"

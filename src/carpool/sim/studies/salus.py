@@ -24,8 +24,9 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.sim.outcome import Outcome
+from carpool.sim.pairs import pair_busy_milli
 from carpool.sim.report import Cell, Study, Table, Target
-from carpool.sim.traces import TraceJob, data_file, read_salus, read_table
+from carpool.sim.traces import TraceJob, read_salus
 from carpool.sim.workload import lognormal, script_of
 from carpool.units import GIB, SECOND
 
@@ -138,17 +139,6 @@ def _mean_in_turn(works: Sequence[Work]) -> float:
         done += work.service_ns
         total += done
     return total / len(works)
-
-
-def pair_busy_milli() -> int:
-    """How much of an iteration the device works: two such jobs together go as fast as Gavel's median P100 pair."""
-    _, rows = read_table(data_file("gavel2020/colocation.csv.gz"))
-    sums = []
-    for _, row in rows:
-        if row["gpu"] == "p100" and float(row["shared_a"]) > 0 and float(row["shared_b"]) > 0:
-            speeds = (float(row["shared_a"]) / float(row["alone_a"]), float(row["shared_b"]) / float(row["alone_b"]))
-            sums.append(sum(speeds))
-    return min(1000, round(1000 / median(sums)))
 
 
 # --- admission -------------------------------------------------------------------------------------------------
