@@ -7,7 +7,7 @@ cards, the first of those, and there the first cards. Counting is some ten times
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from carpool.core.placement.model import WHOLE_MILLI, NodeSpec, Placement, Request
@@ -45,6 +45,9 @@ class Books(Protocol):
 
     def usable_milli(self, member: Request, node: int) -> int:
         """At most this much card time of the node is free for the request."""
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        """All nodes, those with the most usable card time first; ties go to the first node."""
 
 
 class PlacerBooks:
@@ -87,6 +90,9 @@ class PlacerBooks:
     def usable_milli(self, member: Request, node: int) -> int:
         free, limit = self._fleet.free_milli[node], self._fleet.limit_milli
         return sum(left for left in free if left == limit or not member.is_whole)
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        yield from sorted(range(self.nodes), key=lambda node: (-self.usable_milli(member, node), node))
 
 
 class CardBooks:
@@ -134,6 +140,10 @@ class CardBooks:
 
     def usable_milli(self, member: Request, node: int) -> int:
         return WHOLE_MILLI * len(self._free[node])
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        for row in reversed(self._rows):
+            yield from list(row)
 
     def check_invariants(self) -> None:
         """Assert P1 and P2 of placement/model.py: no card is free twice or unknown, and the rows say the truth."""

@@ -6,8 +6,9 @@ afterwards. Nothing is changed unless every member finds a place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from carpool.core.cluster.books import Books
 from carpool.core.cluster.model import Job
@@ -58,20 +59,16 @@ class Floor:
             places.append(place)
         return Room(places=tuple(places))
 
-    def make_room(self, job: Job, rank: Rank, *, loans: Iterable[Job] | None) -> Room | None:
-        """Places for all members after some others left; None changes nothing.
-
-        Those that may leave are the loans given; if none are given, all loans and all owned jobs smaller than it.
-        """
+    def make_room(self, job: Job, rank: Rank, *, loans: Sequence[Job], moves_smaller: bool) -> Room | None:
+        """Places for all members after loans, and perhaps smaller owned jobs, left; None changes nothing."""
         lifted: list[Job] = []
         places: list[Placement] = []
         for member in job.members:
             place = self.books.place(member)
             if place is None:
-                if loans is not None:
-                    place = self._clear(member, self._by_loans(member, rank, loans), lifted)
-                else:
-                    place = self._clear(member, self._by_size(job, member, rank), lifted)
+                still = [loan for loan in loans if loan not in lifted]
+                by_size = self._by_size(job, member, rank, still) if moves_smaller else None
+                place = self._clear(member, by_size or self._by_loans(member, rank, still), lifted)
             if place is None:
                 self._give_all(job, places)
                 for other in lifted:
@@ -93,26 +90,38 @@ class Floor:
         for _, node, leaving in sorted(choices, key=lambda choice: choice[:2]):
             yield node, leaving
 
-    def _by_size(self, job: Job, member: Request, rank: Rank) -> Iterator[Choice]:
-        """For each node with enough loans and smaller jobs: who leaves; best where least of owned jobs must move."""
-        size_milli, wanted_milli = job.size_milli, member.total_milli
-        choices: list[tuple[int, int]] = []
-        for node, jobs in enumerate(self.on_node):
-            free_milli = self.books.usable_milli(member, node)
-            smaller_milli = 0
-            for other, milli in jobs.items():
-                if not other.is_owned:
-                    free_milli += milli
-                elif other.size_milli < size_milli:
-                    smaller_milli += milli
-            if free_milli + smaller_milli >= wanted_milli:
-                choices.append((wanted_milli - free_milli, node))
-        for _, node in sorted(choices):
+    def _by_size(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+        """For each node with enough loans and smaller jobs: who leaves; first where least of owned jobs must move.
+
+        A node without loans needs the fewer moves the more of it is free, so of those only the first that will do is
+        compared with the nodes that have loans; the others come after it.
+        """
+        lent = dict.fromkeys(place.node for loan in loans for place in loan.places)
+        first = [(self._to_move(job, member, node), node) for node in lent]
+        empty_first = (node for node in self.books.emptiest(member) if node not in lent)
+        for node in empty_first:
+            moved_milli = self._to_move(job, member, node)
+            if moved_milli is not None:
+                first.append((moved_milli, node))
+                break
+        for node in chain((node for moved, node in sorted(_known(first))), empty_first):
             jobs_there = self.on_node[node]
-            may_leave = [other for other in jobs_there if not other.is_owned or other.size_milli < size_milli]
+            may_leave = [other for other in jobs_there if not other.is_owned or other.size_milli < job.size_milli]
             leaving = self._enough(member, node, sorted(may_leave, key=rank))
             if leaving:
                 yield node, leaving
+
+    def _to_move(self, job: Job, member: Request, node: int) -> int | None:
+        """How much of the owned jobs must move for the member to fit on the node; None if it would not even then."""
+        size_milli = job.size_milli
+        missing_milli = member.total_milli - self.books.usable_milli(member, node)
+        smaller_milli = 0
+        for other, milli in self.on_node[node].items():
+            if not other.is_owned:
+                missing_milli -= milli
+            elif other.size_milli < size_milli:
+                smaller_milli += milli
+        return missing_milli if missing_milli <= smaller_milli else None
 
     def _clear(self, member: Request, choices: Iterator[Choice], lifted: list[Job]) -> Placement | None:
         """Lift jobs from the first node where that is enough, and take the member's place there."""
@@ -150,3 +159,9 @@ class Floor:
     def _give_all(self, job: Job, places: Iterable[Placement]) -> None:
         for member, place in zip(job.members, places, strict=False):
             self.books.give(member, place)
+
+
+def _known(choices: list[tuple[int | None, int]]) -> Iterator[tuple[int, int]]:
+    for moved_milli, node in choices:
+        if moved_milli is not None:
+            yield moved_milli, node

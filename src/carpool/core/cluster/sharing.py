@@ -143,5 +143,5 @@ def _make_room(cluster: Cluster, job: Job) -> Room | None:
         return (0, *victim_rank(other, cluster.pool_of(other)))
 
     loans = [other for pool in cluster.pools.values() for other in pool.loans]
-    room = cluster.floor.make_room(job, rank, loans=loans) if loans else None
-    return room or cluster.floor.make_room(job, rank, loans=None)
+    room = cluster.floor.make_room(job, rank, loans=loans, moves_smaller=False) if loans else None
+    return room or cluster.floor.make_room(job, rank, loans=loans, moves_smaller=True)
