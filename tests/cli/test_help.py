@@ -85,7 +85,7 @@ def test_every_option_is_also_read_from_the_environment(
     needed = ["x" for parameter in command.params if isinstance(parameter, click.Argument)]
     context = command.make_context(path[-1], needed)
     assert option.name is not None
-    assert context.params[option.name] in (True, "3", 3, 3.0)
+    assert context.params[option.name] in (True, "3", 3, 3.0, Path("3"))
     assert context.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
 
 

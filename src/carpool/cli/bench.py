@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -105,7 +106,8 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
 @click.option(
     "--work", type=float, default=36.0, show_default=True, help="Seconds of device time, all jobs together."
 )
-def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
+@click.option("--workload", type=click.Path(path_type=Path), help="Jobs of a file made by carpool sim --generate.")
+def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload: Path | None) -> int:
     """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal.
 
     \b
@@ -114,9 +116,11 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
     from carpool.bench import jct as jct_bench
 
     if quick:
-        return finish(jct_bench.run(say, jobs=3, seed=seed, steps=30), as_json=as_json)
-    steps = jct_bench.steps_for(say, work_s=work)
-    return finish(jct_bench.run(say, jobs=jobs, seed=seed, steps=steps), as_json=as_json)
+        found = jct_bench.run(say, jobs=3, seed=seed, steps=30, step_s=0.01, workload=workload)
+        return finish(found, as_json=as_json)
+    steps, step_s = jct_bench.steps_for(say, work_s=work)
+    found = jct_bench.run(say, jobs=jobs, seed=seed, steps=steps, step_s=step_s, workload=workload)
+    return finish(found, as_json=as_json)
 
 
 @bench.command()
@@ -135,3 +139,16 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
     if quick:
         return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json)
     return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json)
+
+
+@bench.command()
+@common_options
+def sim(as_json: bool, quick: bool) -> int:
+    """How fast the simulator and the cluster's placement are.
+
+    \b
+    carpool bench sim --json
+    """
+    from carpool.bench import sim as sim_bench
+
+    return finish(sim_bench.run(say, quick=quick), as_json=as_json)

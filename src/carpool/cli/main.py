@@ -12,6 +12,7 @@ from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
 from carpool.cli.jobs import cancel, explain, logs, ps
 from carpool.cli.run import run, submit
+from carpool.cli.sim import sim
 from carpool.cli.top import top
 from carpool.errors import CarpoolError
 
@@ -31,7 +32,7 @@ def carpool() -> None:
     """
 
 
-for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor, bench):
+for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor, sim, bench):
     carpool.add_command(command)
 
 

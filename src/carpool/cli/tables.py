@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from carpool.units import format_bytes, format_ns
+
+if TYPE_CHECKING:  # loaded with the simulator, not with every command
+    from carpool.sim.report import Table as PlainTable
 
 PLAIN_WIDTH = 80
 COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
@@ -27,6 +30,25 @@ def console() -> Console:
 
 def show(table: Table) -> None:
     console().print(table)
+
+
+def show_table(table: PlainTable) -> None:
+    """A table of the simulator's: words to the left, numbers to the right."""
+    from carpool.sim.report import format_cell
+
+    made = Table(
+        title=table.title,
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for place, name in enumerate(table.columns):
+        made.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+    for row in table.rows:
+        made.add_row(*(format_cell(cell) for cell in row))
+    console().print(made)
 
 
 def width() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from carpool.core.effects import Effect
-from carpool.core.events import Event, Tick
+from carpool.core.events import Event
 from carpool.core.model import History
 from carpool.core.views import JobPicture
 
@@ -81,9 +81,7 @@ class Journal:
         return bool(self._pending or self._jobs or self._histories)
 
     def note(self, now: int, event: Event, effects: list[Effect]) -> None:
-        """Remember one call of the core. A tick without consequence is not worth a row."""
-        if not effects and isinstance(event, Tick):
-            return
+        """Remember one call of the core, also one without consequence: a replay must see what the core saw."""
         run, encode = self.run, self._encode
         self._pending.append((run, now, "event", type(event).__name__, encode(event)))
         for effect in effects:
