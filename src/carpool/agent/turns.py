@@ -210,12 +210,9 @@ class Turns:
         if is_back and not self._reach():
             return
         self._set_held(is_held=False)
+        needs = [self._profile.needs()] if is_back and self._reported is not None else []
         try:
-            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
-            self._link.send(m.Ask())
-            if is_back and self._reported is not None:
-                self._link.send(self._profile.needs())
-            self._wait_granted()
+            self._wait_granted(m.Ask(), *needs)
         except LinkLostError:
             self._lost()
 
@@ -225,20 +222,24 @@ class Turns:
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
         self._set_held(is_held=False)
+        returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more)
         try:
             if wants_more:
-                words[base + page.S_LEASE] = page.LEASE_ASKED
-            self._link.send(m.Return(steps=words[base + S_STEPS], wants_more=wants_more))
-            if wants_more:
-                self._wait_granted()
+                self._wait_granted(returned)
+            else:
+                self._link.send(returned)
         except LinkLostError:
             self._lost()
         steps = words[base + S_STEPS]
         if self.seat.held and not self._profile.is_learning and steps - self._sampled_at > RESAMPLE_MASK:
             self._resample()
 
-    def _wait_granted(self) -> None:
+    def _wait_granted(self, *asking: m.Message) -> None:
+        """Send what asks for the turn, and wait for it."""
         try:
+            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
+            for message in asking:
+                self._link.send(message)
             grant = self._link.wait_grant()
         except BaseException:
             # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
