@@ -254,5 +254,6 @@ def test_ideals_of_jobs_that_come_over_time() -> None:
 
 def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before() -> None:
     burst = Burst(steps=[1000, 200], arrivals=[0.0, 0.0])
-    assert predict("fifo", burst, [10.0, 2.0]) == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
-    assert predict("srtf", burst, [10.0, 2.0]) < predict("fifo", burst, [10.0, 2.0])
+    fifo = predict("fifo", burst, [10.0, 2.0], [0.01, 0.01])
+    assert fifo == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
+    assert predict("srtf", burst, [10.0, 2.0], [0.01, 0.01]) < fifo

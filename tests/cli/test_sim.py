@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from carpool.cli.main import main
+from tests.sim.test_journal import record
+
 SMALL = "job,submit_s,duration_s,tenant,iterations\nlong,0,30,a,60\nshort,1,10,b,20\n"
 
 
-def carpool(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def carpool(*words: str) -> Ended:
+    """One command in this process, from its words to its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["carpool", "sim", *words]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    return Ended(returncode=int(str(ended.value.code)), stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def carpool_apart(*words: str) -> Ended:
+    """The same in a process of its own."""
     command = [sys.executable, "-m", "carpool.cli.main", "sim", *words]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**kept, **environment}, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return Ended(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("CARPOOL", "COLUMNS")):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -59,7 +91,7 @@ def test_the_figures_of_two_jobs_by_hand(small: str) -> None:
 
 def test_json_is_the_same_bytes_for_the_same_seed_on_a_node_and_on_a_cluster(small: str) -> None:
     for words in (["--cluster", "1x1x16GiB"], ["--cluster", "2x2x16GiB", "--seed", "3"]):
-        runs = [carpool("--trace", small, "--policy", "fifo,srtf", "--json", *words) for _ in range(2)]
+        runs = [carpool_apart("--trace", small, "--policy", "fifo,srtf", "--json", *words) for _ in range(2)]
         assert runs[0].returncode == 0, runs[0].stderr
         assert runs[0].stdout == runs[1].stdout
         assert json.loads(runs[0].stdout)["jobs"] == 2
@@ -170,7 +202,27 @@ def test_wrong_words_are_a_sentence_and_exit_2(words: list[str], sentence: str) 
     assert sentence in done.stderr
 
 
-def test_a_journal_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    done = carpool("--journal", "--json", CARPOOL_DIR=str(tmp_path))
+def test_a_journal_that_is_not_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+    done = carpool("--journal", "--json")
     assert done.returncode == 2
     assert "there is no journal" in json.loads(done.stdout)["error"]
+
+
+def test_a_journal_is_replayed_and_says_what_one_more_device_would_have_done(tmp_path: Path) -> None:
+    record(tmp_path / "journal.db")
+    done = carpool("--journal", str(tmp_path / "journal.db"), "--add-device", "4GiB")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "every one as recorded" in said
+    assert "with 1 more device your average wait would have been" in said
+    other = json.loads(carpool("--journal", str(tmp_path / "journal.db"), "--policy", "fifo,srtf", "--json").stdout)
+    assert other["reproduced"]
+    assert [row["policy"] for row in other["simulated"]] == ["fair", "fifo", "srtf"]
+
+
+def test_turn_by_turn_can_be_asked_for_and_nothing_need_be_known(small: str) -> None:
+    words = ["--trace", small, "--cluster", "2x2x16GiB", "--policy", "fifo,las", "--json"]
+    found = json.loads(carpool(*words, "--turns", "--unknown").stdout)
+    assert (found["engine"], found["cards"]) == ("node", 1)
+    assert json.loads(carpool(*words).stdout)["engine"] == "cluster"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def test_the_daemon_makes_the_same_decisions_and_its_journal_replays_exactly(pat
     replayed = journal.replay(recording)
     assert replayed.difference == ""
     assert replayed.effects == sum(len(each.effects) for each in recording.calls) > 0
+    done = node.carpool("sim", "--journal", "--add-device", "4GiB", "--json")
+    answer = json.loads(done.out)
+    assert (done.code, answer["reproduced"], answer["events"]) == (0, True, replayed.events)
+    same, more = answer["simulated"]
+    assert more["wait_s"] < same["wait_s"]
 
 
 def play(scenario: Scenario, node: Node) -> None:

@@ -21,8 +21,9 @@ of a run's time in which no job computed: turns changing hands, jobs ending, the
 and arrivals scaled alike to the given sum of device time. A job that comes later gets its starting signal later.
 
 `predicted_over_live_…` is the simulator's mean completion time by the live one: the same scheduler in virtual time,
-told each job's arrival, its steps, and how long they took in that very run, so that a change of the machine's speed
-between runs is in neither. `prediction_error` is the worst of them, as a distance from 1.
+told each job's arrival, its steps, how long they took in that very run (so that a change of the machine's speed
+between runs is in neither), and how long the second one took, from which the daemon first judges the job.
+`prediction_error` is the worst of them, as a distance from 1.
 
 Not measured: memory pressure (all fit), a GPU. The ratio is a property of the seed: read it only beside its ideal.
 """
@@ -72,6 +73,7 @@ class Outcome:
 
     completions: list[float]
     sizes: list[float]
+    second_steps: list[float]  # what each job reports as its step time when it is measured
     makespan: float
     daemon_core_fraction: float
     turns: int  # how often the device went from one job to another
@@ -92,7 +94,7 @@ def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, work
     outcomes = {}
     for policy in POLICIES:
         outcomes[policy] = found = _run_policy(policy, burst)
-        predicted = predict(policy, burst, found.sizes)
+        predicted = predict(policy, burst, found.sizes, found.second_steps)
         say(
             f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
             f" all done in {found.makespan:.2f} s, work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
@@ -162,7 +164,7 @@ def ideal_means(sizes: Sequence[float], arrivals: Sequence[float]) -> tuple[floa
 # --- the prediction --------------------------------------------------------------------------------------------
 
 
-def predict(policy: str, burst: Burst, sizes: Sequence[float]) -> float:
+def predict(policy: str, burst: Burst, sizes: Sequence[float], said: Sequence[float]) -> float:
     """The simulator's mean completion time for jobs of these sizes; like the live ones they declare their steps."""
     scripts = [
         Script(
@@ -172,8 +174,11 @@ def predict(policy: str, burst: Burst, sizes: Sequence[float]) -> float:
             needs=NEEDS,
             steps=steps,
             step_ns=max(1, round(size / steps * 1e9)),
+            said_step_ns=round(said_s * 1e9),
         )
-        for number, (steps, arrival, size) in enumerate(zip(burst.steps, burst.arrivals, sizes, strict=True))
+        for number, (steps, arrival, size, said_s) in enumerate(
+            zip(burst.steps, burst.arrivals, sizes, said, strict=True)
+        )
     ]
     engine = NodeEngine(policy, Machine(devices=(("cpu", DEVICE_BYTES),), switch_ns=SWITCH_NS))
     return mean(job.completion_ns for job in engine.run(scripts).jobs) / 1e9
@@ -215,6 +220,7 @@ def _run_policy(policy: str, burst: Burst) -> Outcome:
     return Outcome(
         completions=[(each[-1][1] - came) / 1e9 for each, came in zip(stamps, came_ns, strict=True)],
         sizes=[sum(last - first for first, last in each) / 1e9 for each in stamps],
+        second_steps=[(each[1][1] - each[1][0]) / 1e9 for each in stamps],
         makespan=(max(each[-1][1] for each in stamps) - go_ns) / 1e9,
         daemon_core_fraction=share,
         turns=count_turns(stamps),
@@ -266,7 +272,7 @@ def _report(outcomes: dict[str, Outcome], burst: Burst, seed: int) -> Report:
     report.add("total_work_s", sum(fifo.sizes))
     errors = []
     for policy, outcome in outcomes.items():
-        predicted = predict(policy, burst, outcome.sizes)
+        predicted = predict(policy, burst, outcome.sizes, outcome.second_steps)
         errors.append(abs(predicted / outcome.jct - 1))
         report.add(f"jct_s_{policy}", outcome.jct)
         report.add(f"predicted_s_{policy}", predicted)

@@ -33,6 +33,7 @@ from carpool.core.placement.placer import Placer
 from carpool.errors import InternalError
 from carpool.sim.traces import TraceJob
 
+NEVER = 1 << 80  # later than any time
 Cost = Callable[[TraceJob], int]  # nanoseconds of work
 Rates = Callable[[Sequence[TraceJob]], tuple[int, ...]]  # thousandths of the speed alone, side by side
 
@@ -174,9 +175,9 @@ class _Engine:
         while True:
             end_ns = self._next_end()
             wake_ns = self._scheduler.next_wakeup()
-            times = [end_ns, wake_ns, coming.job.submit_ns if coming else None]
-            now = min((time for time in times if time is not None), default=None)
-            if now is None:
+            now = coming.job.submit_ns if coming is not None else NEVER
+            now = min(now, end_ns, NEVER if wake_ns is None else wake_ns)
+            if now == NEVER:
                 break
             if self._plan.shake_cost is not None and now > self._last_ns:
                 self._shake(now, self._plan.shake_cost)
@@ -214,11 +215,11 @@ class _Engine:
             program=job.program,
         )
 
-    def _next_end(self) -> int | None:
+    def _next_end(self) -> int:
         ends = self._ends
         while ends and self._outcomes[ends[0][1]].version != ends[0][2]:
             heappop(ends)
-        return ends[0][0] if ends else None
+        return ends[0][0] if ends else NEVER
 
     def _end_first(self, now: int) -> None:
         _, number, _ = heappop(self._ends)

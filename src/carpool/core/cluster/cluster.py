@@ -249,11 +249,13 @@ class Cluster:
     def confirm_keys(self) -> None:
         """Ask again for those that kept their cards with a new key: some orders rank them as running only now."""
         for job in self.rekeyed:
-            if job.state is State.RUNNING:
-                shelf = self.shelf_of(job)
-                shelf.remove(job)
-                self._ask_key(job)
-                shelf.add(job, self.speed(job), self.now)
+            if job.state is State.RUNNING and not job.is_starved:
+                key = self.order.key(job)
+                if key != job.key:
+                    shelf = self.shelf_of(job)
+                    shelf.remove(job)
+                    job.key = key
+                    shelf.add(job, self.speed(job), self.now)
         self.rekeyed.clear()
 
     def speed(self, job: Job) -> int:

@@ -44,7 +44,7 @@ class ClusterScheduler:
         self._cluster = Cluster(books, order, settings or Settings())
         self._arrivals = 0
         self._shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
-        self._can_fit: dict[Request, bool] = {}
+        self._too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
         self._set_back: list[Job] = []  # lost work since the last decision
 
     def handle(self, event: Event, *, now: Nanos) -> list[Effect]:
@@ -236,13 +236,12 @@ class ClusterScheduler:
                 f"job {job.id} can never run: it wants {job.size_milli / 1000:g} cards, the cluster has "
                 f"{cluster.books.capacity_milli / 1000:g}; ask for fewer"
             )
-        for member in dict.fromkeys(job.members):
-            if member not in self._can_fit:
-                self._can_fit[member] = cluster.books.could_ever_fit(member)
-            if not self._can_fit[member]:
-                return (
-                    f"job {job.id} can never run: no node holds {member.cards} cards as it wants them; ask for fewer"
-                )
+        if job.shape not in self._too_wide:
+            wide = (member for member in dict.fromkeys(job.members) if not cluster.books.could_ever_fit(member))
+            self._too_wide[job.shape] = next(wide, None)
+        member = self._too_wide[job.shape]
+        if member is not None:
+            return f"job {job.id} can never run: no node holds {member.cards} cards as it wants them; ask for fewer"
         if cluster.has_shares and not cluster.order.splits_evenly and job.tenant not in cluster.pools:
             return f"job {job.id} can never run: tenant {job.tenant} has no share of this cluster; give it one"
         return None
