@@ -7,7 +7,7 @@ Placement, on Alibaba's 2023 cluster (1,213 nodes, 6,212 cards) with the pods of
                          percentile; p50 and the longest are beside it
   placement_growth_4x    CPU time with 4 times the nodes and 4 times the pods, over that with one; 4 is proportional
 
-Jobs through the cluster's scheduler: sim_jobs.py.
+Jobs through the cluster's scheduler: sim_jobs.py. Decisions of one node's scheduler: sim_node.py.
 
 Reading the files is not counted. CPU time of the thread, so that other programs on the machine do not count either.
 """
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from carpool.bench.report import Report, Say, Target, percentile
 from carpool.bench.sim_jobs import measure_jobs
+from carpool.bench.sim_node import measure_node
 from carpool.core.placement.base import Outlook, make_rule
 from carpool.core.placement.model import Fleet, Request
 from carpool.core.placement.placer import Placer
@@ -35,6 +36,7 @@ def run(say: Say, *, quick: bool) -> Report:
     report = Report(bench="sim")
     _measure_placement(report, say, quick=quick)
     measure_jobs(report, say, quick=quick)
+    measure_node(report, say, quick=quick)
     return report
 
 
