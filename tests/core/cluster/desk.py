@@ -79,7 +79,9 @@ class Desk:
         """Wake the scheduler when it wants to be; returns when that was."""
         wake_ns = self.scheduler.next_wakeup()
         assert wake_ns is not None
-        return wake_ns / SECOND, self.tell(Tick(), wake_ns / SECOND)
+        effects = self.scheduler.handle(Tick(), now=wake_ns)
+        self.scheduler.check_invariants()
+        return wake_ns / SECOND, [say(effect) for effect in effects]
 
     def measure(self, cards: int, at: float = 0, **rates: int) -> list[str]:
         """Rates by program, in thousandths; two of a kind are written a and a2."""

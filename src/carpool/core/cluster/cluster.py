@@ -40,6 +40,7 @@ class Cluster:
             self.pools[EVERYBODY] = Pool(EVERYBODY, books.capacity_milli)
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
         self.rekeyed: list[Job] = []
+        self.tries: dict[Job, int] = {}  # how often a job made room for itself in this decision
         self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
         self.leaving: dict[tuple[int, int], Job] = {}  # by node and card
         self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride

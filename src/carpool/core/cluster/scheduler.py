@@ -74,6 +74,7 @@ class ClusterScheduler:
             regroup(cluster)
             set_speeds(cluster)
         cluster.confirm_keys()
+        cluster.tries.clear()
         return cluster.effects
 
     def next_wakeup(self) -> Nanos | None:

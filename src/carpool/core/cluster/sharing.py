@@ -11,6 +11,7 @@ from carpool.core.cluster.packing import find_host
 from carpool.core.tenants import Pool, victim_rank
 from carpool.errors import InternalError
 
+TRIES_MAX = 3  # how often a job makes room for itself in one decision: sizes that fit badly could go on for ever
 Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan
 
 
@@ -116,7 +117,8 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
         disowned.append(disown_last(cluster, pool))
     room = cluster.floor.find(job)
     host = find_host(cluster, job) if room is None and cluster.order.seats > 1 else None
-    if host is None and room is None:
+    if host is None and room is None and cluster.tries.get(job, 0) < TRIES_MAX:
+        cluster.tries[job] = cluster.tries.get(job, 0) + 1
         room = _make_room(cluster, job)
     if room is None:
         for other in disowned:
