@@ -193,14 +193,21 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
-                # Still preferred after its quantum, it may not be for long; the longer it was, the longer it will be.
-                again = now + max(LOOK_NS_MIN, quantum // LOOK_PART, (now - due) // LOOK_PART)
-                times.append(due if due > now else again)
+                times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     if node.queue:
         for job in node.jobs_on(device):
             if admission.is_open_and_quiet(job):
                 times.append(max(now + SECOND, job.state_since_ns + node.settings.start_patience_ns))
     return min(times, default=None)
+
+
+def _look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nanos) -> Nanos:
+    """How long until a holder that has had its quantum is compared again: the longer it has been preferred
+    to those who wait now, the longer it will be."""
+    lane = node.lane_of(holder)
+    waiting = node.waiting_in(lane) if lane is not None else []
+    newest = max((job.state_since_ns for job in waiting), default=due)
+    return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
 
 
 def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:

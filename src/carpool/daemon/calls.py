@@ -61,6 +61,9 @@ class Calls:
                 return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
             case "submit":
                 return self.submit(desk, arguments)
+            case "flush":
+                self._loop.journal.flush()
+                return {}
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:
