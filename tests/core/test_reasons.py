@@ -166,16 +166,16 @@ def test_a_device_that_is_cleared_for_a_newcomer_explains_both_sides(make_core: 
 def test_jobs_that_do_not_wait_say_what_they_do(core: CoreDriver) -> None:
     core.submit("a")
     core.wait(1500 * MS)
-    assert core.reason("a") == "its program runs for 1.5 s and has not reached an iteration boundary yet"
+    assert core.reason("a") == "its program has run for 1.5 s and has not reached an iteration boundary yet"
     core.ask("a")
     core.wait(20 * MS)
-    assert core.reason("a") == "holds one of its first turns for 20 ms; its memory is being measured"
+    assert core.reason("a") == "has held one of its first turns for 20 ms; its memory is being measured"
     core.measure("a", KNOWN)
     core.wait(20 * MS)
-    assert core.reason("a") == "has the device for 20 ms"
+    assert core.reason("a") == "has had the device for 20 ms"
     core.give_back("a", wants_more=False)
     core.wait(2 * SECOND)
-    assert core.reason("a") == "wants no turn for 2.0 s: it loads data, saves, or is between its loops"
+    assert core.reason("a") == "has wanted no turn for 2.0 s: it loads data, saves, or is between its loops"
     core.exit("a")
     assert core.reason("a") == "finished: exit code 0; had the device 40 ms, waited 0 ns for turns"
 
@@ -184,4 +184,4 @@ def test_a_holder_whose_turn_is_recalled_says_so(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN)
     core.settle_in("b", KNOWN)
     core.tick(100 * MS)
-    assert core.reason("a") == "has the device for 100 ms; its turn is recalled"
+    assert core.reason("a") == "has had the device for 100 ms; its turn is recalled"

@@ -42,8 +42,11 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return json_option(quick_option(command))
 
 
-def finish(report: Report, *, as_json: bool) -> int:
+def finish(report: Report, *, as_json: bool, quick: bool) -> int:
     """Print the report; 1 if a promise was broken. A missed target is shown, and is no failure of the bench."""
+    report.is_quick = quick
+    if quick:
+        report.notes.append("--quick shows that it runs, not how fast")
     if as_json:
         print(json.dumps(report.as_json()))
     else:
@@ -79,7 +82,7 @@ def boundary(as_json: bool, quick: bool, repeats: int) -> int:
     """
     from carpool.bench import boundary as boundary_bench
 
-    return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json)
+    return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json, quick=quick)
 
 
 @bench.command()
@@ -95,8 +98,10 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
     from carpool.bench import handover as handover_bench
 
     if quick:
-        return finish(handover_bench.run(say, handovers=1, restarts=1, steps=100), as_json=as_json)
-    return finish(handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json)
+        return finish(handover_bench.run(say, handovers=1, restarts=1, steps=100), as_json=as_json, quick=quick)
+    return finish(
+        handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json, quick=quick
+    )
 
 
 @bench.command()
@@ -117,10 +122,10 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload:
 
     if quick:
         found = jct_bench.run(say, jobs=3, seed=seed, steps=30, step_s=0.01, workload=workload)
-        return finish(found, as_json=as_json)
+        return finish(found, as_json=as_json, quick=quick)
     steps, step_s = jct_bench.steps_for(say, work_s=work)
     found = jct_bench.run(say, jobs=jobs, seed=seed, steps=steps, step_s=step_s, workload=workload)
-    return finish(found, as_json=as_json)
+    return finish(found, as_json=as_json, quick=quick)
 
 
 @bench.command()
@@ -137,8 +142,8 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
     from carpool.bench import throughput as throughput_bench
 
     if quick:
-        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json)
-    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json)
+        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json, quick=quick)
+    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json, quick=quick)
 
 
 @bench.command()
@@ -151,4 +156,4 @@ def sim(as_json: bool, quick: bool) -> int:
     """
     from carpool.bench import sim as sim_bench
 
-    return finish(sim_bench.run(say, quick=quick), as_json=as_json)
+    return finish(sim_bench.run(say, quick=quick), as_json=as_json, quick=quick)

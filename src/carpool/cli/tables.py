@@ -17,14 +17,16 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
     from carpool.sim.report import Table as PlainTable
 
 PLAIN_WIDTH = 80
+PIPE_WIDTH = 160  # a program that reads the table wants whole words
+STEP_WIDTH = 100  # from here on there is room for the step time
 COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
 
 
 def console() -> Console:
-    """Coloured and as wide as the terminal; plain and 80 wide elsewhere."""
+    """Coloured and as wide as the terminal; plain and wide elsewhere, so that nothing is cut."""
     if sys.stdout.isatty():
         return Console()
-    width = int(os.environ.get("COLUMNS", "0") or 0) or PLAIN_WIDTH
+    width = int(os.environ.get("COLUMNS", "0") or 0) or PIPE_WIDTH
     return Console(width=width, no_color=True, highlight=False)
 
 
@@ -58,10 +60,12 @@ def width() -> int:
 def job_table(answer: dict[str, Any]) -> Table:
     """Jobs as `ps` and `top` show them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
-    table.add_column("job", no_wrap=True, max_width=20)
+    has_step = console().width >= STEP_WIDTH
+    table.add_column("job", overflow="fold", min_width=10)  # an id that is cut cannot be given to another command
     table.add_column("state", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
+    if has_step:
+        table.add_column("step", justify="right", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("had", justify="right", no_wrap=True)
     table.add_column("waited", justify="right", no_wrap=True)
@@ -74,7 +78,7 @@ def job_table(answer: dict[str, Any]) -> Table:
             job["id"],
             f"[{colour}]{state}[/]" if colour else state,
             f"{job['steps']}{declared}",
-            format_ns(job["step_ns"]) if job["step_ns"] else "",
+            *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
             format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else "",
             format_ns(job["served_ns"]),
             format_ns(job["waited_ns"]),
