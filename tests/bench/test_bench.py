@@ -93,7 +93,7 @@ def make_report() -> Report:
 
 
 def test_a_missed_target_is_shown_as_missed_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert finish(make_report(), as_json=False) == 0
+    assert finish(make_report(), as_json=False, quick=False) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert "MISSED" in lines["slow"]
@@ -106,7 +106,7 @@ def test_a_missed_target_is_shown_as_missed_and_is_no_failure(capsys: pytest.Cap
 def test_a_broken_promise_fails_after_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     report = make_report()
     report.failure = "two jobs had the device at the same time"
-    assert finish(report, as_json=True) == 1
+    assert finish(report, as_json=True, quick=False) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out)["metrics"]["slow"] == 5
     assert "same time" in shown.err
