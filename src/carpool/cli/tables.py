@@ -17,16 +17,15 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
     from carpool.sim.report import Table as PlainTable
 
 PLAIN_WIDTH = 80
-PIPE_WIDTH = 160  # a program that reads the table wants whole words
 STEP_WIDTH = 100  # from here on there is room for the step time
 COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
 
 
 def console() -> Console:
-    """Coloured and as wide as the terminal; plain and wide elsewhere, so that nothing is cut."""
+    """Coloured and as wide as the terminal; plain and 80 wide elsewhere."""
     if sys.stdout.isatty():
         return Console()
-    width = int(os.environ.get("COLUMNS", "0") or 0) or PIPE_WIDTH
+    width = int(os.environ.get("COLUMNS", "0") or 0) or PLAIN_WIDTH
     return Console(width=width, no_color=True, highlight=False)
 
 
