@@ -154,22 +154,16 @@ def _user_job(row: Row, line: int) -> TraceJob:
 
 def read_philly(name: str = "philly") -> Trace:
     """Microsoft Philly 2017 as cleaned by the Pollux authors; a virtual cluster is a tenant."""
-
-    def parse(row: Row, line: int) -> TraceJob:
-        return TraceJob(
-            id=row["job"],
-            submit_ns=_seconds(row, "submit_s"),
-            service_ns=_positive(_seconds(row, "duration_s"), "duration_s"),
-            cards=_whole(row, "gpus", least=1),
-            tenant=row["vc"],
-            line=line,
-        )
-
-    return _read_public("philly2017/jobs.csv.gz", name, parse, required=("job", "submit_s", "duration_s"))
+    return _read_jobs("philly2017/jobs.csv.gz", name, tenant="vc")
 
 
 def read_itp(name: str = "itp") -> Trace:
     """Microsoft ITP 2021; each of its ten clusters is a tenant."""
+    return _read_jobs("msitp2021/jobs.csv.gz", name, tenant="cluster")
+
+
+def _read_jobs(file: str, name: str, *, tenant: str) -> Trace:
+    """A list of whole-card jobs whose tenant stands in the column of this name."""
 
     def parse(row: Row, line: int) -> TraceJob:
         return TraceJob(
@@ -177,11 +171,11 @@ def read_itp(name: str = "itp") -> Trace:
             submit_ns=_seconds(row, "submit_s"),
             service_ns=_positive(_seconds(row, "duration_s"), "duration_s"),
             cards=_whole(row, "gpus", least=1),
-            tenant=row["cluster"],
+            tenant=row[tenant],
             line=line,
         )
 
-    return _read_public("msitp2021/jobs.csv.gz", name, parse, required=("job", "submit_s", "duration_s"))
+    return _read_public(file, name, parse, required=("job", "submit_s", "duration_s"))
 
 
 def read_muri(name: str) -> Trace:
