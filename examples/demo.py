@@ -50,7 +50,7 @@ LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
 LIMIT_SECONDS = 900.0
 BAR_WIDTH = 22
 # Both parts are the same work; in the second only start-ups overlap. Beyond this the machine's speed has changed.
-PACE_MIN, PACE_MAX = 0.8, 1.4
+PACE_MIN, PACE_MAX = 0.8, 1.6
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
