@@ -19,6 +19,7 @@ from carpool.core.effects import Effect
 from carpool.core.events import Event
 from carpool.core.model import History
 from carpool.core.views import JobPicture
+from carpool.daemon.translate import plain
 
 FLUSH_SECONDS = 0.5
 PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
@@ -90,7 +91,7 @@ class Journal:
             del self._pending[: PENDING_MAX // 10]
 
     def note_job(self, number: int, picture: JobPicture, argv: list[str]) -> None:
-        body = json.dumps({**_plain(picture), "argv": argv})
+        body = json.dumps({**plain(picture), "argv": argv})
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
 
     def note_history(self, fingerprint: str, history: History) -> None:
@@ -177,9 +178,3 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = None
-
-
-def _plain(value: object) -> dict[str, object]:
-    result = msgspec.to_builtins(value)
-    assert isinstance(result, dict)
-    return result
