@@ -347,8 +347,8 @@ def report(table: Table, result: dict[str, Any]) -> None:
     else:
         alone, shared = f"{spans['exclusive']:.0f} s", f"{spans['shared']:.0f} s"
         print(f"One after the other the work took {alone}, shared {shared}: this machine's")
-        print("speed changed meanwhile, so the two columns cannot be compared. Run it again when")
-        print("nothing else runs.")
+        print("speed changed meanwhile, so the two columns cannot be compared. Run it again")
+        print("when nothing else runs.")
     if result["changed"]:
         print(f"BUG: {', '.join(result['changed'])} printed other losses or weights when shared; please report this.")
     else:
