@@ -26,7 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 400
-CORE_LINES_MAX = 2500  # without its policies
+CORE_LINES_MAX = 3000  # without its policies; parking (events, effects, rules P1 to P8, accounts) needs about 500
 
 LAYERS: list[set[str]] = [
     {"units", "errors"},

@@ -7,7 +7,8 @@ given up), others only *yield points*; only clean ones give a turn back.
 
 Rules
   T1  While the turn is held and not recalled, a boundary makes no system call.
-  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts.
+  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts
+      (parking.py moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
   T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +25,7 @@ from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError
 from carpool.agent.memory import Memory, Profile
+from carpool.agent.parking import Parking, say
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -39,15 +40,6 @@ STALL_NS = 3_000_000  # input that takes longer than this is worth giving the tu
 GROWTH_PERCENT = 5
 
 
-def say(text: str) -> None:
-    """One line on stderr; a closed stderr is no reason to fail."""
-    try:
-        sys.stderr.write(f"carpool: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
-
-
 class Turns:
     """The turn-taking of this process. `boundary` and `begin` are the two calls on the hot path."""
 
@@ -59,6 +51,7 @@ class Turns:
         self.seat.owner = get_ident()
         self._is_shared = False
         self._was_alone = False
+        self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._profile = Profile(memory)
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
@@ -217,7 +210,7 @@ class Turns:
             return
         self._set_held(is_held=False)
         try:
-            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
+            self._words[self._link.base + page.S_LEASE] = self._parking.lease_word
             self._link.send(m.Ask())
             if is_back and self._reported is not None:
                 self._link.send(self._profile.needs())
@@ -245,8 +238,10 @@ class Turns:
 
     def _wait_granted(self) -> None:
         try:
-            grant = self._link.wait_grant()
-        except BaseException:
+            grant = self._parking.wait_grant()
+        except BaseException as error:
+            if not isinstance(error, LinkLostError):
+                self._parking.come_back()
             # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
             # connection, because a grant that is on its way would later be taken for the next one.
             if self._link.is_up:
@@ -290,7 +285,7 @@ class Turns:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
         if self.seat.held:
             return
-        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED:
+        if self._words[self._link.base + page.S_LEASE] in (page.LEASE_ASKED, page.LEASE_PARKED):
             self._acquire()
 
     def _rejoin(self) -> None:
@@ -313,10 +308,12 @@ class Turns:
         if not self._was_alone:
             say(f"job {self._link.job}: {why}; the program goes on without taking turns")
         self._was_alone = True
+        self._parking.come_back()
         self.seat.held = True
 
     def _turn_off(self, why: str) -> None:
         self.seat.is_off = True
+        self._parking.come_back()
         say(f"job {self._link.job} runs unmanaged: {why}")
 
     def detach(self, why: str) -> None:

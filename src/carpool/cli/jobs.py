@@ -1,10 +1,11 @@
-"""`carpool ps`, `explain`, `logs` and `cancel`."""
+"""`carpool ps`, `explain`, `logs`, `cancel`, `suspend` and `resume`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from carpool.wire.places import find_places
 
 ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
+ORDER_SECONDS = 0.05
 
 
 @click.command()
@@ -70,6 +72,65 @@ def cancel(job: str) -> None:
     """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL."""
     answer = call(find_places(), "cancel", job=job)
     print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job stops at its next boundary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def suspend(job: str, no_wait: bool, as_json: bool) -> None:
+    """Stop a job at its next boundary and move its memory off the device, until it is resumed.
+
+    Nothing is lost: its numbers are those of an undisturbed run. Ctrl-C ends the waiting, not the suspension.
+
+    \b
+    carpool suspend bert
+    carpool resume bert
+    """
+    found = _order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    _show_order(found, as_json=as_json)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job comes back when there is room.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def resume(job: str, no_wait: bool, as_json: bool) -> None:
+    """Bring a suspended job back to its device, where it goes on as if nothing had been.
+
+    \b
+    carpool resume bert
+    """
+    found = _order("resume", job, no_wait=no_wait, is_done=_is_back)
+    _show_order(found, as_json=as_json)
+
+
+def _order(verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
+    places = find_places()
+    found: dict[str, Any] = call(places, verb, job=job)["job"]  # type: ignore[assignment]  # JSON
+    while not no_wait and not is_done(found):
+        time.sleep(ORDER_SECONDS)
+        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    return found
+
+
+def _is_away(job: dict[str, Any]) -> bool:
+    """Parked; or there is nothing to wait for: it has not started, rests, is over, or cannot be moved."""
+    if job["state"] in {"starting", "running", "profiling", "parking"}:
+        return False
+    return job["state"] != "waiting" or bool(job["move_trouble"])
+
+
+def _is_back(job: dict[str, Any]) -> bool:
+    return job["state"] not in ("parking", "unparking")
+
+
+def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(job))
+    else:
+        print(f"{job['id']}: {job['reason']}")
 
 
 @click.command()

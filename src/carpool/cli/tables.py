@@ -14,7 +14,14 @@ from rich.table import Table
 from carpool.units import format_bytes, format_ns
 
 PLAIN_WIDTH = 80
-COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
+COLOURS = {
+    "running": "green",
+    "profiling": "cyan",
+    "waiting": "yellow",
+    "queued": "magenta",
+    "parked": "blue",
+    "failed": "red",
+}
 
 
 def console() -> Console:

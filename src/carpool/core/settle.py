@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -24,6 +24,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
+        effects += parking.unpark_fitting(node, device, now=now)
     return effects + _admit(node, now=now) + _set_caps(node)
 
 
@@ -37,7 +38,11 @@ def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
 
 def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
-    left = [node.jobs[job_id] for job_id in node.queue]
+    queued = [node.jobs[job_id] for job_id in node.queue]
+    left = [job for job in queued if not job.is_suspended]
+    for job in queued:
+        if job.is_suspended:
+            effects += _explain(job, reasons.suspended_in_queue(job))
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for _ in range(min(ADMIT_TRIES, len(left))):
         job = _next_in_queue(node, left, now=now)

@@ -51,6 +51,10 @@ class JobPicture:
     promised_bytes: int
     live_bytes: int
     cap_bytes: int | None
+    is_suspended: bool
+    parked_bytes: int
+    move_ns: Nanos
+    move_trouble: str
     reason: str
 
 
@@ -76,5 +80,7 @@ class DevicePicture:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePicture:
     policy: str
+    host_bytes: int  # parked, or reserved for it
+    host_bytes_max: int | None
     devices: tuple[DevicePicture, ...]
     jobs: tuple[JobPicture, ...]

@@ -102,6 +102,10 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         promised_bytes=0,
         live_bytes=0,
         cap_bytes=file.spec.cap_bytes,
+        is_suspended=file.is_suspended,
+        parked_bytes=0,
+        move_ns=0,
+        move_trouble="",
         reason=f"it ended while no daemon ran; {how}",
     )
 
@@ -116,6 +120,8 @@ _LOG_NAMES = {
     "RevokeLease": "lease.revoked",
     "StartJob": "job.started",
     "RefuseJob": "job.refused",
+    "ParkJob": "job.parking",
+    "UnparkJob": "job.unparking",
     "StopJob": "job.stopped",
     "CloseJob": "job.ended",
     "ExplainWait": "job.waits",
