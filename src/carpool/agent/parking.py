@@ -23,7 +23,7 @@ from carpool.agent.link import Link
 from carpool.wire import messages as m
 from carpool.wire import page
 
-LOOK_SECONDS = 0.2  # how long a signal handler of a parked program may be held back
+LOOK_MS = 200  # how long a signal handler of a parked program may be held back
 AGAIN_SECONDS = 0.5
 # Threads of these packages never touch a program's tensors.
 HARMLESS = ("tqdm", "torch.utils.data", "torch.utils.tensorboard", "tensorboard", "tensorboardX", "multiprocessing")
@@ -102,7 +102,9 @@ class Parking:
 
     def _wait_message(self) -> None:
         """Until there is something to read; runs the program's signal handlers between two moves."""
-        while not select.select([self._link], [], [], LOOK_SECONDS)[0]:
+        poll = select.poll()  # not select.select: the program may have more files than that can name
+        poll.register(self._link, select.POLLIN)
+        while not poll.poll(LOOK_MS):
             if self._held_back.numbers:
                 limit = self._answer.moved_bytes if self._answer is not None else 0
                 self.come_back()

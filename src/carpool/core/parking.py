@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from carpool.core import admission, lanes, ledger, reasons
-from carpool.core.accounts import begin_wanting, raise_floors, view_of
+from carpool.core.accounts import begin_wanting, raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, ParkJob, UnparkJob
 from carpool.core.events import JobParked, JobUnparked, MoveFailed, ResumeAsked, SuspendAsked
 from carpool.core.model import Device, Job, JobState, Nanos, Needs
@@ -113,6 +113,9 @@ def unpark_fitting(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
         away.remove(job)
         wanted = returning_needs(node, job, device)
         fit = _fit_of(node, device, job, wanted)
+        while fit is None and admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
+            reset_marks(node, device)
+            fit = _fit_of(node, device, job, wanted)
         if fit is not None:
             lanes.place(device, job, fit)
             ledger.promise(device, job, wanted.resident_bytes)
@@ -152,6 +155,11 @@ def next_try(job: Job, *, now: Nanos) -> Nanos | None:
     is_stuck = job.is_leaving and job.state is JobState.WAITING
     is_kept_out = job.state is JobState.PARKED and not job.is_leaving
     return job.move_retry_ns if (is_stuck or is_kept_out) and job.move_retry_ns > now else None
+
+
+def awaits_return(node: Node, device: Device, *, now: Nanos) -> bool:
+    """Whether a parked job of this device would come back if there were room."""
+    return any(may_return(job, now=now) for job in node.jobs_on(device))
 
 
 def is_due(node: Node, *, now: Nanos) -> bool:

@@ -287,7 +287,9 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if len(device.lanes) > 1 and (node.queue or node.outgrown_on(device)):
+        if len(device.lanes) > 1 and (
+            node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now)
+        ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
 

@@ -18,14 +18,16 @@ ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Cover outgrown promises, cut lanes, admit the queue, and tell jobs how much they may hold."""
     effects: list[Effect] = []
+    returns: list[Effect] = []
     for device in node.devices.values():
         raise_floors(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-        effects += parking.unpark_fitting(node, device, now=now)
-    return effects + _admit(node, now=now) + _set_caps(node)
+        returns += parking.unpark_fitting(node, device, now=now)
+    # A job may take its bytes back only after its cap, and those of the others, say so.
+    return effects + _admit(node, now=now) + _set_caps(node) + returns
 
 
 def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -133,7 +134,8 @@ class Calls:
             raise UsageError(f"job {job} is not suspended: {picture.reason}")
         live = self._loop.jobs[job]
         live.file.is_suspended = not is_resumed
-        live.save()
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
         self._loop.tell(event)
         return self.job(job)
 
