@@ -207,6 +207,34 @@ def test_what_cannot_be_suspended_is_refused_in_words(node: Node) -> None:
     assert "is not suspended" in node.carpool("resume", "a").err
 
 
+def test_the_wall_time_of_a_parked_job_is_explained_to_the_last_second(node: Node) -> None:
+    node.start(quantum="20ms")
+    began = time.monotonic_ns()
+    first = start(node, "first", *command("sgd", 150))
+    second = start(node, "second", *command("sgd", 150))
+    for name in ("first", "second"):
+        node.wait_steps(name, 5)
+    suspend(node, "first")
+    time.sleep(1.0)
+    resume(node, "first")
+    assert (first.wait().code, second.wait().code) == (0, 0)
+    outside = time.monotonic_ns() - began
+    node.wait_state("first", "finished")
+    explained = json.loads(node.carpool("explain", "--json", "first").out)
+    spent = explained["spent_ns"]
+    at = {kind: [e["at_ns"] for e in node.journal(kind) if e["job"] == explained["id"]] for kind in SPAN}
+    wall = at["JobExited"][0] - at["JobSubmitted"][0]
+    assert abs(sum(spent.values()) - wall) <= 0.02 * wall
+    assert wall <= outside
+    assert spent["parked"] >= 900_000_000
+    assert spent["move"] > 0 and spent["run"] > 0 and spent["start"] > 0
+    assert list(explained["waited_for_ns"]) == ["second"]
+    said = node.carpool("explain", "first").out.decode()
+    assert " instead of " in said and "waiting for job second" in said
+
+
+SPAN = ("JobSubmitted", "JobExited")
+
 SAVES = """
 import signal, torch
 from torch import nn

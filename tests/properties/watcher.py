@@ -308,6 +308,9 @@ class WatchedScheduler:
             assert (job.state is JobState.QUEUED) == (job.id in books.queued)
             assert (job.state is JobState.PARKING) == (job.id in books.parking)
             assert (job.state is JobState.UNPARKING) == (job.id in books.unparking)
+            if job.state not in ENDED:
+                assert sum(job.spent_ns.values()) == self.now - job.arrived_ns, "A4"
+            assert sum(job.waited_for_ns.values()) <= job.spent_ns.get("turn", 0), "A4"
         served = sum(job.served_ns for job in node.jobs) + self.forgotten_ns
         assert served == books.total_ns + sum(self.now - since for since in books.held.values())
 

@@ -46,6 +46,19 @@ RESIDENT = frozenset(
     }
 )
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
+# Where a job's wall time goes, by its state; every state but the ends has its row, so the rows add up (A4).
+ROWS = {
+    JobState.QUEUED: "memory",
+    JobState.STARTING: "start",
+    JobState.WAITING: "turn",
+    JobState.PROFILING: "run",
+    JobState.RUNNING: "run",
+    JobState.IDLE: "idle",
+    JobState.PARKING: "move",
+    JobState.PARKED: "parked",
+    JobState.UNPARKING: "move",
+    JobState.UNMANAGED: "unmanaged",
+}
 HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
 WANTING = HOLDING | {JobState.WAITING}
 
@@ -136,6 +149,8 @@ class Job:
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     waited_ns: Nanos = 0  # time spent wanting a turn
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # of its states that are over, by row
+    waited_for_ns: dict[str, Nanos] = field(default_factory=dict)  # of its waiting for a turn: who had it meanwhile
     level: int = 0  # weighted device time, for fair sharing within its tenant
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device

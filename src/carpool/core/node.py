@@ -8,6 +8,7 @@ from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     HOLDING,
+    ROWS,
     Device,
     DeviceId,
     History,
@@ -103,6 +104,7 @@ class Node:
             raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
         if job.state is JobState.WAITING:
             job.waited_ns += now - job.state_since_ns
+        job.spent_ns = spent_until(job, now)
         job.state = to if to is not None else target
         job.state_since_ns = now
 
@@ -141,6 +143,14 @@ class Node:
     def host_bytes(self) -> int:
         """What parked jobs hold on the host, or have reserved there."""
         return sum(job.parked_bytes for job in self.jobs.values())
+
+
+def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
+    """The job's wall time since it arrived, by row; adds up exactly (A4)."""
+    row = ROWS.get(job.state)
+    if row is None or now == job.state_since_ns:
+        return dict(job.spent_ns)
+    return {**job.spent_ns, row: job.spent_ns.get(row, 0) + now - job.state_since_ns}
 
 
 def is_holding(job: Job) -> bool:

@@ -6,7 +6,7 @@ from carpool.core import ledger, parking, reasons
 from carpool.core.accounts import remaining_ns
 from carpool.core.dispatch import hog_deadline, turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
-from carpool.core.node import Node, is_holding
+from carpool.core.node import Node, is_holding, spent_until
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
 from carpool.units import format_ns
 
@@ -48,6 +48,8 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
         waited_ns=job.waited_ns + waiting_ns,
+        spent_ns=spent_until(job, now),
+        waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,
         needs=job.needs,

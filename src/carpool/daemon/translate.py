@@ -96,6 +96,8 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         state_ns=0,
         served_ns=0,
         waited_ns=0,
+        spent_ns={},
+        waited_for_ns={},
         silent_ns=None,
         is_hog=False,
         needs=file.needs,
