@@ -17,7 +17,7 @@ Shape = tuple[Step, Callable[[], Iterable[torch.Tensor]]]
 def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha1()
     for tensor in tensors:
-        digest.update(tensor.detach().contiguous().view(torch.uint8).clone().numpy().tobytes())
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).clone().numpy().tobytes())
     return digest.hexdigest()
 
 
