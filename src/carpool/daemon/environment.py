@@ -23,6 +23,7 @@ def job_environment(
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
         "CARPOOL_DEVICE_KIND": device.kind,
+        "CARPOOL_PARKED": str(places.parked),
     }
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
