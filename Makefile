@@ -16,7 +16,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt native/meter.c native/points.c native/page.h
+$(STAMP): pyproject.toml constraints.txt native/meter.c native/points.c native/bell.h native/page.h
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "carpool needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(VENV)

@@ -29,8 +29,18 @@
 #define CP_S_STALL_NS 7
 #define CP_S_FLAGS 8
 #define CP_S_PARKED 9
+#define CP_S_PASS 11
+#define CP_S_OFFER 12
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
+#define CP_FLAG_BELL 2
+#define CP_LEASE_HELD 1
+#define CP_LEASE_ASKED 2
+
+#define CP_PASS_SHARED 0x400000
+#define CP_PASS_SERIAL_SHIFT 23
+#define CP_PASS_SERIAL_MASK 0xFFFFFFFFFFull
+#define CP_PASSED 0x8000000000000000ull
 
 #endif

@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import importlib
 import mmap
 import os
 import stat
@@ -52,14 +53,50 @@ S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
+S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
+S_OFFER = 12  # daemon: the pass by which this process may be rung; agent: 0 when it was
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
+FLAG_BELL = 2  # it can be rung, and ring others
+
+# A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
+PASS_SHARED = 1 << 22  # above the largest pid there can be
+PASS_SERIAL_SHIFT = 23
+PASS_SERIAL_MASK = (1 << 40) - 1
+PASSED = 1 << 63
+
+try:
+    _swap = importlib.import_module("carpool._native.points").swap
+    HAS_SWAP = True
+except (ImportError, AttributeError):  # no compiler, or a library of an older checkout
+    HAS_SWAP = False
 
 
 def slot_base(slot: int) -> int:
     return slot * SLOT_WORDS
+
+
+def swap(words: memoryview, index: int, before: int, after: int) -> bool:
+    """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
+    return bool(_swap(words, index, before, after))
+
+
+def make_pass(*, pid: int, is_shared: bool, serial: int) -> int:
+    return pid | (PASS_SHARED if is_shared else 0) | (serial & PASS_SERIAL_MASK) << PASS_SERIAL_SHIFT
+
+
+def pass_pid(word: int) -> int:
+    return word & (PASS_SHARED - 1)
+
+
+def pass_is_shared(word: int) -> bool:
+    return bool(word & PASS_SHARED)
+
+
+def pass_serial(word: int) -> int:
+    return word >> PASS_SERIAL_SHIFT & PASS_SERIAL_MASK
 
 
 class Page:
@@ -130,6 +167,10 @@ class Page:
                 self.words[base + S_PID] = pid
                 return slot
         return None
+
+    def clear_pass(self, slot: int) -> None:
+        """Daemon only: what a daemon before this one armed is void."""
+        self.words[slot_base(slot) + S_PASS] = self.words[slot_base(slot) + S_OFFER] = 0
 
     def clear_slot(self, slot: int) -> None:
         """Wipe a lent slot (G3)."""
