@@ -51,7 +51,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    devices = find_devices(config.device)
+    devices = find_devices(config.device, lanes_max=POLICIES[config.policy].lanes_max)
     journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
     starter = Starter(places, devices)
 
