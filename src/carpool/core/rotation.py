@@ -286,7 +286,8 @@ def _in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos) ->
 
 def _first_room_bytes(node: Node, device: Device, job: Job) -> int:
     """A guess at what a job that nobody measured will hold in its first turn, from what it holds before."""
-    return FIRST_TURN_FACTOR * job.live_bytes + admission.start_floor_bytes(node, device)
+    guess = FIRST_TURN_FACTOR * job.live_bytes + admission.start_floor_bytes(node, device)
+    return min(device.capacity_bytes, guess)
 
 
 def lacks_first_room(node: Node, job: Job) -> bool:
@@ -309,7 +310,7 @@ def make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> bool
     is_short = node.settings.move_percent and lacks_first_room(node, job)
     if not is_short or device.claimant is not None or is_moving(node, device):
         return False
-    wanted = min(device.capacity_bytes, _first_room_bytes(node, device, job))
+    wanted = _first_room_bytes(node, device, job)
 
     def has_room(trial: Device) -> bool:
         return admission.room_on(node, trial, job) >= wanted
