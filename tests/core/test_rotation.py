@@ -40,7 +40,7 @@ def test_jobs_of_four_times_the_device_all_run_and_moving_takes_a_tenth_at_most(
     run(core, 120 * SECOND)
     served = [core.served_ns(job) for job in jobs]
     assert sum(served) >= 0.88 * 120 * SECOND
-    assert max(served) - min(served) <= 5 * SECOND, "fair"
+    assert max(served) - min(served) <= 9 * SECOND, "fair, give or take two stays"
     moving = sum(core.job(job).spent_ns.get("move", 0) for job in jobs)
     assert moving <= 0.11 * 120 * SECOND
     moves = only(core.effects, ParkJob)
@@ -55,18 +55,20 @@ def test_weights_hold_across_rotations(core: CoreDriver) -> None:
     assert core.served_ns("heavy") == pytest.approx(3 * core.served_ns("light"), rel=0.15)
 
 
-def test_a_newcomer_waits_until_the_device_was_left_alone_long_enough(core: CoreDriver) -> None:
+def test_nobody_is_moved_again_before_it_was_there_for_long_enough(core: CoreDriver) -> None:
     core.move_ns = SECOND
     begin(core, "a", "b")
-    run(core, 2 * SECOND)
-    assert core.state("a") is JobState.PARKED
-    assert core.holders() == ["b"]
-    assert core.reason("a") == (
-        "waits parked for 1.8 s: it needs 10.2 GiB to come back and 5.50 GiB of 16.0 GiB is unpromised on gpu0"
-        " (9.50 GiB to jobs, 1.00 GiB in lanes); comes back when b is parked for it: between two such moves are at"
-        " least 9.0 s, so that moving takes at most 10 % of the time"
+    run(core, SECOND)
+    assert core.reason("b").endswith(
+        "starts when a has had its 2.0 s on the device and is parked for it: moving takes at most 10 % of the time"
     )
-    run(core, 6 * SECOND)
+    run(core, 4 * SECOND)
+    assert (core.state("a"), core.holders()) == (JobState.PARKED, ["b"])
+    assert core.reason("a").startswith(
+        "waits parked for 2.9 s: it needs 10.2 GiB to come back and 5.50 GiB of 16.0 GiB is unpromised on gpu0"
+        " (9.50 GiB to jobs, 1.00 GiB in lanes); comes back when b has had its 18.5 s on the device and is parked"
+    )
+    run(core, 15 * SECOND)
     assert core.holders() == ["b"]
     run(core, 5 * SECOND)
     assert core.holders() == ["a"]
@@ -124,7 +126,7 @@ def test_first_come_first_served_parks_nobody_who_came_earlier(make_core: MakeCo
 
 def test_a_job_suspended_by_its_user_does_not_come_back_when_there_is_room(core: CoreDriver) -> None:
     begin(core, "a", "b")
-    run(core, SECOND)
+    run(core, 3 * SECOND)
     away, here = ("a", "b") if core.state("a") is JobState.PARKED else ("b", "a")
     core.suspend(away)
     core.exit(here)
@@ -137,7 +139,7 @@ def test_a_job_suspended_by_its_user_does_not_come_back_when_there_is_room(core:
 
 def test_suspending_the_claimant_lets_those_that_were_to_leave_stay(core: CoreDriver) -> None:
     begin(core, "a", "b")
-    core.tick(300 * MS)
+    core.tick(2 * SECOND)
     assert core.device().claimant == "b"
     assert core.job("a").leaving_for == "b"
     assert core.recalled == ["a"]
@@ -232,7 +234,7 @@ def test_a_full_device_makes_room_for_an_unknown_newcomers_start(make_core: Make
     for job in "abc":
         core.settle_in(job, needs(5 * GIB, GIB))
     core.submit("new")
-    run(core, SECOND)
+    run(core, 4 * SECOND)
     assert [start.job for start in only(core.effects, StartJob)][-1] == "new"
 
 

@@ -158,7 +158,7 @@ class Job:
     is_cancelled: bool = False  # somebody asked for its end
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
     leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
-    is_guest: bool = False  # room was made for its start, and it has not asked for a turn yet
+    came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
     wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
     parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
     stayed_bytes: int = 0  # of a parked job: what did not leave the device
@@ -198,6 +198,8 @@ class Device:
     moved_ns: Nanos = 0  # what moving has cost since the last quiet span began
     quiet_ns: Nanos = 0  # how long that span is
     quiet_until_ns: Nanos = 0  # and its end (R4)
+    moves_bytes: int = 0  # of all moves so far, there and back …
+    moves_ns: Nanos = 0  # … and what they took: how fast moving is here
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,8 +44,8 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
         case JobParked():
             _left(node, job, event)
         case JobUnparked():
-            job.parked_bytes, job.move_ns, job.move_trouble = 0, event.move_ns, ""
-            node.device_of(job).moved_ns += event.move_ns
+            _note_move(node.device_of(job), job.parked_bytes, event.move_ns)
+            job.parked_bytes, job.move_ns, job.move_trouble, job.came_ns = 0, event.move_ns, "", now
             come_back(node, job)
         case MoveFailed():
             _stayed(node, job, event.reason, now=now)
@@ -59,10 +59,16 @@ def _left(node: Node, job: Job, event: JobParked) -> None:
     lanes.remove(device, job)
     job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
     job.leaving_for, job.move_fails = None, 0
-    device.moved_ns += event.move_ns
+    _note_move(device, event.parked_bytes, event.move_ns)
     room = job.promised_bytes + ledger.free_bytes(device)
     job.stayed_bytes = min(event.resident_bytes, room)
     ledger.promise(device, job, job.stayed_bytes)
+
+
+def _note_move(device: Device, count: int, move_ns: Nanos) -> None:
+    device.moved_ns += move_ns
+    device.moves_bytes += count
+    device.moves_ns += move_ns
 
 
 def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:

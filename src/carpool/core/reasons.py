@@ -145,10 +145,10 @@ def after_claimant(claimant: Job) -> str:
     return f"its turn has come: room is being made for {claimant.spec.name}"
 
 
-def after_quiet(leaver: Job, quiet_ns: Nanos, percent: int) -> str:
+def after_stay(leaver: Job, stay_ns: Nanos, percent: int) -> str:
     return (
-        f"{leaver.spec.name} is parked for it: between two such moves are at least {format_ns(quiet_ns)}, so that"
-        f" moving takes at most {percent} % of the time"
+        f"{leaver.spec.name} has had its {format_ns(stay_ns)} on the device and is parked for it: moving takes at"
+        f" most {percent} % of the time"
     )
 
 

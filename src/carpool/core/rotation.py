@@ -11,8 +11,9 @@ Rules
       that the claimant then has room on the device and they have room on the host (L5).
   R3  One claimant a device at a time. Until it has its room or cannot get it, nobody else is let in there.
   R4  Moving takes at most `move_percent` of a device's time: after the moves for one claimant nobody is moved for
-      another until the device had `(100 - percent) / percent` times as long without. A newcomer under a policy
-      without a quantum (first come, priorities) need not wait for that: each comes only once.
+      another until the device had `(100 - percent) / percent` times as long without, and nobody is parked who was
+      not there so much longer than his own moves will probably take. A newcomer under a policy without a quantum
+      (first come, priorities) need not wait for that: each comes only once.
   R5  A job that could not be parked for another goes on at once, and is left alone for longer each time.
   R6  A job is not parked if what the others leave on the device would keep it from ever coming back.
 
@@ -34,6 +35,7 @@ from carpool.units import SECOND
 CLAIMANTS_TRIED = 16  # how deep into the order one look goes past claimants for which no room can be made
 IDLE_PATIENCE_NS = 2 * SECOND  # a job between two turns is asked to leave if it was there not longer than this
 FIRST_TURN_FACTOR = 4  # weights, their gradients and two states of an optimizer: only the first are there before it
+FIRST_STAY_NS = 2 * SECOND  # before anybody was moved, nobody knows how fast moving is
 LOOK_PART = 4  # claimants the policy does not prefer are looked at again after a quarter of the time it did not
 
 
@@ -132,21 +134,6 @@ def begin_quiet(node: Node, device: Device, *, now: Nanos) -> None:
         device.moved_ns = 0
 
 
-def let_start(node: Node, device: Device, job: Job, *, now: Nanos) -> None:
-    """A queued job was let in: the room made for it is its own until it asks for its first turn, within limits."""
-    if device.claimant == job.id:
-        close(node, device, now=now)
-        device.quiet_until_ns = max(device.quiet_until_ns, now + node.settings.start_patience_ns)
-        job.is_guest = True
-
-
-def first_asked(node: Node, device: Device, job: Job, *, now: Nanos) -> None:
-    """A job for whose start room was made begins to want turns: now begins the time for which it is left alone."""
-    if job.is_guest:
-        job.is_guest = False
-        device.quiet_until_ns = now + max(node.settings.quiet_ns_min, device.quiet_ns)
-
-
 def note_move(node: Node, job: Job, *, now: Nanos) -> None:
     """A job came back, or could not leave: if that was the last move for a claimant, the quiet begins."""
     device = node.devices[job.device] if job.device is not None else None
@@ -184,6 +171,11 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     able = [job for job in movable if now >= job.move_retry_ns]
     if stuck is not None and not has_room(_without(node, device, able)):
         return Plan(why_not=reasons.cannot_leave(stuck))
+    new = [] if _is_exempt(node, claimant) else [job for job in able if now < stays_until(node, device, job)]
+    able = [job for job in able if job not in new]
+    if new and not has_room(_without(node, device, able)):
+        stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
+        return Plan(why_not=reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
     if not has_room(_without(node, device, after)):
         first = next(job for job in able if job not in after)
@@ -196,6 +188,15 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     if limit is not None and node.host_bytes() + moved_bytes > limit:
         return Plan(why_not=reasons.host_is_full(moved_bytes, node.host_bytes(), limit))
     return Plan(leaving=tuple(leaving))
+
+
+def stays_until(node: Node, device: Device, job: Job) -> Nanos:
+    """Until when a resident job is left there, so that its way out and back is worth it (R4)."""
+    percent = node.settings.move_percent
+    if not device.moves_bytes:
+        return job.came_ns + FIRST_STAY_NS
+    both_ways_ns = 2 * parking.bytes_to_move(job) * device.moves_ns // device.moves_bytes
+    return job.came_ns + max(node.settings.quiet_ns_min, both_ways_ns * (100 - percent) // percent)
 
 
 def _fewest(node: Node, device: Device, order: Sequence[Job], has_room: Callable[[Device], bool]) -> list[Job]:
@@ -351,7 +352,9 @@ def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     if device.quiet_until_ns > now:
         return device.quiet_until_ns
     newest = max(job.state_since_ns for job in waiting)
-    return now + max(node.settings.watch_ns, (now - max(device.quiet_until_ns, newest)) // LOOK_PART)
+    again = now + max(node.settings.watch_ns, (now - max(device.quiet_until_ns, newest)) // LOOK_PART)
+    stays = [stays_until(node, device, job) for job in node.jobs_on(device) if job.lane is not None]
+    return min([again, *(until for until in stays if until > now)])
 
 
 def outlook(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
@@ -367,7 +370,7 @@ def outlook(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if not plan.leaving:
         return plan.why_not
     if now < device.quiet_until_ns:
-        return reasons.after_quiet(plan.leaving[0], device.quiet_ns, node.settings.move_percent)
+        return reasons.after_stay(plan.leaving[0], device.quiet_ns, node.settings.move_percent)
     return reasons.being_parked([other.spec.name for other in plan.leaving])
 
 

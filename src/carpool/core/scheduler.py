@@ -247,7 +247,7 @@ class Scheduler:
         job = self._new_job(event, now)
         node.queue.remove(job.id)
         node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-        job.is_suspended, job.parked_bytes = event.is_suspended, event.parked_bytes
+        job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
         job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
         wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
         wanted = event.live_bytes if event.is_parked else wanted
@@ -272,7 +272,7 @@ class Scheduler:
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
-        rotation.first_asked(self._node, self._node.device_of(job), job, now=now)
+        job.came_ns = now if job.state is JobState.STARTING else job.came_ns
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
         return []

@@ -76,9 +76,9 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             offer = admission.find_offer(node, job, devices)
         if offer is not None:
             admission.accept(job, offer)
-            rotation.let_start(node, offer.device, job, now=now)
             node.queue.remove(job.id)
             node.move(job, StartJob, now=now)
+            rotation.review(node, offer.device, now=now)
             job.reason = ""
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
