@@ -45,6 +45,14 @@ METRICS = {
         "predicted_over_live_fair",
         "prediction_error",
     },
+    "park": {
+        "park_gib_per_s",
+        "unpark_gib_per_s",
+        "memcpy_gib_per_s",
+        "share_of_memcpy",
+        "suspend_over_iteration",
+        "total_over_sequential_2x",
+    },
     "sim": {"fgd_default_cpu_s", "placements_per_s", "decision_p99_us"},
     "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
 }

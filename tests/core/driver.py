@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, TypeVar, Unpack
 
-from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease
+from carpool.core.effects import Effect, GrantLease, ParkJob, RecallLease, RevokeLease, UnparkJob
 from carpool.core.events import (
     CancelAsked,
     DeviceAdded,
@@ -37,6 +37,7 @@ E = TypeVar("E", bound=Effect)
 STEP: Nanos = 10 * MS
 # What was measured is what is promised, and one unknown job takes all that is free: so that tests can count.
 EXACT = Settings(margin_percent=0, open_share_divisor=1)
+NOBODY_MOVES = Settings(margin_percent=0, open_share_divisor=1, move_percent=0)
 
 
 class SpecFields(TypedDict, total=False):
@@ -90,6 +91,9 @@ class CoreDriver:
         self.turns: list[Turn] = []
         self.recalled: list[str] = []
         self.steps: dict[str, int] = {}
+        self.moves: dict[str, ParkJob | UnparkJob] = {}  # ordered and not answered
+        self.move_ns: Nanos = 20 * MS  # what a copy takes
+        self.trouble: dict[str, str] = {}  # why a job cannot be moved
         for index in range(devices):
             self.add_device(f"gpu{index}", capacity_bytes)
 
@@ -105,6 +109,8 @@ class CoreDriver:
                     self.recalled.append(effect.job)
                 case RevokeLease():
                     self.recalled = [job for job in self.recalled if job != effect.job]
+                case ParkJob() | UnparkJob():
+                    self.moves[effect.job] = effect
                 case _:
                     pass
         self.effects += effects
@@ -217,6 +223,19 @@ class CoreDriver:
     def move_failed(self, job: str, reason: str = "the disk is full") -> list[Effect]:
         return self.send(MoveFailed(job=JobId(job), reason=reason))
 
+    def move(self, job: str) -> list[Effect]:
+        """The job does the move it was told: all but the framework's share leaves, everything comes back."""
+        order = self.moves.pop(job)
+        if self.state(job) not in (JobState.PARKING, JobState.UNPARKING):
+            return []
+        if job in self.trouble:
+            return self.move_failed(job, self.trouble[job])
+        if isinstance(order, UnparkJob):
+            return self.unparked(job, move_ns=self.move_ns)
+        known = self.job(job).needs
+        stays = known.overhead_bytes if known is not None else 0
+        return self.parked(job, order.limit_bytes - stays, stays, move_ns=self.move_ns)
+
     def tick(self, after_ns: Nanos = 0) -> list[Effect]:
         self.now += after_ns
         return self.send(Tick())
@@ -225,10 +244,14 @@ class CoreDriver:
         self.now += span_ns
 
     def run(self, span_ns: Nanos, *, step_ns: dict[str, Nanos] | None = None) -> None:
-        """Everybody behaves: holders make steps, and give a recalled turn back one step later."""
+        """Everybody behaves: holders make steps, and give a recalled turn back one step later; moves are made."""
         length = step_ns or {}
         end = self.now + span_ns
         while self.now < end:
+            if self.moves:
+                self.now += self.move_ns
+                self.move(next(iter(self.moves)))
+                continue
             if self.recalled:
                 self.now += length.get(self.recalled[0], STEP)
                 self.give_back(self.recalled[0])

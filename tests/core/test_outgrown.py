@@ -8,7 +8,7 @@ from carpool.core.effects import GrantLease, RecallLease, StartJob
 from carpool.core.model import DeviceId, JobId, JobState
 from carpool.core.node import Settings
 from carpool.units import GIB, MIB, MS, SECOND
-from tests.core.driver import CoreDriver, MakeCore, needs, only
+from tests.core.driver import NOBODY_MOVES, CoreDriver, MakeCore, needs, only
 
 
 def started(job: str) -> StartJob:
@@ -104,7 +104,8 @@ def test_a_job_that_outgrew_its_promise_gets_no_turn_until_it_is_covered(core: C
     assert core.job("young").promised_bytes == 6 * GIB
 
 
-def test_the_oldest_job_can_always_run_however_large_it_grew(core: CoreDriver) -> None:
+def test_the_oldest_job_can_always_run_however_large_it_grew(make_core: MakeCore) -> None:
+    core = make_core(settings=NOBODY_MOVES)
     core.settle_in("old", needs(2 * GIB, 4 * GIB))
     core.settle_in("young", needs(8 * GIB, 4 * GIB))
     assert not only(core.measure("old", needs(10 * GIB, 4 * GIB)), RecallLease)
@@ -113,7 +114,8 @@ def test_the_oldest_job_can_always_run_however_large_it_grew(core: CoreDriver) -
     assert core.served_ns("young") == pytest.approx(5 * SECOND, rel=0.1)
 
 
-def test_somebody_can_run_even_if_everybody_outgrew_their_promise(core: CoreDriver) -> None:
+def test_somebody_can_run_even_if_everybody_outgrew_their_promise(make_core: MakeCore) -> None:
+    core = make_core(settings=NOBODY_MOVES)
     for job in "abc":
         core.settle_in(job, needs(4 * GIB, GIB))
     for job in "abc":

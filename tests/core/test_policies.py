@@ -11,7 +11,7 @@ from carpool.core.policies.base import POLICIES
 from carpool.core.policies.priority import Priority
 from carpool.core.views import JobView
 from carpool.units import GIB, MS, SECOND
-from tests.core.driver import CoreDriver, MakeCore, needs, only
+from tests.core.driver import NOBODY_MOVES, CoreDriver, MakeCore, needs, only
 
 SMALL = needs(GIB // 8, GIB)
 
@@ -192,7 +192,7 @@ def test_fair_does_not_save_up_the_time_of_a_job_that_was_idle(make_core: MakeCo
 
 
 def test_fair_does_not_save_up_the_time_of_a_job_that_waited_for_memory(make_core: MakeCore) -> None:
-    core = make_core("fair")
+    core = make_core("fair", settings=NOBODY_MOVES)
     core.settle_in("first", needs(10 * GIB, GIB))
     core.settle_in("a", SMALL)
     core.settle_in("b", SMALL)

@@ -138,10 +138,11 @@ class WatchedScheduler:
         return [job.id for job in self.picture().jobs if job.state in states]
 
     def may_run(self, job: JobPicture, node: NodePicture) -> bool:
-        """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2, P4)."""
-        if job.is_suspended:
-            return False
+        """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2); not for
+        those that are to leave (P4, R1) and not for him for whom they do."""
         device = next(each for each in node.devices if each.id == job.device)
+        if is_leaving(job) or device.claimant == job.id:
+            return False
         return is_covered(job, device) or is_oldest(job, node)
 
     # --- the books --------------------------------------------------------------------------------------
@@ -251,6 +252,7 @@ class WatchedScheduler:
         node = self.picture()
         for device in node.devices:
             self._check_bytes(device, node)
+            self._check_claim(device, node)
             self._check_lanes(device, node)
             self._check_nobody_is_kept_waiting(device, node)
         self._check_books(node)
@@ -271,6 +273,17 @@ class WatchedScheduler:
         assert device.free_bytes == device.capacity_bytes - sum(promised) - sum(lanes)
         assert all(job.promised_bytes == 0 for job in node.jobs if job.state not in RESIDENT)
         assert all(job.parked_bytes == 0 for job in node.jobs if job.state not in AWAY), "L6"
+
+    def _check_claim(self, device: DevicePicture, node: NodePicture) -> None:
+        """R3: whoever leaves for another leaves for the one claimant of his device, which waits for it."""
+        leaving = [job for job in node.jobs if job.device == device.id and job.leaving_for is not None]
+        assert {job.leaving_for for job in leaving} <= {device.claimant}
+        assert all(job.state is not JobState.PARKED for job in leaving)
+        if device.claimant is not None:
+            claimant = next(job for job in node.jobs if job.id == device.claimant)
+            assert leaving
+            assert claimant.state in (JobState.QUEUED, JobState.PARKED, JobState.WAITING)
+            assert not claimant.is_suspended
 
     def _check_lanes(self, device: DevicePicture, node: NodePicture) -> None:
         """N1 to N3: one lane a managed job, one holder a lane, no empty lane, no more than the policy allows."""
@@ -317,8 +330,12 @@ class WatchedScheduler:
     def _check_wakeup(self, node: NodePicture) -> None:
         wakeup = self.scheduler.next_wakeup()
         assert wakeup is None or wakeup > self.now
-        if any(job.state is JobState.WAITING and not job.is_suspended for job in node.jobs):
+        if any(job.state is JobState.WAITING and not is_leaving(job) for job in node.jobs):
             assert wakeup is not None
+
+
+def is_leaving(job: JobPicture) -> bool:
+    return job.is_suspended or job.leaving_for is not None
 
 
 def is_covered(job: JobPicture, device: DevicePicture) -> bool:
@@ -332,5 +349,5 @@ def is_covered(job: JobPicture, device: DevicePicture) -> bool:
 
 def is_oldest(job: JobPicture, node: NodePicture) -> bool:
     here = [each for each in node.jobs if each.device == job.device and each.lane is not None]
-    rivals = [(each.arrived_ns, each.id) for each in here if not each.is_suspended]
+    rivals = [(each.arrived_ns, each.id) for each in here if not is_leaving(each)]
     return (job.arrived_ns, job.id) == min(rivals)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any, Protocol
 
 LEAST_BYTES = 4096  # smaller storages are not worth a copy
 ALIGNMENT = 64
-MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
+MADV_HUGEPAGE = 14
 HUGE_BYTES = 2 << 20
+PIECE_BYTES = 1 << 30  # the kernel takes no more than 2 GiB at once
 
 
 class Store(Protocol):
@@ -103,9 +103,13 @@ class Storages:
         if total > limit_bytes:
             raise MemoryError(f"it holds {total} bytes in tensors, and {limit_bytes} were reserved on the host")
         self._store.reserve(offset)
-        for moved in plan:
-            self._store.put(moved.storage, moved.offset)
-        self._store.finish()
+        try:
+            for moved in plan:
+                self._store.put(moved.storage, moved.offset)
+            self._store.finish()
+        except BaseException:
+            self._store.clear()
+            raise
         for moved in plan:
             moved.storage.resize_(0)
         self._away = plan
@@ -141,46 +145,42 @@ class Storages:
 class FileStore:
     """A file without a name, private to this process, on a disk; for the CPU device.
 
-    It is fully allocated before a byte is copied: a full disk refuses the reservation and not a store through the
-    mapping, which would kill the program.
+    It is fully allocated before a byte is copied, so that a full disk refuses the reservation. It is written and
+    read, not mapped: a mapped page costs a fault of its own, and would count as this program's memory.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._fd = -1
-        self._mapping: mmap.mmap | None = None
 
     def reserve(self, count: int) -> None:
         self.clear()
         self._fd = _open_nameless(self._directory)
         try:
             os.posix_fallocate(self._fd, 0, max(1, count))
-            self._mapping = mmap.mmap(self._fd, max(1, count))
-        except (OSError, ValueError):
+        except OSError:
             self.clear()
             raise
 
     def put(self, storage: Any, offset: int) -> None:
-        ctypes.memmove(self._address() + offset, storage.data_ptr(), storage.nbytes())
+        bytes_left = _bytes_of(storage)
+        while bytes_left:
+            written = os.pwrite(self._fd, bytes_left[:PIECE_BYTES], offset)
+            bytes_left, offset = bytes_left[written:], offset + written
 
     def get(self, storage: Any, offset: int) -> None:
-        count = storage.nbytes()
-        _populate(storage.data_ptr(), count)
-        ctypes.memmove(storage.data_ptr(), self._address() + offset, count)
-
-    def _address(self) -> int:
-        if self._mapping is None:
-            raise OSError("the store is not open")
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        _ask_for_huge_pages(storage.data_ptr(), storage.nbytes())
+        bytes_left = _bytes_of(storage)
+        while bytes_left:
+            count = os.preadv(self._fd, [bytes_left[:PIECE_BYTES]], offset)
+            if not count:
+                raise OSError(f"the store ends at byte {offset}")
+            bytes_left, offset = bytes_left[count:], offset + count
 
     def finish(self) -> None:
-        if self._mapping is not None:
-            self._mapping.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: the bytes stay in the file
+        return
 
     def clear(self) -> None:
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -232,14 +232,17 @@ def _open_nameless(directory: Path) -> int:
         return fd
 
 
-def _populate(address: int, count: int) -> None:
-    """Let the kernel back fresh memory in large pieces: a copy that faults page by page takes twice as long."""
+def _bytes_of(storage: Any) -> memoryview:
+    """The storage's memory as it is, without a copy."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def _ask_for_huge_pages(address: int, count: int) -> None:
+    """Let the kernel back fresh memory in large pieces; one that cannot only takes longer."""
     begin = -(-address // HUGE_BYTES) * HUGE_BYTES
     length = (address + count - begin) // HUGE_BYTES * HUGE_BYTES
     if length > 0:
-        libc = _libc()
-        for advice in (MADV_HUGEPAGE, MADV_POPULATE_WRITE):  # a kernel that knows neither only takes longer
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice)
+        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_HUGEPAGE)
 
 
 def _libc() -> ctypes.CDLL:

@@ -134,9 +134,11 @@ def wait_gone(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def open_node(*, policy: str, quantum: str = "", device: str = "cpu:8GiB") -> Iterator[Node]:
-    """A fresh daemon without history; gone, with all its jobs, at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True) as directory:
+def open_node(
+    *, policy: str, quantum: str = "", device: str = "cpu:8GiB", root: Path | None = None
+) -> Iterator[Node]:
+    """A fresh daemon without history, under `root`; gone, with all its jobs, at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True, dir=root) as directory:
         node = Node(Path(directory))
         try:
             node.call("daemon", "start", "--policy", policy, "--device", device, "--quantum", quantum)
@@ -144,6 +146,22 @@ def open_node(*, policy: str, quantum: str = "", device: str = "cpu:8GiB") -> It
             yield node
         finally:
             node.close()
+
+
+def run_plain(commands: Sequence[Sequence[str]], *, seconds: float) -> None:
+    """Start these programs at once, outside carpool, and wait for all."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            started.append(
+                subprocess.Popen(
+                    command, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+                )
+            )
+        wait_all(started, seconds=seconds)
+    finally:
+        for child in started:
+            stop(child)
 
 
 def wait_all(children: Sequence[subprocess.Popen[bytes]], *, seconds: float) -> None:

@@ -16,15 +16,13 @@ Not measured: jobs of different kinds, packing (several lanes), memory pressure,
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from carpool.bench.node import open_node, plain_environment, python, read_stamps, stop, wait_all
+from carpool.bench.node import open_node, python, read_stamps, run_plain, wait_all
 from carpool.bench.report import Report, Say, Target
 
 MODEL = {"width": 192, "depth": 2, "batch": 8}
@@ -61,9 +59,9 @@ def _run_arm(arm: str, jobs: int, steps: int) -> Round:
         began = time.monotonic()
         if arm == "sequential":
             for command in commands:
-                _run_plain([command])
+                run_plain([command], seconds=ARM_SECONDS)
         else:
-            _run_plain(commands)
+            run_plain(commands, seconds=ARM_SECONDS)
         whole_s = time.monotonic() - began
         return Round(whole_s=whole_s, compute_s=_compute_s(places, in_turn=arm == "sequential"))
 
@@ -82,22 +80,6 @@ def _run_carpool(jobs: int, steps: int) -> Round:
 
 def _command(place: Path, steps: int) -> list[str]:
     return python("train.py", {**MODEL, "steps": steps, "stamps": place})
-
-
-def _run_plain(commands: list[list[str]]) -> None:
-    """Start these programs at once, outside carpool, and wait for all."""
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            started.append(
-                subprocess.Popen(
-                    command, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
-                )
-            )
-        wait_all(started, seconds=ARM_SECONDS)
-    finally:
-        for child in started:
-            stop(child)
 
 
 def _compute_s(places: list[Path], *, in_turn: bool) -> float:

@@ -148,6 +148,31 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
 
 @bench.command()
 @common_options
+@click.option("--mib", type=click.IntRange(48), default=768, show_default=True, help="Of the job that is moved.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of moves.")
+@click.option("--level", "levels", type=click.IntRange(2), multiple=True, default=(2, 4), help="2, 4 and 8, say.")
+@click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Of each job of a level.")
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of both arms of a level.")
+def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: tuple[int, ...], steps: int, repeats: int) -> int:
+    """How fast jobs leave and come back, and what a device that is several times too small costs.
+
+    A level of 8 takes 14 jobs of 1.2 GiB: as much free memory or disk, and half an hour.
+
+    \b
+    carpool bench park --level 2 --level 8 --json
+    """
+    from carpool.bench import park as park_bench
+
+    if quick:
+        found = park_bench.run(say, moved_mib=96, rounds=1, levels={2: 336}, steps=4, repeats=1)
+        return finish(found, as_json=as_json, quick=quick)
+    sizes = {times: 150 * max(4, times) for times in levels}
+    found = park_bench.run(say, moved_mib=mib, rounds=rounds, levels=sizes, steps=steps, repeats=repeats)
+    return finish(found, as_json=as_json, quick=quick)
+
+
+@bench.command()
+@common_options
 def sim(as_json: bool, quick: bool) -> int:
     """How fast the simulator and the cluster's placement are.
 

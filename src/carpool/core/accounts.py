@@ -5,17 +5,18 @@ Rules
   A2  A job that begins to want a turn, or could not run until now, starts at no lower level than the lowest of its
       tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
-      wait until a newcomer has had as much as it had.
+      wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
   A3  A step time is measured only over a span in which the same jobs were running.
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it.
 """
 
 from __future__ import annotations
 
-from carpool.core.model import WANTING, WEIGHT_ONE, Device, Job, Mark, Nanos, TenantId
+from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Device, Job, JobState, Mark, Nanos, TenantId
 from carpool.core.node import Node, is_holding
 from carpool.core.views import JobView
 
+_WAITS = AWAY | {JobState.WAITING}
 STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
 
 
@@ -41,9 +42,23 @@ def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None
             other.waited_for_ns[holder.spec.name] = other.waited_for_ns.get(holder.spec.name, 0) + both
 
 
-def begin_wanting(node: Node, job: Job) -> None:
+def begin_wanting(node: Node, job: Job, *, slack: int = 0) -> None:
     """Clamp a newcomer to the incumbents' level (A2); call before its state says that it wants a turn."""
-    _lift(node, job, raise_floors(node, node.device_of(job)))
+    _lift(node, job, raise_floors(node, node.device_of(job)), slack)
+
+
+def come_back(node: Node, job: Job) -> None:
+    """A job that was parked for others wants turns all along: it keeps its level, as far as an orderly rotation
+    of all jobs of the device can have left it behind (A2)."""
+    device = node.device_of(job)
+    begin_wanting(node, job, slack=len(device.promised) * device.quiet_ns)
+
+
+def newcomer_level(node: Node, job: Job) -> int:
+    """The level at which a queued job begins: that of its tenant's jobs where these have had the least."""
+    devices = [device for device in node.devices.values() if job.spec.device in (None, device.id)]
+    floors = [device.tenants[job.spec.tenant].jobs_floor for device in devices if job.spec.tenant in device.tenants]
+    return min(floors, default=0)
 
 
 def raise_floors(node: Node, device: Device) -> set[TenantId]:
@@ -64,15 +79,15 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
         lowest_tenant = min(device.tenants[tenant_id].level for tenant_id in lowest)
         device.tenants_floor = max(device.tenants_floor, lowest_tenant)
     for job in stuck:
-        _lift(node, job, set(lowest))
+        _lift(node, job, set(lowest), 0)
     return set(lowest)
 
 
-def _lift(node: Node, job: Job, wanting: set[TenantId]) -> None:
+def _lift(node: Node, job: Job, wanting: set[TenantId], slack: int) -> None:
     tenant = node.tenant_of(job)
-    job.level = max(job.level, tenant.jobs_floor)
+    job.level = max(job.level, tenant.jobs_floor - slack)
     if tenant.id not in wanting:
-        tenant.level = max(tenant.level, node.device_of(job).tenants_floor)
+        tenant.level = max(tenant.level, node.device_of(job).tenants_floor - slack)
 
 
 def reset_marks(node: Node, device: Device) -> None:
@@ -120,9 +135,11 @@ def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     return served_ns, False
 
 
-def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
+def view_of(node: Node, job: Job, *, now: Nanos, on: Device | None = None) -> JobView:
+    """The job as a policy sees it; `on` a device which a queued job might get."""
     remaining, is_known = remaining_ns(job, served_ns=job.served_ns)
     spec, lease = job.spec, job.lease
+    since_ns = job.wanting_since_ns if job.state in _WAITS else job.state_since_ns
     # By position: one is made for every candidate at every decision, and names would double its cost.
     return JobView(
         job.id,
@@ -132,10 +149,10 @@ def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
         job.arrived_ns,
         lease is not None,
         now - lease.granted_ns if lease is not None else 0,
-        now - job.state_since_ns if lease is None else 0,
+        now - since_ns if lease is None else 0,
         job.served_ns,
         remaining,
         is_known,
         job.level,
-        node.tenant_level(job),
+        node.tenant_level(job, on),
     )

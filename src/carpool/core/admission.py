@@ -233,11 +233,16 @@ def room_bytes(node: Node, job: Job) -> int:
     """
     if job.spec.cap_bytes is not None:
         return job.spec.cap_bytes
-    device = node.device_of(job)
+    return room_on(node, node.device_of(job), job)
+
+
+def room_on(node: Node, device: Device, job: Job) -> int:
+    """What others do not use of a device that may only be imagined (rotation.py)."""
     others = 0
-    for other in node.jobs_on(device):
-        if other.id != job.id:
+    for other_id, promised_bytes in device.promised.items():
+        other = node.jobs[other_id]
+        if other_id != job.id:
             is_open = other.needs is None and other.spec.cap_bytes is None
-            others += min(other.promised_bytes, other.live_bytes) if is_open else other.promised_bytes
+            others += min(promised_bytes, other.live_bytes) if is_open else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
     return max(job.promised_bytes, device.capacity_bytes - others - lanes_bytes)

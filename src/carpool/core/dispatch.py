@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, packing, parking, reasons
+from carpool.core import admission, packing, parking, reasons, rotation
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -59,6 +59,10 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     chosen = chosen or _choose(node, waiting, holder, now=now)
     if chosen is None or chosen is holder:
         return []
+    if rotation.make_first_room(node, device, chosen, now=now):
+        leaves = holder is not None and holder.is_leaving
+        recalls = recall(node, holder, reasons.leaving(holder), now=now) if holder is not None and leaves else []
+        return recalls + parking.park_leaving(node, device, now=now)
     if holder is not None:
         why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
         lane.successor = chosen.id if node.policy.lanes_max == 1 else None
@@ -72,13 +76,15 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
     waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
     chosen = _choose(node, waiting, None, now=now) if waiting else None
-    return chosen.id if chosen is not None else None
+    if chosen is None or rotation.lacks_first_room(node, chosen):
+        return None
+    return chosen.id
 
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
     waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_leaving]
-    unmeasured = [job for job in waiting if job.needs is None]
+    unmeasured = [job for job in waiting if job.needs is None and job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
 
@@ -88,8 +94,10 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     lane = node.lane_of(newcomer)
     if holders or lane is None:
         reason = f"{newcomer.spec.name} is to be measured alone"
-        settled = [job for job in holders if job.state is not JobState.PROFILING]
+        settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
+    if rotation.make_first_room(node, device, newcomer, now=now):
+        return parking.park_leaving(node, device, now=now)
     return [_grant(node, device, lane, newcomer, now=now)]
 
 
@@ -197,6 +205,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
+    tries.append(rotation.next_look(node, device, now=now))
     times += [time for time in tries if time is not None]
     if node.queue:
         for job in node.jobs_on(device):

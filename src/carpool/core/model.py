@@ -157,17 +157,21 @@ class Job:
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
     is_cancelled: bool = False  # somebody asked for its end
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
+    came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
+    wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
     parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
     stayed_bytes: int = 0  # of a parked job: what did not leave the device
     move_ns: Nanos = 0  # how long its last copy took, out or in
     move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
     move_trouble: str = ""  # why the last move failed; empty after one that went well
+    move_fails: int = 0  # how often in a row it could not be parked for another
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
 
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended
+        return self.is_suspended or self.leaving_for is not None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,6 +194,12 @@ class Device:
     tenants: dict[TenantId, Tenant] = field(default_factory=dict)
     tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
     lanes_made: int = 0
+    claimant: JobId | None = None  # the job for which others are being parked (R3)
+    moved_ns: Nanos = 0  # what moving has cost since the last quiet span began
+    quiet_ns: Nanos = 0  # how long that span is
+    quiet_until_ns: Nanos = 0  # and its end (R4)
+    moves_bytes: int = 0  # of all moves so far, there and back …
+    moves_ns: Nanos = 0  # … and what they took: how fast moving is here
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
+    AWAY,
     HOLDING,
     ROWS,
     Device,
@@ -42,6 +43,10 @@ class Settings:
     margin_percent: int = 5  # added to what was measured
     host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
+    move_percent: int = (
+        10  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
+    )
+    quiet_ns_min: Nanos = 500 * MS  # and this long nobody is, however quick moving was
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,10 +79,11 @@ class Node:
             tenant = tenants[job.spec.tenant] = Tenant(id=job.spec.tenant)
         return tenant
 
-    def tenant_level(self, job: Job) -> int:
-        """What the job's tenant has had: of the job's device, or of all while it has none."""
-        if job.device is not None:
-            account = self.devices[job.device].tenants.get(job.spec.tenant)
+    def tenant_level(self, job: Job, on: Device | None = None) -> int:
+        """What the job's tenant has had: of the job's device or of that one, or of all while it has none."""
+        if job.device is not None or on is not None:
+            device = on if on is not None else self.device_of(job)
+            account = device.tenants.get(job.spec.tenant)
             return account.level if account is not None else 0
         accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
         return sum(account.level for account in accounts if account is not None)
@@ -105,8 +111,10 @@ class Node:
         if job.state is JobState.WAITING:
             job.waited_ns += now - job.state_since_ns
         job.spent_ns = spent_until(job, now)
-        job.state = to if to is not None else target
+        was, job.state = job.state, to if to is not None else target
         job.state_since_ns = now
+        if job.state is JobState.WAITING and was not in AWAY:
+            job.wanting_since_ns = now
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
         """Move a job's lease by the table."""
@@ -136,9 +144,10 @@ class Node:
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
-        if job.is_leaving:
+        device = self.device_of(job)
+        if job.is_leaving or device.claimant == job.id:
             return False
-        return ledger.covers(self.device_of(job), job) or self.is_oldest(job)
+        return ledger.covers(device, job) or self.is_oldest(job)
 
     def host_bytes(self) -> int:
         """What parked jobs hold on the host, or have reserved there."""

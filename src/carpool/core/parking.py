@@ -18,11 +18,13 @@ from __future__ import annotations
 from typing import assert_never
 
 from carpool.core import admission, lanes, ledger, reasons
-from carpool.core.accounts import begin_wanting, raise_floors, reset_marks, view_of
+from carpool.core.accounts import begin_wanting, come_back, raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, ParkJob, UnparkJob
 from carpool.core.events import JobParked, JobUnparked, MoveFailed, ResumeAsked, SuspendAsked
-from carpool.core.model import Device, Job, JobState, Nanos, Needs
+from carpool.core.model import AWAY, Device, Job, JobState, Nanos, Needs
 from carpool.core.node import Node
+
+FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
 
 ParkingEvent = SuspendAsked | ResumeAsked | JobParked | JobUnparked | MoveFailed
 
@@ -34,13 +36,17 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
             job.is_suspended = True
             job.move_retry_ns = 0
         case ResumeAsked():
+            if job.is_suspended and job.state in AWAY:
+                begin_wanting(node, job)
+                job.wanting_since_ns = now
             job.is_suspended = False
             job.move_retry_ns, job.move_trouble = 0, ""
         case JobParked():
             _left(node, job, event)
         case JobUnparked():
-            job.parked_bytes, job.move_ns, job.move_trouble = 0, event.move_ns, ""
-            begin_wanting(node, job)
+            _note_move(node.device_of(job), job.parked_bytes, event.move_ns)
+            job.parked_bytes, job.move_ns, job.move_trouble, job.came_ns = 0, event.move_ns, "", now
+            come_back(node, job)
         case MoveFailed():
             _stayed(node, job, event.reason, now=now)
         case _:
@@ -52,9 +58,17 @@ def _left(node: Node, job: Job, event: JobParked) -> None:
     device = node.device_of(job)
     lanes.remove(device, job)
     job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
+    job.leaving_for, job.move_fails = None, 0
+    _note_move(device, event.parked_bytes, event.move_ns)
     room = job.promised_bytes + ledger.free_bytes(device)
     job.stayed_bytes = min(event.resident_bytes, room)
     ledger.promise(device, job, job.stayed_bytes)
+
+
+def _note_move(device: Device, count: int, move_ns: Nanos) -> None:
+    device.moved_ns += move_ns
+    device.moves_bytes += count
+    device.moves_ns += move_ns
 
 
 def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
@@ -62,6 +76,9 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
     job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     if job.state is JobState.PARKING:
         job.parked_bytes = 0
+        if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
+            job.move_retry_ns = now + (node.settings.move_retry_ns << min(job.move_fails, FAILS_COUNTED))
+            job.leaving_for, job.move_fails = None, job.move_fails + 1
         begin_wanting(node, job)
         return
     lanes.remove(device, job)
@@ -92,7 +109,7 @@ def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 
 def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
-    wanted = max(job.promised_bytes, job.needs.resident_bytes if job.needs is not None else 0)
+    wanted = bytes_to_move(job)
     limit = node.settings.host_bytes_max
     if limit is not None and node.host_bytes() + wanted > limit:
         job.move_trouble = reasons.host_full(wanted, node.host_bytes(), limit)
@@ -103,12 +120,24 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.leaving(job))]
 
 
-def unpark_fitting(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
-    """Bring back whoever may come and has room, in the order of the policy."""
+def bytes_to_move(job: Job) -> int:
+    """What has to be reserved on the host before it is parked."""
+    return max(job.promised_bytes, job.needs.resident_bytes if job.needs is not None else 0)
+
+
+def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos) -> list[Effect]:
+    """Bring back whoever may come and has room, in the order of the policy; not before rivals that go before it.
+
+    While room is made for somebody, only he may come (R3).
+    """
     effects: list[Effect] = []
     away = [job for job in node.jobs_on(device) if may_return(job, now=now)]
+    away = [job for job in away if device.claimant in (None, job.id)]
     while away:
-        picked = node.policy.pick([view_of(node, job, now=now) for job in away], now=now)
+        views = [view_of(node, job, now=now, on=device) for job in [*away, *rivals]]
+        picked = node.policy.pick(views, now=now)
+        if any(rival.id == picked for rival in rivals):
+            break
         job = next((each for each in away if each.id == picked), away[0])
         away.remove(job)
         wanted = returning_needs(node, job, device)

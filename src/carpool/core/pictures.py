@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core import ledger, parking, reasons
+from carpool.core import ledger, parking, reasons, rotation
 from carpool.core.accounts import remaining_ns
 from carpool.core.dispatch import hog_deadline, turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
@@ -19,7 +19,8 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)
         span = format_ns(now - job.state_since_ns)
-        return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span)
+        outlook = rotation.outlook(node, device, job, now=now)
+        return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span, outlook)
     late = hog_deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns)
@@ -57,6 +58,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         live_bytes=job.live_bytes,
         cap_bytes=job.spec.cap_bytes,
         is_suspended=job.is_suspended,
+        leaving_for=job.leaving_for,
         parked_bytes=job.parked_bytes,
         move_ns=job.move_ns,
         move_trouble=job.move_trouble,
@@ -72,6 +74,7 @@ def picture_device(node: Node, device: Device) -> DevicePicture:
         lanes_bytes=ledger.lanes_bytes(device),
         free_bytes=ledger.free_bytes(device),
         live_bytes=sum(job.live_bytes for job in node.jobs_on(device)),
+        claimant=device.claimant,
         lanes=tuple(
             LanePicture(id=lane.id, bytes=lane.bytes, jobs=tuple(lane.jobs), holder=lane.holder)
             for lane in device.lanes.values()

@@ -35,14 +35,14 @@ def _terms(device: Device) -> str:
     )
 
 
-def queue_wait(job: Job, need: int | None, device: Device, floor: int, measured: Job | None) -> str:
+def queue_wait(need: int | None, device: Device, floor: int, measured: Job | None, outlook: str) -> str:
     """Why a queued job does not start: which term of L1 is in the way."""
     free = ledger.free_bytes(device)
-    terms = _terms(device)
+    terms = _terms(device) + (f"; starts when {outlook}" if outlook else "")
     if measured is not None and (need is None or need <= free + measured.promised_bytes):
         return (
             f"waits for memory: {measured.spec.name} is being measured and holds"
-            f" {format_bytes(measured.promised_bytes)} until its first turns are over; {terms}"
+            f" {format_bytes(measured.promised_bytes)} until its first turns are over; {_terms(device)}"
         )
     if need is None:
         return (
@@ -113,7 +113,43 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
 
 
 def leaving(job: Job) -> str:
-    return f"{job.spec.name} was suspended"
+    if job.is_suspended:
+        return f"{job.spec.name} was suspended"
+    return f"{job.spec.name} makes room for {job.leaving_for}"
+
+
+def cannot_leave(job: Job) -> str:
+    return f"{job.spec.name} ends, which cannot be parked: {job.move_trouble}"
+
+
+def not_before(policy: str, holder: Job) -> str:
+    return f"policy {policy} puts it before {holder.spec.name}"
+
+
+def would_strand(job: Job, device: Device) -> str:
+    return (
+        f"others end: {job.spec.name} could be parked for it, but not come back beside what parked jobs leave on"
+        f" {device.id}"
+    )
+
+
+def host_is_full(wanted: int, used: int, limit: int) -> str:
+    return f"the host has room: {host_full(wanted, used, limit)}"
+
+
+def being_parked(names: list[str]) -> str:
+    return f"{' and '.join(names)} left the device, being parked for it at the next boundary"
+
+
+def after_claimant(claimant: Job) -> str:
+    return f"its turn has come: room is being made for {claimant.spec.name}"
+
+
+def after_stay(leaver: Job, stay_ns: Nanos, percent: int) -> str:
+    return (
+        f"{leaver.spec.name} has had its {format_ns(stay_ns)} on the device and is parked for it: moving takes at"
+        f" most {percent} % of the time"
+    )
 
 
 def suspended_in_queue(job: Job) -> str:
@@ -130,10 +166,13 @@ def host_full(wanted: int, used: int, limit: int) -> str:
 def stays(job: Job, device: Device) -> str:
     """A job that is to leave waits at a boundary and could not."""
     trouble = job.move_trouble or "it is about to move"
+    if not job.is_suspended:
+        held = f"{format_bytes(job.promised_bytes)} still on {device.id}"
+        return f"makes room for {job.leaving_for} with {held}: {trouble}"
     return f"suspended with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
 
 
-def away(job: Job, device: Device, need: int, span: str) -> str:
+def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
     """Why a parked job is not back."""
     if job.is_suspended:
         return (
@@ -141,7 +180,10 @@ def away(job: Job, device: Device, need: int, span: str) -> str:
             f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
         )
     trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
-    return f"parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}{trouble}"
+    return (
+        f"waits parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}; comes back when"
+        f" {outlook or 'others end'}{trouble}"
+    )
 
 
 def lapse(job: Job, silent_ns: Nanos) -> str:

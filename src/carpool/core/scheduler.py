@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, parking, pictures
-from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
+from carpool.core import admission, lanes, ledger, parking, pictures, rotation
+from carpool.core.accounts import begin_wanting, charge_holders, newcomer_level, note_steps, raise_floors, reset_marks
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
     CloseJob,
@@ -145,6 +145,7 @@ class Scheduler:
         for device in node.devices.values():
             ledger.check_ledger(device, node.jobs)
             lanes.check_lanes(device, node.jobs)
+            rotation.check_claim(node, device)
         for job in node.jobs.values():
             if is_holding(job) != (job.lease is not None):
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
@@ -196,6 +197,7 @@ class Scheduler:
                 return self._on_cancel(job, event, now)
             case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
                 parking.take(self._node, job, event, now=now)
+                rotation.note_move(self._node, job, now=now)
                 self._bytes_changed = True
                 return []
             case JobSubmitted() | JobAdopted():
@@ -209,6 +211,7 @@ class Scheduler:
     def _new_job(self, event: JobSubmitted | JobAdopted, now: Nanos) -> Job:
         job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now)
         job.history = self._node.histories.get(event.spec.fingerprint) if event.spec.fingerprint else None
+        job.level, job.wanting_since_ns = newcomer_level(self._node, job), now
         self._node.jobs[job.id] = job
         self._node.queue.append(job.id)
         self._bytes_changed = True
@@ -244,7 +247,7 @@ class Scheduler:
         job = self._new_job(event, now)
         node.queue.remove(job.id)
         node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-        job.is_suspended, job.parked_bytes = event.is_suspended, event.parked_bytes
+        job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
         job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
         wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
         wanted = event.live_bytes if event.is_parked else wanted
@@ -269,6 +272,7 @@ class Scheduler:
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
+        job.came_ns = now if job.state is JobState.STARTING else job.came_ns
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
         return []
@@ -318,7 +322,7 @@ class Scheduler:
         self._close_lease(job, JobDetached, now)
         self._node.move(job, JobDetached, now=now)
         job.reason = event.reason
-        job.is_suspended, job.parked_bytes = False, 0
+        job.is_suspended, job.leaving_for, job.parked_bytes = False, None, 0
         lanes.remove(device, job)
         wanted = admission.unmanaged_bytes(self._node, job)
         ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
@@ -336,7 +340,7 @@ class Scheduler:
         node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
         code = "exit code unknown" if event.code is None else f"exit code {event.code}"
         job.reason = event.reason or code
-        job.parked_bytes = 0
+        job.leaving_for, job.parked_bytes = None, 0
         effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
         if job.device is not None:
             device = node.devices[job.device]
@@ -365,7 +369,8 @@ class Scheduler:
         effects: list[Effect] = []
         for device in self._node.devices.values():
             effects += watch(self._node, device, now=now)
-            self._bytes_changed = self._bytes_changed or parking.is_due(self._node, now=now)
+            is_due = parking.is_due(self._node, now=now) or rotation.is_due(self._node, device, now=now)
+            self._bytes_changed = self._bytes_changed or is_due
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True
         return effects

@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, parking, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons, rotation
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -26,9 +26,24 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-        returns += parking.unpark_fitting(node, device, now=now)
+        returns += parking.unpark_fitting(node, device, _rivals(node, device, now=now), now=now)
+        rotation.review(node, device, now=now)
+    effects += _admit(node, now=now)
+    for device in node.devices.values():
+        rotation.review(node, device, now=now)
+        returns += parking.unpark_fitting(node, device, [], now=now)
+    rotation.make_room(node, now=now)
     # A job may take its bytes back only after its cap, and those of the others, say so.
-    return effects + _admit(node, now=now) + _set_caps(node) + returns
+    return effects + _set_caps(node) + returns
+
+
+def _rivals(node: Node, device: Device, *, now: Nanos) -> list[Job]:
+    """Queued jobs that could have what is free of the device; parked ones may have to let them go first."""
+    if not any(parking.may_return(job, now=now) for job in node.jobs_on(device)):
+        return []
+    queued = [node.jobs[job_id] for job_id in node.queue[:ADMIT_TRIES]]
+    allowed = [job for job in queued if not job.is_suspended and job.spec.device in (None, device.id)]
+    return [job for job in allowed if admission.find_offer(node, job, [device]) is not None]
 
 
 def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
@@ -55,7 +70,7 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
         job = _next_in_queue(node, left, now=now)
         del left[job.id]
         allowed = admission.allowed_devices(node, job)
-        devices = [device for device in allowed if device.id not in kept]
+        devices = [each for each in allowed if each.id not in kept and each.claimant in (None, job.id)]
         offer = admission.find_offer(node, job, devices)
         while offer is None and _merge_for(node, job, devices):
             offer = admission.find_offer(node, job, devices)
@@ -63,11 +78,12 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             admission.accept(job, offer)
             node.queue.remove(job.id)
             node.move(job, StartJob, now=now)
+            rotation.review(node, offer.device, now=now)
             job.reason = ""
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
         effects += _free_a_lane_for(node, job, devices, now=now)
-        effects += _explain(job, _queue_reason(node, job, allowed, kept))
+        effects += _explain(job, _queue_reason(node, job, allowed, kept, now=now))
         if _is_overdue(node, job, now=now):
             kept |= {device.id: job for device in devices}
     return effects
@@ -104,14 +120,14 @@ def _free_a_lane_for(node: Node, job: Job, devices: list[Device], *, now: Nanos)
     return []
 
 
-def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job]) -> str:
+def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos) -> str:
     device = max(devices, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
     if device.id in kept:
         return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
     measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
     need = admission.total_need_bytes(job)
     floor = admission.start_floor_bytes(node, device)
-    return reasons.queue_wait(job, need, device, floor, measured)
+    return reasons.queue_wait(need, device, floor, measured, rotation.outlook(node, device, job, now=now))
 
 
 def _is_being_measured(job: Job) -> bool:

@@ -54,6 +54,7 @@ class JobPicture:
     live_bytes: int
     cap_bytes: int | None
     is_suspended: bool
+    leaving_for: JobId | None  # it is to be parked, or is being parked, so that this job gets memory
     parked_bytes: int
     move_ns: Nanos
     move_trouble: str
@@ -76,6 +77,7 @@ class DevicePicture:
     lanes_bytes: int
     free_bytes: int
     live_bytes: int
+    claimant: JobId | None  # for whom others are being parked
     lanes: tuple[LanePicture, ...]
 
 

@@ -154,6 +154,8 @@ class Desk:
         if live.lets_through(member):
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
+            if live.file.needs is None:  # what it holds before its first turn says what it will hold in it
+                self._loop.look_at(live)
             self._loop.tell(LeaseAsked(job=live.id))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:

@@ -108,6 +108,7 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         live_bytes=0,
         cap_bytes=file.spec.cap_bytes,
         is_suspended=file.is_suspended,
+        leaving_for=None,
         parked_bytes=0,
         move_ns=0,
         move_trouble="",

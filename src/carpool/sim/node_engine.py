@@ -15,13 +15,24 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from carpool.core.effects import Effect, GrantLease, RecallLease, RefuseJob, RevokeLease, StartJob
+from carpool.core.effects import (
+    Effect,
+    GrantLease,
+    ParkJob,
+    RecallLease,
+    RefuseJob,
+    RevokeLease,
+    StartJob,
+    UnparkJob,
+)
 from carpool.core.events import (
     DeviceAdded,
     Event,
     HistoryLoaded,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
     NeedsMeasured,
@@ -34,6 +45,7 @@ from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InternalError
 from carpool.sim.outcome import JobOutcome, Outcome, Span
+from carpool.units import GIB, SECOND
 
 LOOK_EVERY_NS = 200_000_000  # as the daemon: holders are looked at no more often than this
 MEASURED_STEPS = 2  # as the agent: a job knows its needs after its second iteration
@@ -68,6 +80,7 @@ class Machine:
 
     devices: tuple[tuple[str, int], ...]  # name, bytes
     switch_ns: int = 0  # from a grant to the first operation
+    move_bytes_per_s: int = 2 * GIB  # of a job that is parked or comes back
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,6 +185,8 @@ class NodeEngine:
             case "boundary":
                 if version == live.version:
                     self._at_boundary(live, at)
+            case "parked" | "unparked":
+                self._moved(live, at, is_back=what == "unparked")
             case _:
                 raise InternalError(f"nobody knows what {what} is")
 
@@ -199,6 +214,20 @@ class NodeEngine:
             self._tell(LeaseReturned(job=job, wants_more=True, steps=live.steps), at)
         elif live.is_holding:
             self._aim(live)
+
+    def _move_ns(self, live: _Live) -> int:
+        return live.script.needs.persistent_bytes * SECOND // self._machine.move_bytes_per_s
+
+    def _moved(self, live: _Live, at: int, *, is_back: bool) -> None:
+        """A job's persistent bytes left the device, or are there again."""
+        job, needs, move_ns = JobId(live.script.id), live.script.needs, self._move_ns(live)
+        self._catch_up(live.device, at)
+        self._devices[live.device].resident_bytes += needs.persistent_bytes if is_back else -needs.persistent_bytes
+        if is_back:
+            self._tell(JobUnparked(job=job, move_ns=move_ns), at)
+            return
+        stays, moved = needs.overhead_bytes, needs.persistent_bytes
+        self._tell(JobParked(job=job, parked_bytes=moved, resident_bytes=stays, move_ns=move_ns), at)
 
     def _fire(self, at: int) -> None:
         """The timer: look at the holders as a daemon does, then tell the scheduler that time passed."""
@@ -250,6 +279,9 @@ class NodeEngine:
             case RevokeLease():
                 self._let_go(self._jobs[effect.job], at)
                 self._push(at, "ready", effect.job)
+            case ParkJob() | UnparkJob():
+                what = "parked" if isinstance(effect, ParkJob) else "unparked"
+                self._push(at + self._move_ns(self._jobs[effect.job]), what, effect.job)
             case RefuseJob():
                 self._refused[effect.job] = effect.reason
             case _:

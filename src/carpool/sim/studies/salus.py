@@ -113,7 +113,7 @@ def _run_seed(seed: int, count: int, busy: int) -> _Seed:
 
 def _simulate(policy: str, scripts: Sequence[Script]) -> Outcome:
     quantum = QUANTUM_NS if POLICIES[policy].quantum_ns else None
-    settings = Settings(quantum_ns=quantum, watch_ns=QUANTUM_NS)
+    settings = Settings(quantum_ns=quantum, watch_ns=QUANTUM_NS, move_percent=0)  # Salus parks nobody
     return NodeEngine(policy, Machine(devices=(("p100", CAPACITY_BYTES),)), settings=settings).run(scripts)
 
 

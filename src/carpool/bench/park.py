@@ -1,0 +1,242 @@
+"""How fast a job's memory leaves the device and comes back, and what turns on a device that is too small cost.
+
+Moves: two nodes run one job each that holds `moved_mib` (`programs/hold.py`), one with its store in memory (tmpfs),
+one with it on the disk of the temporary directory. Rounds are interleaved: each job is resumed and suspended; a plain
+copy of as many bytes is timed in between, to memory that is there (`memcpy_gib_per_s`) and to memory that is new
+(`memcpy_new_gib_per_s`), which is what both directions of a move have to do. Figures are medians: bytes by the time
+the job's own process took. `share_of_memcpy` is for the store in memory, there and back: twice the bytes by the time
+of both moves, by `memcpy_gib_per_s`. `suspend_over_iteration` is the time from the order to the report less the copy,
+by an iteration.
+
+Turns: for each level, equal jobs whose persistent bytes sum to so many times the device's capacity are run one after
+another without carpool, and all at once under carpool, policy fair. `total_over_sequential_…` is the ratio of wall
+times, start-up included; the median over repeats, arms interleaved. The jobs' results must be the same to the last
+bit. `moving_share_…` is the time in which jobs were on their way, by the wall time of the carpool arm.
+
+Not measured: a GPU, where bytes go to locked host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from carpool.bench.node import Node, open_node, python, run_plain, wait_all
+from carpool.bench.report import Report, Say, Target
+from carpool.cli.reach import call
+from carpool.errors import AnsweredError, PeerError
+from carpool.wire.places import Places
+
+MIB, GIB = 1 << 20, 1 << 30
+MEMORY_DISK = Path("/dev/shm")
+WAIT_SECONDS = 120.0
+LOOK_SECONDS = 0.002
+ARM_SECONDS = 1800.0
+STAYS_MIB = 60  # of a parked job on the device: the framework's own heap
+SCRATCH_MIB = 60  # activations and what else a turn takes
+FOREVER = 1_000_000
+
+
+@dataclass(slots=True)
+class Moves:
+    """What was seen of one job's moves, by round."""
+
+    park: list[float] = field(default_factory=list)  # GiB a second
+    unpark: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)  # from the order to the report, less the copy, in iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """How many jobs of which size on which device."""
+
+    times: int
+    jobs: int
+    job_mib: int
+
+    @property
+    def cap_mib(self) -> int:
+        return self.job_mib + STAYS_MIB + SCRATCH_MIB
+
+    @property
+    def capacity_mib(self) -> int:
+        return self.cap_mib + (self.jobs - 1) * STAYS_MIB
+
+
+def level_for(times: int, job_mib: int) -> Level:
+    """As many jobs as it takes: each leaves a little on the device, so a larger level needs far more of them."""
+    jobs = 2
+    while jobs * job_mib < times * Level(times=times, jobs=jobs, job_mib=job_mib).capacity_mib:
+        jobs += 1
+        if jobs > 64:
+            raise PeerError(f"{times} times a device takes jobs of more than {job_mib} MiB: what they leave fills it")
+    return Level(times=times, jobs=jobs, job_mib=job_mib)
+
+
+def run(say: Say, *, moved_mib: int, rounds: int, levels: dict[int, int], steps: int, repeats: int) -> Report:
+    """`levels`: times the capacity, to the size of a job in MiB."""
+    report = Report(bench="park")
+    _bench_moves(say, report, moved_mib=moved_mib, rounds=rounds)
+    for times, job_mib in levels.items():
+        _bench_level(say, report, level_for(times, job_mib), steps=steps, repeats=repeats)
+    return report
+
+
+# --- moves --------------------------------------------------------------------------------------------------
+
+
+def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> None:
+    arms = {"memory": MEMORY_DISK if MEMORY_DISK.is_dir() else None, "disk": None}
+    found = {arm: Moves() for arm in arms}
+    warm: list[float] = []
+    new: list[float] = []
+    with ExitStack() as stack:
+        nodes = {
+            arm: stack.enter_context(open_node(policy="fair", device="cpu:4GiB", root=root))
+            for arm, root in arms.items()
+        }
+        for node in nodes.values():
+            node.run(python("hold.py", {"mib": moved_mib, "steps": FOREVER}), "--name", "held")
+            _wait(node, lambda job: job["needs"] is not None and job["step_ns"] is not None)
+            _suspend(node)
+        for number in range(rounds):
+            for arm, node in nodes.items():
+                _move(node, found[arm])
+            plain, fresh = _copy_rates(moved_mib * MIB)
+            warm.append(plain)
+            new.append(fresh)
+            last = found["memory"]
+            say(
+                f"park: round {number + 1}: {last.park[-1]:.2f} GiB/s out, {last.unpark[-1]:.2f} in, copy {plain:.2f}"
+            )
+    memory, disk = found["memory"], found["disk"]
+    both = 2 / (1 / median(memory.park) + 1 / median(memory.unpark))
+    report.add("park_gib_per_s", median(memory.park))
+    report.add("unpark_gib_per_s", median(memory.unpark))
+    report.add("memcpy_gib_per_s", median(warm))
+    report.add("share_of_memcpy", both / median(warm), Target(limit=0.7, is_least=True))
+    report.add("share_of_new_memcpy", both / median(new))
+    report.add("suspend_over_iteration", median(memory.late), Target(limit=1.5))
+    report.add("park_disk_gib_per_s", median(disk.park))
+    report.add("unpark_disk_gib_per_s", median(disk.unpark))
+    report.add("memcpy_new_gib_per_s", median(new))
+    report.add("moved_mib", moved_mib)
+
+
+def _move(node: Node, moves: Moves) -> None:
+    """Bring the job back, let it make a few iterations, and park it again."""
+    bytes_away = _job(node)["parked_bytes"]
+    call(_places(node), "resume", job="held")
+    job = _wait(node, lambda job: job["state"] == "running")
+    moves.unpark.append(bytes_away / GIB / (job["move_ns"] / 1e9))
+    steps = job["steps"]
+    _wait(node, lambda job: job["steps"] >= steps + 3)
+    job, asked_s = _suspend(node)
+    moves.park.append(job["parked_bytes"] / GIB / (job["move_ns"] / 1e9))
+    moves.late.append((asked_s * 1e9 - job["move_ns"]) / job["step_ns"])
+
+
+def _suspend(node: Node) -> tuple[dict[str, Any], float]:
+    began = time.monotonic()
+    call(_places(node), "suspend", job="held")
+    job = _wait(node, lambda job: job["state"] == "parked")
+    return job, time.monotonic() - began
+
+
+def _places(node: Node) -> Places:
+    return Places(run=node.directory / "run", state=node.directory / "state")
+
+
+def _job(node: Node) -> dict[str, Any]:
+    found = call(_places(node), "job", job="held")["job"]
+    assert isinstance(found, dict)
+    return found
+
+
+def _wait(node: Node, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(AnsweredError):  # the job is not there yet
+            job = _job(node)
+            if is_so(job):
+                return job
+        time.sleep(LOOK_SECONDS)
+    raise PeerError(f"the job to be moved did not get there within {WAIT_SECONDS:.0f} s: {_job(node)['reason']}")
+
+
+def _copy_rates(count: int) -> tuple[float, float]:
+    """GiB a second of a copy to memory that is there, and to memory that has to be got first."""
+    source, target = mmap.mmap(-1, count), mmap.mmap(-1, count)
+    for each in (source, target):
+        ctypes.memset(_address(each), 1, count)
+    began = time.monotonic()
+    ctypes.memmove(_address(target), _address(source), count)
+    warm_s = time.monotonic() - began
+    began = time.monotonic()
+    fresh = mmap.mmap(-1, count)
+    ctypes.memmove(_address(fresh), _address(source), count)
+    new_s = time.monotonic() - began
+    return count / GIB / warm_s, count / GIB / new_s
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+# --- turns --------------------------------------------------------------------------------------------------
+
+
+def _bench_level(say: Say, report: Report, level: Level, *, steps: int, repeats: int) -> None:
+    ratios: list[float] = []
+    shares: list[float] = []
+    parks = 0
+    for number in range(repeats):
+        for arm in ("sequential", "carpool") if number % 2 == 0 else ("carpool", "sequential"):
+            if arm == "sequential":
+                sequential_s, expected = _run_sequential(level, steps)
+            else:
+                carpool_s, found, moving_s, parks = _run_carpool(level, steps)
+        ratios.append(carpool_s / sequential_s)
+        shares.append(moving_s / carpool_s)
+        say(f"park: {level.times}x, {level.jobs} jobs: {carpool_s:.1f} s, one after another {sequential_s:.1f} s")
+        if found != expected:
+            report.failure = f"{level.times}x: a parked job's result differs from that of an undisturbed one"
+    report.add(f"total_over_sequential_{level.times}x", median(ratios), Target(limit=1.15))
+    report.add(f"moving_share_{level.times}x", median(shares))
+    report.add(f"jobs_{level.times}x", level.jobs)
+    report.add(f"parked_{level.times}x", parks)
+
+
+def _run_sequential(level: Level, steps: int) -> tuple[float, list[str]]:
+    with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
+        outs = [Path(directory) / str(number) for number in range(level.jobs)]
+        began = time.monotonic()
+        for out in outs:
+            run_plain([_command(level, steps, out)], seconds=ARM_SECONDS)
+        return time.monotonic() - began, [out.read_text() for out in outs]
+
+
+def _run_carpool(level: Level, steps: int) -> tuple[float, list[str], float, int]:
+    """Wall time, results, seconds in which jobs moved, and how often one was parked."""
+    with open_node(policy="fair", device=f"cpu:{level.capacity_mib}MiB") as node:
+        outs = [node.directory / f"{number}.out" for number in range(level.jobs)]
+        began = time.monotonic()
+        started = [node.run(_command(level, steps, out), "--memory", f"{level.cap_mib}MiB") for out in outs]
+        wait_all(started, seconds=ARM_SECONDS)
+        whole_s = time.monotonic() - began
+        node.check_jobs()
+        moving_s = sum(job["spent_ns"].get("move", 0) for job in node.jobs()) / 1e9
+        log = next(node.directory.rglob("daemon.log")).read_text()
+        return whole_s, [out.read_text() for out in outs], moving_s, log.count(" job.parking ")
+
+
+def _command(level: Level, steps: int, out: Path) -> list[str]:
+    return python("hold.py", {"mib": level.job_mib, "steps": steps, "out": out})

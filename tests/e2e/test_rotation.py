@@ -1,0 +1,82 @@
+"""More memory than the device has: whole jobs take turns on it, parked and brought back by the daemon itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.alone import Alone
+from tests.e2e.node import Node, Started, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+# Programs that hold 250 to 300 MiB each, on a device with room for one of them and what the others leave there.
+CAP = "400MiB"
+CAPACITY = 560 * MIB
+DEVICE = "cpu:560MiB"
+SHAPES = ["groups", "ema", "half"]
+
+
+def command(shape: str, steps: int) -> list[str]:
+    return ["held.py", shape, "--steps", str(steps), "--width", "2500"]
+
+
+def start(node: Node, name: str, *program: str, options: tuple[str, ...] = ()) -> Started:
+    return node.run(*program, options=["--name", name, "--memory", CAP, *options])
+
+
+def test_jobs_of_several_times_the_device_all_run_in_turns_and_no_number_changes(node: Node, alone: Alone) -> None:
+    node.start(device=DEVICE)
+    jobs = {shape: start(node, shape, *command(shape, 40)) for shape in SHAPES}
+    wait_until(
+        lambda: sum(node.state(shape) == "parked" for shape in jobs) >= 2,
+        "two jobs are parked while others run",
+    )
+    parked = next(shape for shape in jobs if node.state(shape) == "parked")
+    assert "; comes back when " in node.job(parked)["reason"] or node.state(parked) != "parked"
+    for shape in SHAPES:
+        ended = jobs[shape].wait(seconds=300)
+        assert ended.code == 0, (shape, ended.err)
+        assert ended.out == alone.output(*command(shape, 40)), shape
+    moved = {event["job"].rpartition("-")[0] for event in node.journal("JobParked")}
+    assert len(moved) >= 2, moved
+    assert not node.journal("MoveFailed")
+    status = node.ps()
+    assert (status["devices"][0]["free_bytes"], status["host_bytes"]) == (CAPACITY, 0)
+
+
+def test_a_job_of_high_priority_gets_the_memory_of_others_and_they_come_back_when_it_leaves(
+    node: Node, alone: Alone
+) -> None:
+    node.start(policy="priority", device=DEVICE)
+    long = command("groups", 400)
+    low = start(node, "low", *long)
+    node.wait_steps("low", 5)
+    high = start(node, "high", *command("ema", 30), options=("--priority", "9"))
+    node.wait_state("high", "running")
+    assert node.state("low") == "parked"
+    assert "policy priority puts it before high" in node.job("low")["reason"]
+    ended = high.wait()
+    assert ended.code == 0, ended.err
+    done = low.wait(seconds=300)
+    assert (done.code, done.out) == (0, alone.output(*long)), done.err
+    began = {event["job"]: event["at_ns"] for event in node.journal("JobExited")}
+    assert began["high-2"] < began["low-1"]
+
+
+def test_a_job_suspended_by_its_user_stays_away_though_there_is_room(node: Node) -> None:
+    node.start(device=DEVICE)
+    first = command("groups", 100000)
+    start(node, "first", *first)
+    node.wait_steps("first", 5)
+    second = start(node, "second", *command("ema", 20))
+    node.wait_state("first", "parked")
+    assert node.carpool("suspend", "first").code == 0
+    assert second.wait().code == 0
+    time.sleep(1.0)
+    assert node.state("first") == "parked"
+    assert node.carpool("resume", "first").code == 0
+    steps = node.job("first")["steps"]
+    node.wait_steps("first", steps + 3)
