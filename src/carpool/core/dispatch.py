@@ -88,7 +88,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     lane = node.lane_of(newcomer)
     if holders or lane is None:
         reason = f"{newcomer.spec.name} is to be measured alone"
-        settled = [job for job in holders if job.state is not JobState.PROFILING]
+        settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     return [_grant(node, device, lane, newcomer, now=now)]
 

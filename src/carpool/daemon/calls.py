@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.events import CancelAsked, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
-from carpool.core.model import JobId
+from carpool.core.model import DeviceId, JobId
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
@@ -65,6 +65,8 @@ class Calls:
                 return self.suspend(str(arguments.get("job", "")), is_resumed=False)
             case "resume":
                 return self.suspend(str(arguments.get("job", "")), is_resumed=True)
+            case "migrate":
+                return self.migrate(str(arguments.get("job", "")), str(arguments.get("device", "")))
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -142,6 +144,25 @@ class Calls:
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         self._loop.tell(event)
+        return self.job(job)
+
+    def migrate(self, wanted: str, device: str) -> dict[str, object]:
+        """Let a job go on on another device of this node."""
+        job = self._find_live(wanted)
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        if not may_move(picture.state, MigrateAsked):
+            raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
+        refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
+        if not refusal and "cuda" in {each.kind for each in self._devices if each.id in (device, picture.device)}:
+            refusal = (
+                f"job {job} cannot move from {picture.device} to {device}: a process keeps the GPU it was started"
+                " with; write it to a file and start it there: carpool checkpoint, then carpool run --from"
+            )
+        if refusal:
+            raise RefusedError(refusal)
+        self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
         return self.job(job)
 
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
