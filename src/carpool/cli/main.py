@@ -8,6 +8,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.bench import bench
+from carpool.cli.checkpoint import checkpoint
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
 from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
@@ -30,12 +31,29 @@ def carpool() -> None:
     carpool explain JOB                     why it waits, in one sentence
     carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
     carpool migrate JOB --to DEVICE         go on on another device of this node
+    carpool checkpoint JOB FILE             write it to a file; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
 
 
-for command in (run, submit, ps, top, explain, logs, suspend, resume, migrate, cancel, daemon, doctor, sim, bench):
+for command in (
+    run,
+    submit,
+    ps,
+    top,
+    explain,
+    logs,
+    suspend,
+    resume,
+    migrate,
+    checkpoint,
+    cancel,
+    daemon,
+    doctor,
+    sim,
+    bench,
+):
     carpool.add_command(command)
 
 

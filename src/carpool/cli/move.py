@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from carpool.cli.reach import call
-from carpool.errors import RefusedError
+from carpool.errors import RefusedError, UsageError
 from carpool.wire.places import find_places
 
 ORDER_SECONDS = 0.05
@@ -17,10 +17,10 @@ ORDER_SECONDS = 0.05
 
 @click.command()
 @click.argument("job")
-@click.option("--to", "device", required=True, metavar="DEVICE", help="Where it goes, like cpu1 (carpool ps).")
+@click.option("--to", "device", metavar="DEVICE", help="Where it goes, like cpu1 (carpool daemon status).")
 @click.option("--no-wait", is_flag=True, help="Return at once; the job moves at its next boundary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
-def migrate(job: str, device: str, no_wait: bool, as_json: bool) -> None:
+def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
     """Move a running job to another device of this node; its numbers are those of an undisturbed run.
 
     It stops at its next boundary, its memory leaves, and it goes on there. Whatever fails on the way leaves it
@@ -29,6 +29,10 @@ def migrate(job: str, device: str, no_wait: bool, as_json: bool) -> None:
     \b
     carpool migrate bert --to cpu1
     """
+    if device is None:
+        raise UsageError(
+            f"say where job {job} should go: carpool migrate {job} --to DEVICE (see carpool daemon status)"
+        )
     places = find_places()
     found: dict[str, Any] = call(places, "migrate", job=job, device=device)["job"]  # type: ignore[assignment]  # JSON
     while not no_wait and found["moving_to"] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import msgspec
 from carpool import __version__
 from carpool.core.events import CancelAsked, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
-from carpool.core.model import DeviceId, JobId
+from carpool.core.model import DeviceId, JobId, JobState
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
@@ -21,6 +22,7 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
+from carpool.wire import page as pages
 
 if TYPE_CHECKING:
     from carpool.daemon.desk import Desk
@@ -67,6 +69,10 @@ class Calls:
                 return self.suspend(str(arguments.get("job", "")), is_resumed=True)
             case "migrate":
                 return self.migrate(str(arguments.get("job", "")), str(arguments.get("device", "")))
+            case "checkpoint":
+                return self.checkpoint(
+                    str(arguments.get("job", "")), str(arguments.get("file", "")), stop=bool(arguments.get("stop"))
+                )
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -164,6 +170,27 @@ class Calls:
             raise RefusedError(refusal)
         self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
         return self.job(job)
+
+    def checkpoint(self, wanted: str, file: str, *, stop: bool) -> dict[str, object]:
+        """Tell a job to write itself to a file; its answer appears in its directory."""
+        job = self._find_live(wanted)
+        if job is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        live = self._loop.jobs[job]
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns())
+        if live.page is None or picture is None or picture.state is JobState.QUEUED:
+            raise RefusedError(f"job {job} has not started; there is nothing to write yet")
+        if picture.is_suspended:
+            raise RefusedError(f"job {job} is suspended; it is written at its next steps: carpool resume {job}")
+        if not (live.directory / "checkpoint.ready").exists():
+            raise RefusedError(
+                f"job {job} does not record its steps (or has not imported torch yet); start it with:"
+                f" carpool run --checkpointable -- {' '.join(live.file.argv)}"
+            )
+        number = live.page.words[pages.H_CHECKPOINT] + 1
+        (live.directory / "checkpoint.order").write_text(json.dumps({"number": number, "file": file, "stop": stop}))
+        live.page.words[pages.H_CHECKPOINT] = number
+        return {"job": job, "number": number, "directory": str(live.directory), "argv": live.file.argv}
 
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
         try:
