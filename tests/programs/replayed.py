@@ -1,14 +1,14 @@
-"""A training script as people write them: shuffled data, noise, dropout, batch norm, clipping, a schedule, evaluation."""
+"""A training script as people write them: shuffled data, noise, dropout, clipping, a schedule, evaluation."""
 
 import argparse
 import random
+import time
 
 import numpy
 import torch
+from held import fingerprint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-from held import fingerprint
 
 
 class Noisy(Dataset):
@@ -56,10 +56,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--every", type=int, default=2, help="micro batches in a step")
+    parser.add_argument("--unseeded", action="store_true", help="begin with the random numbers of the day")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest in each step")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(1)
+    if not args.unseeded:
+        torch.manual_seed(1)
+        random.seed(1)
+        numpy.random.seed(1)
     model = Net(args.width)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
@@ -76,6 +81,7 @@ def main() -> None:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
+                time.sleep(args.pause)
                 mean = 0.9 * mean + 0.1 * loss.detach()
                 print(f"epoch={epoch} count={count} loss={total!r} norm={norm:.6f} mean={mean}", flush=True)
                 if norm > 0.5:

@@ -8,7 +8,6 @@ nothing was forgotten. So the continued run begins behind step B.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import hashlib
@@ -203,11 +202,13 @@ class Replay:
         self._error = error
         sys.__excepthook__(kind, error, trace)
 
-    def at_exit(self) -> None:
-        if self._curtain.is_closed:
-            why = f"its program failed: {self._error!r}" if self._error is not None else "its program ended"
-            wanted = self._file.contents["second"]
-            self._curtain.fail(f"{why} after {self._recorder.steps} of the {wanted} steps of the replay")
+    def standing(self) -> str:
+        """How far it came, for a program that ends before the replay does."""
+        why = f"its program failed ({self._error!r})" if self._error is not None else "its program ended"
+        advice = "; perhaps its steps cannot be skipped, try --recompute" if self._recorder.mode is Mode.SKIP else ""
+        return (
+            f"{why} after {self._recorder.steps} of the {self._file.contents['second']} steps of the replay{advice}"
+        )
 
 
 def facts(torch: Any) -> dict[str, Any]:
@@ -281,6 +282,15 @@ def _refusal(torch: Any, contents: dict[str, Any], how: str) -> str:
 
 def install(torch: Any, curtain: Curtain) -> None:
     """Called right after the program's import of torch, before the hooks that take turns."""
+    try:
+        _install(torch, curtain)
+    except Exception as error:
+        if curtain.replay:  # it must not become a run from the beginning
+            curtain.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _install(torch: Any, curtain: Curtain) -> None:
     directory = Path(os.environ["CARPOOL_PAGE"]).parent
     if not curtain.replay:
         recorder = Recorder(torch, Tape(), Mode.RECORD)
@@ -297,12 +307,8 @@ def install(torch: Any, curtain: Curtain) -> None:
 
 
 def _install_replay(torch: Any, curtain: Curtain, directory: Path) -> Recorder:
-    try:
-        file = CheckpointFile(Path(curtain.replay))
-        refusal = _refusal(torch, file.contents, curtain.how)
-    except Exception as error:  # noqa: BLE001 - a replay that cannot begin must not become a fresh run
-        curtain.fail(str(error))
-        raise
+    file = CheckpointFile(Path(curtain.replay))
+    refusal = _refusal(torch, file.contents, curtain.how)
     if refusal:
         curtain.fail(refusal)
     contents = file.contents
@@ -314,7 +320,7 @@ def _install_replay(torch: Any, curtain: Curtain, directory: Path) -> Recorder:
     replay = Replay(torch, file, recording, curtain)
     recorder.on_step = replay.on_step
     sys.excepthook = replay.note_error
-    atexit.register(replay.at_exit)
+    curtain.standing = replay.standing
     return recorder
 
 

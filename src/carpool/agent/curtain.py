@@ -6,8 +6,11 @@ may be written to files or started. In a run that is recorded, what could not be
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +38,18 @@ class Curtain:
         self.trouble = ""  # the first deed that cannot be replayed
         self.is_ours = False  # our own files are written
         page, parked = os.environ.get("CARPOOL_PAGE", ""), os.environ.get("CARPOOL_PARKED", "")
-        self._harmless = (*HARMLESS, *(path for path in (os.path.dirname(page), parked) if path))
+        self._harmless = (*HARMLESS, *(path for path in (page and str(Path(page).parent), parked) if path))
         self.is_closed = bool(replay)
-        self._out = self._err = -1
+        self.standing: Callable[[], str] = lambda: "its program ended before it imported torch"
+        self._kept: dict[int, int] = {}  # where the program's output and messages go once they are let through
         if self.is_closed:
-            self._out, self._err = os.dup(1), os.dup(2)
             nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, 1)
-            os.dup2(nothing, 2)
+            for number in (1, 2):
+                with contextlib.suppress(OSError):  # closed by whoever started the program
+                    self._kept[number] = os.dup(number)
+                    os.dup2(nothing, number)
             os.close(nothing)
+            atexit.register(self._at_exit)
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Python calls this for many things; only few are looked at."""
@@ -67,15 +73,20 @@ class Curtain:
             self.is_closed = False
             sys.stdout.flush()
             sys.stderr.flush()
-            os.dup2(self._out, 1)
-            os.dup2(self._err, 2)
-            os.close(self._out)
-            os.close(self._err)
+            for number, kept in self._kept.items():
+                os.dup2(kept, number)
+                os.close(kept)
 
     def fail(self, reason: str) -> None:
         """End a replay that must not go on; what the program wrote meanwhile is never seen."""
-        os.write(self._err, f"carpool: cannot go on from {self.replay}: {reason}\n".encode(errors="replace"))
+        message = f"carpool: cannot go on from {self.replay}: {reason}\n".encode(errors="replace")
+        with contextlib.suppress(OSError):
+            os.write(self._kept.get(2, -1), message)
         os._exit(1)
+
+    def _at_exit(self) -> None:
+        if self.is_closed:
+            self.fail(self.standing())
 
     def _written(self, args: tuple[Any, ...]) -> str:
         path, _, flags = args
@@ -93,6 +104,6 @@ current: Curtain | None = None
 def begin() -> None:
     """For the first Python of the job only; those that it starts are on their own."""
     global current
-    os.environ.pop("CARPOOL_RECORD", None)
+    del os.environ["CARPOOL_RECORD"]
     current = Curtain(os.environ.pop("CARPOOL_REPLAY", ""), os.environ.pop("CARPOOL_REPLAY_HOW", ""))
     sys.addaudithook(current.audit)

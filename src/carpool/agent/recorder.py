@@ -276,7 +276,8 @@ class Recorder:
     def _make(self, sign: Any) -> Any:
         if sign[0] == "tensor":
             made = self._torch.zeros(sign[1], dtype=sign[2], device=sign[3])
-            return made.requires_grad_() if sign[4] else made
+            # Not a leaf, as the real result is none: the program may change it in place.
+            return made.requires_grad_().clone() if sign[4] else made
         if sign[0] == "plain":
             return sign[1]
         if sign[0] is dict:

@@ -22,6 +22,7 @@ from carpool.wire.places import find_places
 
 LOOK_SECONDS = 0.05
 SAY_AFTER_SECONDS = 3.0
+STEPS_MAX = 256
 HASH_SEED_MAX = 2**32 - 1
 
 
@@ -56,16 +57,15 @@ def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
         return
-    print(
-        f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])}, route: replay);"
-        f" go on with: carpool run --from {file} -- " + " ".join(order["argv"])
-    )
+    print(f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
+    print(f"  route: replay ({process_route()})")
+    print(f"  go on: carpool run --from {file} -- {' '.join(order['argv'])}")
 
 
 def _wait(order: dict[str, Any]) -> dict[str, Any]:
     """Until the job has written the file or said why not."""
     places, path = find_places(), Path(str(order["directory"])) / "checkpoint.answer"
-    began, is_said = time.monotonic(), False
+    began, is_said, first = time.monotonic(), False, None
     while True:
         try:
             answer: dict[str, Any] = json.loads(path.read_bytes())
@@ -76,6 +76,12 @@ def _wait(order: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = call(places, "job", job=order["job"])["job"]  # type: ignore[assignment]  # JSON
         if found["state"] in ("finished", "failed", "cancelled"):
             raise RefusedError(f"job {order['job']} ended before it was written: {found['reason']}")
+        first = found["steps"] if first is None else first
+        if found["steps"] - first > STEPS_MAX:
+            raise RefusedError(
+                f"job {order['job']} made {found['steps'] - first} iterations, none of which ended with the step of an"
+                " optimizer; only such programs can be written to a file"
+            )
         if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
             is_said = True
             print(f"carpool: waits for its next two steps; {found['reason']}", file=sys.stderr)
@@ -115,6 +121,5 @@ def _check_program(source: Path, recorded: list[str], argv: list[str]) -> None:
 
 
 def process_route() -> str:
-    """Whether whole processes could be written instead (CRIU); carpool only says so, it does not use it."""
-    found = shutil.which("criu")
-    return f"CRIU is at {found}, and not used" if found else "CRIU is not installed"
+    """Whether whole processes could be written instead; carpool only says so, it does not use it."""
+    return "CRIU is installed and not used" if shutil.which("criu") else "CRIU is not installed"
