@@ -18,6 +18,7 @@
 #define CP_H_DENIED_COUNT 5
 #define CP_H_DENIED_BYTES 6
 #define CP_H_LENT_USED 7
+#define CP_H_CHECKPOINT 8
 
 #define CP_S_PID 0
 #define CP_S_LIVE 1

@@ -19,6 +19,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     NeedsMeasured,
     ProgressSeen,
@@ -212,6 +213,9 @@ class CoreDriver:
 
     def resume(self, job: str) -> list[Effect]:
         return self.send(ResumeAsked(job=JobId(job)))
+
+    def migrate(self, job: str, device: str) -> list[Effect]:
+        return self.send(MigrateAsked(job=JobId(job), device=DeviceId(device)))
 
     def parked(self, job: str, parked_bytes: int, resident_bytes: int = 0, *, move_ns: Nanos = MS) -> list[Effect]:
         event = JobParked(job=JobId(job), parked_bytes=parked_bytes, resident_bytes=resident_bytes, move_ns=move_ns)

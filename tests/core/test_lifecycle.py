@@ -20,6 +20,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     NeedsMeasured,
     ProgressSeen,
@@ -72,6 +73,7 @@ def event_of(kind: type) -> JobEvent:
         CancelAsked: CancelAsked(job=J),
         SuspendAsked: SuspendAsked(job=J),
         ResumeAsked: ResumeAsked(job=J),
+        MigrateAsked: MigrateAsked(job=J, device=DeviceId("gpu1")),
         JobParked: JobParked(job=J, parked_bytes=GIB, resident_bytes=0, move_ns=MS),
         JobUnparked: JobUnparked(job=J, move_ns=MS),
         MoveFailed: MoveFailed(job=J, reason="the disk is full"),
@@ -169,6 +171,7 @@ WAYS: dict[JobState, Callable[[CoreDriver], None]] = {
 # What the scheduler orders in the same call, because of what the event said.
 FOLLOWS: dict[tuple[JobState, type], JobState] = {
     (JobState.WAITING, SuspendAsked): JobState.PARKING,
+    (JobState.WAITING, MigrateAsked): JobState.PARKING,
     (JobState.PARKED, ResumeAsked): JobState.UNPARKING,
     (JobState.PARKING, LeaseReturned): JobState.PARKING,  # it is suspended and waits again
     (JobState.PARKED, LeaseReturned): JobState.PARKING,
@@ -189,6 +192,8 @@ def test_an_event_moves_a_job_by_the_table_or_is_rejected_and_changes_nothing(
     make_core: MakeCore, state: JobState, kind: type
 ) -> None:
     core = ready(make_core, state)
+    if kind is MigrateAsked and may_move(state, kind):
+        core.add_device("gpu1", 16 * GIB)
     before = core.scheduler.picture(now=core.now)
     wakeup = core.scheduler.next_wakeup()
     effects = core.send(event_of(kind))

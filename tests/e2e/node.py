@@ -81,10 +81,10 @@ class Started:
     def __init__(self, node: Node, arguments: Sequence[str], **options: Any) -> None:
         number = len(node.started)
         self._out, self._err = node.files / f"{number}.out", node.files / f"{number}.err"
-        stdin = options.pop("stdin", subprocess.DEVNULL)
+        stdin, cwd = options.pop("stdin", subprocess.DEVNULL), options.pop("cwd", PROGRAMS)
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                arguments, stdin=stdin, stdout=out, stderr=err, env=node.environment, cwd=PROGRAMS, **options
+                arguments, stdin=stdin, stdout=out, stderr=err, env=node.environment, cwd=cwd, **options
             )
         node.started.append(self)
 

@@ -22,6 +22,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     NeedsMeasured,
     ProgressSeen,
@@ -196,6 +197,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def suspend(self, index: int, is_resumed: bool) -> None:
         kind = ResumeAsked if is_resumed else SuspendAsked
         self.watched.send(kind(job=self.find(index, kind)))
+
+    @rule(index=any_job, device=st.sampled_from(["gpu0", "gpu1", "gpu2", "gpu9"]))
+    def migrate(self, index: int, device: str) -> None:
+        self.watched.send(MigrateAsked(job=self.find(index, MigrateAsked), device=DeviceId(device)))
 
     @rule(index=any_job, share=st.integers(0, 4), resident_bytes=st.integers(0, 70))
     def move_ends(self, index: int, share: int, resident_bytes: int) -> None:

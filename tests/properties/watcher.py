@@ -13,6 +13,7 @@ from carpool.core.effects import (
     CloseJob,
     Effect,
     GrantLease,
+    MoveJob,
     ParkJob,
     RecallLease,
     RefuseJob,
@@ -33,6 +34,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     Tick,
 )
@@ -86,6 +88,10 @@ class WatchedScheduler:
             self.send(Tick())  # whatever is due by now has nothing to do with the event
         if not self._is_legal(event):
             return self._send_in_vain(event)
+        if isinstance(event, MigrateAsked):
+            self.send(Tick())
+            if self._is_refused(event):
+                return self._send_in_vain(event)
         successor = self.scheduler.successor(event.job) if isinstance(event, LeaseReturned) else None
         effects = self._hand_over(event)
         assert successor is None or successor in effects, "a driver may have told him already (D5)"
@@ -95,6 +101,19 @@ class WatchedScheduler:
             self._follow(effect, event)
         self.check()
         return effects
+
+    def _is_refused(self, event: MigrateAsked) -> bool:
+        """V1: whether the scheduler would refuse this move; a job that fits without any doubt must not be."""
+        refusal = self.scheduler.move_refusal(event.job, event.device)
+        job = self.job(event.job)
+        target = next((each for each in self.picture().devices if each.id == event.device), None)
+        is_sound = target is not None and job.moving_to is None and job.device != event.device
+        if target is not None and is_sound and job.needs is not None:
+            total = job.needs.resident_bytes + job.needs.ephemeral_bytes
+            room = target.capacity_bytes if job.is_suspended and job.state is JobState.PARKED else target.free_bytes
+            assert not (refusal and total <= min(room, target.free_bytes)), refusal
+        assert is_sound or refusal
+        return bool(refusal)
 
     def _send_in_vain(self, event: Event) -> list[Effect]:
         """An event that makes no sense is rejected and changes nothing."""
@@ -222,6 +241,10 @@ class WatchedScheduler:
                 assert effect.job not in books.unparking
                 assert not self.job(effect.job).is_suspended, "P4: only a resumed job comes back"
                 books.unparking.add(effect.job)
+            case MoveJob():
+                job = self.job(effect.job)
+                assert (job.device, job.kept_on) == (effect.device, None), "V3: counted there, and there only"
+                assert effect.source != effect.device
             case StartJob() | RefuseJob():
                 assert effect.job in books.queued, f"{effect} of a job that is not queued"
                 books.queued.remove(effect.job)
@@ -267,6 +290,10 @@ class WatchedScheduler:
     def _check_bytes(self, device: DevicePicture, node: NodePicture) -> None:
         """L1 and L2."""
         promised = [job.promised_bytes for job in node.jobs if job.device == device.id]
+        promised += [job.kept_bytes for job in node.jobs if job.kept_on == device.id]
+        assert all(job.state in AWAY and job.device != device.id for job in node.jobs if job.kept_on == device.id), (
+            "V2"
+        )
         lanes = [lane.bytes for lane in device.lanes]
         assert all(count >= 0 for count in promised + lanes)
         assert sum(promised) + sum(lanes) <= device.capacity_bytes
@@ -335,7 +362,12 @@ class WatchedScheduler:
 
 
 def is_leaving(job: JobPicture) -> bool:
-    return job.is_suspended or job.leaving_for is not None
+    return job.is_suspended or job.leaving_for is not None or is_departing(job)
+
+
+def is_departing(job: JobPicture) -> bool:
+    """Asked to go on elsewhere, and not booked there yet."""
+    return job.moving_to is not None and job.kept_on is None
 
 
 def is_covered(job: JobPicture, device: DevicePicture) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -50,8 +51,12 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
         try:
-            from carpool.agent import torch_hooks
+            from carpool.agent import curtain, torch_hooks
 
+            if curtain.current is not None:
+                from carpool.agent import checkpoint
+
+                checkpoint.install(module, curtain.current)
             torch_hooks.install(module)
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
             sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
@@ -61,5 +66,9 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 
 def watch() -> None:
     """Called by the injected sitecustomize at interpreter start."""
+    if os.environ.get("CARPOOL_RECORD"):
+        from carpool.agent import curtain
+
+        curtain.begin()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, TorchWatcher())

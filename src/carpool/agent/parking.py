@@ -105,7 +105,7 @@ class Parking:
             return self._answer
         if self._movable is None:
             return m.Parked(moved_bytes=0, move_ns=0, reason="carpool knows no tensors in this program")
-        obstacle = self._movable.obstacle() or _thread_in_the_way()
+        obstacle = self._movable.obstacle() or thread_in_the_way()
         if obstacle:
             return m.Parked(moved_bytes=0, move_ns=0, reason=obstacle)
         began = time.monotonic_ns()
@@ -170,7 +170,7 @@ class HeldSignals:
             signal.raise_signal(number)
 
 
-def _thread_in_the_way() -> str:
+def thread_in_the_way() -> str:
     """Another thread that might touch a tensor meanwhile, as a reason (K2)."""
     here = threading.current_thread()
     for thread in threading.enumerate():

@@ -8,9 +8,11 @@ import click
 
 from carpool import __version__
 from carpool.cli.bench import bench
+from carpool.cli.checkpoint import checkpoint
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
 from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
+from carpool.cli.move import migrate
 from carpool.cli.run import run, submit
 from carpool.cli.sim import sim
 from carpool.cli.top import top
@@ -28,12 +30,30 @@ def carpool() -> None:
     carpool ps, carpool top                 who runs, who waits
     carpool explain JOB                     why it waits, in one sentence
     carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
+    carpool migrate JOB --to DEVICE         go on on another device of this node
+    carpool checkpoint JOB FILE             write it to a file; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
 
 
-for command in (run, submit, ps, top, explain, logs, suspend, resume, cancel, daemon, doctor, sim, bench):
+for command in (
+    run,
+    submit,
+    ps,
+    top,
+    explain,
+    logs,
+    suspend,
+    resume,
+    migrate,
+    checkpoint,
+    cancel,
+    daemon,
+    doctor,
+    sim,
+    bench,
+):
     carpool.add_command(command)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
@@ -38,6 +39,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
+        click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
+        click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
+        click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
         click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
     ]
     for option in reversed(options):
@@ -58,11 +62,13 @@ def run(argv: tuple[str, ...], **options: Any) -> int:
     \b
     carpool run -- python train.py --epochs 3
     carpool run --memory 2GiB --steps 5000 --name bert -- python train.py
+    carpool run --from bert.ckpt -- python train.py     see carpool checkpoint --help
     """
     places = find_places()
     spec = make_spec(list(argv), options)
+    environment = {**os.environ, **recorded_environment(options, list(argv))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
-    program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
+    program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     runner = Runner(places, program, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -83,8 +89,9 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     places = find_places()
     spec = make_spec(list(argv), options)
+    environment = {**os.environ, **recorded_environment(options, list(argv))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
-    answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=dict(os.environ))
+    answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     job = answer["job"]
     assert isinstance(job, dict)
     if as_json:

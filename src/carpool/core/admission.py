@@ -245,4 +245,5 @@ def room_on(node: Node, device: Device, job: Job) -> int:
             is_open = other.needs is None and other.spec.cap_bytes is None
             others += min(promised_bytes, other.live_bytes) if is_open else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
-    return max(job.promised_bytes, device.capacity_bytes - others - lanes_bytes)
+    kept = sum(device.kept.values())
+    return max(job.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)

@@ -74,6 +74,15 @@ class UnparkJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveJob:
+    """The job has moved from one device to another: it is counted there, also after a restart of the driver."""
+
+    job: JobId
+    source: DeviceId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
     """End the job's processes."""
 
@@ -141,6 +150,7 @@ Effect = (
     | RevokeLease
     | ParkJob
     | UnparkJob
+    | MoveJob
     | StopJob
     | CloseJob
     | ExplainWait

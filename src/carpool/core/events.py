@@ -112,6 +112,14 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateAsked:
+    """Somebody wants the job to go on on another device of this node."""
+
+    job: JobId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobParked:
     """The job's persistent bytes are on the host; `resident_bytes` is what stayed on the device."""
 
@@ -154,6 +162,7 @@ JobEvent = (
     | CancelAsked
     | SuspendAsked
     | ResumeAsked
+    | MigrateAsked
     | JobParked
     | JobUnparked
     | MoveFailed

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.ledger import free_bytes
+from carpool.core.ledger import free_bytes, promised_bytes
 from carpool.core.model import Device, Job, JobId, Lane, LaneId
 from carpool.errors import InternalError
 
@@ -54,7 +54,7 @@ def merging_would_fit(device: Device, *, resident_bytes: int, ephemeral_bytes: i
     if len(device.lanes) < 2:
         return False
     widest = max(lane.bytes for lane in device.lanes.values())
-    used = sum(device.promised.values()) + resident_bytes + max(widest, ephemeral_bytes)
+    used = promised_bytes(device) + resident_bytes + max(widest, ephemeral_bytes)
     return used <= device.capacity_bytes
 
 

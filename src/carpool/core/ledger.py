@@ -4,7 +4,8 @@ Two kinds of bytes are promised: to a job, for what stays between its turns (its
 framework's overhead), and to a lane, for what its jobs use inside a turn, one at a time.
 
 Rules
-  L1  Σ promised to jobs + Σ lanes ≤ capacity. A promise that would break L1 is not made; the job waits.
+  L1  Σ promised to jobs + Σ kept for jobs on their way to another device + Σ lanes ≤ capacity. A promise that would
+      break L1 is not made; the job waits.
   L2  Every promise is at least zero and belongs to a resident job of this device.
   L3  A lane is at least as large as the largest measured ephemeral need of the jobs whose needs are covered.
   L4  A job whose needs are not known yet is promised one sum that has to cover both kinds together.
@@ -26,7 +27,7 @@ from carpool.errors import InternalError
 
 
 def promised_bytes(device: Device) -> int:
-    return sum(device.promised.values())
+    return sum(device.promised.values()) + sum(device.kept.values())
 
 
 def lanes_bytes(device: Device) -> int:
@@ -46,6 +47,15 @@ def promise(device: Device, job: Job, count: int) -> None:
 def release(device: Device, job: Job) -> None:
     device.promised.pop(job.id, None)
     job.promised_bytes = 0
+
+
+def keep(device: Device, job: Job, count: int) -> None:
+    """Keep room for a job that leaves for another device, until it has arrived there (V2)."""
+    device.kept[job.id] = count
+
+
+def unkeep(device: Device, job: Job) -> None:
+    device.kept.pop(job.id, None)
 
 
 def covers(device: Device, job: Job) -> bool:

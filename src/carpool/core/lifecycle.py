@@ -17,6 +17,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     NeedsMeasured,
     ProgressSeen,
@@ -64,6 +65,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, CancelAsked): state for state in _LIVE},
     **{(state, SuspendAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
+    **{(state, MigrateAsked): state for state in _MANAGED},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
 }
 

@@ -166,12 +166,15 @@ class Job:
     move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
     move_trouble: str = ""  # why the last move failed; empty after one that went well
     move_fails: int = 0  # how often in a row it could not be parked for another
+    moving_to: DeviceId | None = None  # somebody asked that it goes on there; None again once it is booked there
+    moving_from: DeviceId | None = None  # booked on its target but not arrived: where its room is kept (V2)
+    move_refused: str = ""  # why the last move to another device came to nothing
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
 
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended or self.leaving_for is not None
+        return self.is_suspended or self.leaving_for is not None or self.moving_to is not None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,6 +194,7 @@ class Device:
     capacity_bytes: int
     lanes: dict[LaneId, Lane] = field(default_factory=dict)
     promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
+    kept: dict[JobId, int] = field(default_factory=dict)  # room of jobs that left for another device (V2)
     tenants: dict[TenantId, Tenant] = field(default_factory=dict)
     tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
     lanes_made: int = 0

@@ -75,6 +75,7 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
     device = node.device_of(job)
     job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     if job.state is JobState.PARKING:
+        give_up_move(job, reason)
         job.parked_bytes = 0
         if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
             job.move_retry_ns = now + (node.settings.move_retry_ns << min(job.move_fails, FAILS_COUNTED))
@@ -83,6 +84,12 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
         return
     lanes.remove(device, job)
     ledger.promise(device, job, job.stayed_bytes)
+
+
+def give_up_move(job: Job, reason: str) -> None:
+    """A job that was to go on on another device stays on its own, and is not tried again."""
+    if job.moving_to is not None:
+        job.moving_to, job.move_refused = None, reason
 
 
 def came_back_alone(node: Node, job: Job) -> None:
@@ -113,6 +120,7 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     limit = node.settings.host_bytes_max
     if limit is not None and node.host_bytes() + wanted > limit:
         job.move_trouble = reasons.host_full(wanted, node.host_bytes(), limit)
+        give_up_move(job, job.move_trouble)
         return []
     raise_floors(node, device)
     job.parked_bytes = wanted

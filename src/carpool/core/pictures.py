@@ -63,6 +63,10 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         move_ns=job.move_ns,
         move_trouble=job.move_trouble,
         reason=explain(node, job, now=now),
+        moving_to=job.moving_to if job.moving_from is None else job.device,
+        kept_on=job.moving_from,
+        kept_bytes=node.devices[job.moving_from].kept[job.id] if job.moving_from is not None else 0,
+        move_refused=job.move_refused,
     )
 
 

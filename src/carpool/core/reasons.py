@@ -115,6 +115,8 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
 def leaving(job: Job) -> str:
     if job.is_suspended:
         return f"{job.spec.name} was suspended"
+    if job.moving_to is not None:
+        return f"{job.spec.name} moves to {job.moving_to}"
     return f"{job.spec.name} makes room for {job.leaving_for}"
 
 
@@ -152,6 +154,29 @@ def after_stay(leaver: Job, stay_ns: Nanos, percent: int) -> str:
     )
 
 
+def no_target(node: Node, job: Job, to: str) -> str:
+    return f"job {job.id} cannot move to {to}: there is no such device; there are {', '.join(node.devices)}"
+
+
+def on_its_way(job: Job) -> str:
+    return f"job {job.id} is on its way to {job.moving_to or job.device}; wait until it is there"
+
+
+def already_there(job: Job, target: Device) -> str:
+    return f"job {job.id} is on {target.id} already"
+
+
+def unmeasured(job: Job) -> str:
+    return (
+        f"job {job.id} cannot be moved yet: nobody knows what it needs until its first turns are measured"
+        f" (it made {job.steps} steps); try again then, or start it with --memory"
+    )
+
+
+def no_room(job: Job, need: int, target: Device) -> str:
+    return f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {_terms(target)}"
+
+
 def suspended_in_queue(job: Job) -> str:
     return f"suspended before it started; it waits in the queue again after: carpool resume {job.id}"
 
@@ -165,6 +190,8 @@ def host_full(wanted: int, used: int, limit: int) -> str:
 
 def stays(job: Job, device: Device) -> str:
     """A job that is to leave waits at a boundary and could not."""
+    if job.moving_to is not None:
+        return f"moves to {job.moving_to}: {format_bytes(job.promised_bytes)} is about to leave {device.id}"
     trouble = job.move_trouble or "it is about to move"
     if not job.is_suspended:
         held = f"{format_bytes(job.promised_bytes)} still on {device.id}"
@@ -199,6 +226,8 @@ def standing(job: Job, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
     asked = "; it is suspended at its next boundary" if job.is_suspended else ""
+    asked += f"; it moves to {job.moving_to} at its next boundary" if job.moving_to else ""
+    asked += f"; it was not moved: {job.move_refused}" if job.move_refused else ""
     match job.state:
         case JobState.STARTING:
             said = f"its program has run for {span} and has not reached an iteration boundary yet"
@@ -212,9 +241,11 @@ def standing(job: Job, *, now: Nanos) -> str:
         case JobState.IDLE:
             return f"has wanted no turn for {span}: it loads data, saves, or is between its loops{asked}"
         case JobState.PARKING:
-            return f"its memory has been moving to the host for {span}"
+            onward = f", on its way to {job.moving_to}" if job.moving_to else ""
+            return f"its memory has been moving to the host for {span}{onward}"
         case JobState.UNPARKING:
-            return f"its memory has been moving back from the host for {span}"
+            onward = f", to {job.device} where it comes from {job.moving_from}" if job.moving_from else ""
+            return f"its memory has been moving back from the host for {span}{onward}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
         case JobState.QUEUED | JobState.WAITING | JobState.PARKED:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, parking, pictures, rotation
+from carpool.core import admission, lanes, ledger, migration, parking, pictures, rotation
 from carpool.core.accounts import begin_wanting, charge_holders, newcomer_level, note_steps, raise_floors, reset_marks
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
@@ -42,6 +42,7 @@ from carpool.core.events import (
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MigrateAsked,
     MoveFailed,
     NeedsMeasured,
     ProgressSeen,
@@ -50,19 +51,7 @@ from carpool.core.events import (
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import (
-    AWAY,
-    ENDED,
-    WANTING,
-    Device,
-    DeviceId,
-    History,
-    Job,
-    JobId,
-    JobState,
-    LaneId,
-    Nanos,
-)
+from carpool.core.model import AWAY, ENDED, WANTING, Device, DeviceId, History, Job, JobId, JobState, LaneId, Nanos
 from carpool.core.node import Node, Settings, is_holding
 from carpool.core.policies.base import Policy
 from carpool.core.settle import settle
@@ -113,6 +102,10 @@ class Scheduler:
         found = self._node.jobs.get(job)
         return found.state if found is not None else None
 
+    def move_refusal(self, job: JobId, device: DeviceId) -> str:
+        """Why a job could not be moved to this device now; empty if it could."""
+        return migration.refusal(self._node, self._node.jobs[job], device)
+
     def holders(self) -> list[JobId]:
         """The jobs that hold a turn; a driver reports their progress with each Tick."""
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
@@ -146,6 +139,7 @@ class Scheduler:
             ledger.check_ledger(device, node.jobs)
             lanes.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
+        migration.check(node)
         for job in node.jobs.values():
             if is_holding(job) != (job.lease is not None):
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
@@ -180,6 +174,13 @@ class Scheduler:
             return [self._reject(event, "no such job")]
         if not may_move(job.state, type(event)):
             return [self._reject(event, f"the job is {job.state}")]
+        if isinstance(event, MigrateAsked):
+            refused = migration.take(self._node, job, event, now=now)
+            self._bytes_changed = not refused
+            return refused
+        return self._take_known(job, event, now)
+
+    def _take_known(self, job: Job, event: JobEvent, now: Nanos) -> list[Effect]:
         match event:
             case LeaseAsked():
                 return self._on_asked(job, now)
@@ -200,7 +201,7 @@ class Scheduler:
                 rotation.note_move(self._node, job, now=now)
                 self._bytes_changed = True
                 return []
-            case JobSubmitted() | JobAdopted():
+            case JobSubmitted() | JobAdopted() | MigrateAsked():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
                 assert_never(event)

@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, parking, reasons, rotation
+from carpool.core import admission, lanes, ledger, migration, parking, reasons, rotation
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -19,7 +19,7 @@ ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Cover outgrown promises, cut lanes, admit the queue, and tell jobs how much they may hold."""
     effects: list[Effect] = []
-    returns: list[Effect] = []
+    returns = migration.settle(node, now=now)
     for device in node.devices.values():
         raise_floors(node, device)
         lanes.shrink(device, node.jobs)

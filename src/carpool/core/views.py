@@ -59,6 +59,10 @@ class JobPicture:
     move_ns: Nanos
     move_trouble: str
     reason: str
+    moving_to: DeviceId | None = None  # asked to go there, or booked there and not arrived
+    kept_on: DeviceId | None = None  # where its room is kept until it has arrived
+    kept_bytes: int = 0
+    move_refused: str = ""  # why its last move to another device came to nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

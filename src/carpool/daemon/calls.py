@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.events import CancelAsked, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
-from carpool.core.model import JobId
+from carpool.core.model import DeviceId, JobId, JobState
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
@@ -21,6 +22,7 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
+from carpool.wire import page as pages
 
 if TYPE_CHECKING:
     from carpool.daemon.desk import Desk
@@ -65,6 +67,12 @@ class Calls:
                 return self.suspend(str(arguments.get("job", "")), is_resumed=False)
             case "resume":
                 return self.suspend(str(arguments.get("job", "")), is_resumed=True)
+            case "migrate":
+                return self.migrate(str(arguments.get("job", "")), str(arguments.get("device", "")))
+            case "checkpoint":
+                return self.checkpoint(
+                    str(arguments.get("job", "")), str(arguments.get("file", "")), stop=bool(arguments.get("stop"))
+                )
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -143,6 +151,46 @@ class Calls:
             live.save()
         self._loop.tell(event)
         return self.job(job)
+
+    def migrate(self, wanted: str, device: str) -> dict[str, object]:
+        """Let a job go on on another device of this node."""
+        job = self._find_live(wanted)
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        if not may_move(picture.state, MigrateAsked):
+            raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
+        refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
+        if not refusal and "cuda" in {each.kind for each in self._devices if each.id in (device, picture.device)}:
+            refusal = (
+                f"job {job} cannot move from {picture.device} to {device}: a process keeps the GPU it was started"
+                " with; write it to a file and start it there: carpool checkpoint, then carpool run --from"
+            )
+        if refusal:
+            raise RefusedError(refusal)
+        self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
+        return self.job(job)
+
+    def checkpoint(self, wanted: str, file: str, *, stop: bool) -> dict[str, object]:
+        """Tell a job to write itself to a file; its answer appears in its directory."""
+        job = self._find_live(wanted)
+        if job is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        live = self._loop.jobs[job]
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns())
+        if live.page is None or picture is None or picture.state is JobState.QUEUED:
+            raise RefusedError(f"job {job} has not started; there is nothing to write yet")
+        if picture.is_suspended:
+            raise RefusedError(f"job {job} is suspended; it is written at its next steps: carpool resume {job}")
+        if not (live.directory / "checkpoint.ready").exists():
+            raise RefusedError(
+                f"job {job} does not record its steps (or has not imported torch yet); start it with:"
+                f" carpool run --checkpointable -- {' '.join(live.file.argv)}"
+            )
+        number = live.page.words[pages.H_CHECKPOINT] + 1
+        (live.directory / "checkpoint.order").write_text(json.dumps({"number": number, "file": file, "stop": stop}))
+        live.page.words[pages.H_CHECKPOINT] = number
+        return {"job": job, "number": number, "directory": str(live.directory), "argv": live.file.argv}
 
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
         try:

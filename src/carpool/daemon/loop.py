@@ -18,6 +18,7 @@ from carpool.core.effects import (
     Effect,
     ExplainWait,
     GrantLease,
+    MoveJob,
     NameHog,
     ParkJob,
     RecallLease,
@@ -201,6 +202,7 @@ class Loop:
         | RevokeLease
         | ParkJob
         | UnparkJob
+        | MoveJob
         | StopJob
         | CloseJob
         | ExplainWait
@@ -219,7 +221,7 @@ class Loop:
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
                     self.tell(LeaseAsked(job=effect.job))
-            case ParkJob() | UnparkJob():
+            case ParkJob() | UnparkJob() | MoveJob():
                 self._move(effect)
             case StopJob():
                 self._starter.stop(self.jobs[effect.job])
@@ -236,8 +238,11 @@ class Loop:
             case _:
                 assert_never(effect)
 
-    def _move(self, effect: ParkJob | UnparkJob) -> None:
+    def _move(self, effect: ParkJob | UnparkJob | MoveJob) -> None:
         live = self.jobs[effect.job]
+        if isinstance(effect, MoveJob):
+            self._starter.moved(live, effect.device)
+            return
         event = parking.park(live, effect.limit_bytes) if isinstance(effect, ParkJob) else parking.unpark(live)
         if event is not None:  # no process of the job could be told
             self.tell(event)

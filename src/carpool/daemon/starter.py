@@ -63,6 +63,15 @@ class Starter:
             return JobExited(job=live.id, code=1, reason=reason)
         return None
 
+    def moved(self, live: LiveJob, device: DeviceId) -> None:
+        """The job is on another device now; a daemon that is started anew finds it there."""
+        facts = self._devices[device]
+        live.file.device, live.file.kind = facts.id, facts.kind
+        try:
+            live.save()
+        except OSError as error:
+            log.warning("job.unsaved job=%s reason=%s", live.id, error)
+
     def send_start(self, live: LiveJob) -> None:
         if live.runner is None or live.page is None:
             return

@@ -135,6 +135,7 @@ _LOG_NAMES = {
     "RefuseJob": "job.refused",
     "ParkJob": "job.parking",
     "UnparkJob": "job.unparking",
+    "MoveJob": "job.moved",
     "StopJob": "job.stopped",
     "CloseJob": "job.ended",
     "ExplainWait": "job.waits",

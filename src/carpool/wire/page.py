@@ -41,6 +41,7 @@ H_SLOTS_USED = 4  # meter: one past the highest slot ever claimed
 H_DENIED_COUNT = 5  # meter: allocations refused for the cap
 H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
 H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
+H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint; 0 if there was none
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot

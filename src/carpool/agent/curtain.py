@@ -1,0 +1,109 @@
+"""Stands between a program and the world in a job that can be checkpointed; begins before the program's first line.
+
+While a replay goes on, what the program writes to its terminal was written before, so it is held back, and nothing
+may be written to files or started. In a run that is recorded, what could not be replayed is noted with its reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import RefusedError
+
+HARMLESS = ("/dev/", "/proc/")  # and carpool's own files
+WRITING = os.O_WRONLY | os.O_RDWR
+DEEDS = {
+    "subprocess.Popen": "it started another program",
+    "os.system": "it started another program",
+    "os.posix_spawn": "it started another program",
+    "os.fork": "it started processes (data workers, say)",
+    "os.forkpty": "it started processes",
+    "os.remove": "it removed files",
+    "os.rename": "it renamed files",
+    "shutil.rmtree": "it removed files",
+    "builtins.input": "it read from its input",
+}
+
+
+class Curtain:
+    def __init__(self, replay: str, how: str) -> None:
+        self.replay = replay  # the checkpoint that is replayed; empty if there is none
+        self.how = how
+        self.trouble = ""  # the first deed that cannot be replayed
+        self.is_ours = False  # our own files are written
+        page, parked = os.environ.get("CARPOOL_PAGE", ""), os.environ.get("CARPOOL_PARKED", "")
+        self._harmless = (*HARMLESS, *(path for path in (page and str(Path(page).parent), parked) if path))
+        self.is_closed = bool(replay)
+        self.standing: Callable[[], str] = lambda: "its program ended before it imported torch"
+        self._kept: dict[int, int] = {}  # where the program's output and messages go once they are let through
+        if self.is_closed:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            for number in (1, 2):
+                with contextlib.suppress(OSError):  # closed by whoever started the program
+                    self._kept[number] = os.dup(number)
+                    os.dup2(nothing, number)
+            os.close(nothing)
+            atexit.register(self._at_exit)
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Python calls this for many things; only few are looked at."""
+        if self.is_ours:
+            return
+        if event == "open":
+            deed = self._written(args)
+        elif event == "socket.connect":
+            deed = f"it connected to {args[1]}" if not isinstance(args[1], str | bytes) else ""
+        else:
+            deed = DEEDS.get(event, "")
+        if deed and sys._getframe(1).f_code.co_filename.endswith("/tempfile.py"):
+            return  # a name of its own in every run
+        if deed and self.is_closed:
+            raise RefusedError(f"{deed}, which it had not done when it was recorded")
+        self.trouble = self.trouble or deed
+
+    def open(self) -> None:
+        """Let the program's output through from now on."""
+        if self.is_closed:
+            self.is_closed = False
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, kept in self._kept.items():
+                os.dup2(kept, number)
+                os.close(kept)
+
+    def fail(self, reason: str) -> None:
+        """End a replay that must not go on; what the program wrote meanwhile is never seen."""
+        message = f"carpool: cannot go on from {self.replay}: {reason}\n".encode(errors="replace")
+        with contextlib.suppress(OSError):
+            os.write(self._kept.get(2, -1), message)
+        os._exit(1)
+
+    def _at_exit(self) -> None:
+        if self.is_closed:
+            self.fail(self.standing())
+
+    def _written(self, args: tuple[Any, ...]) -> str:
+        path, _, flags = args
+        if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & WRITING:
+            return ""
+        name = os.fsdecode(path)
+        if name.startswith(self._harmless) or "__pycache__" in Path(name).parts:
+            return ""
+        return f"it wrote to {name}"
+
+
+current: Curtain | None = None
+
+
+def begin() -> None:
+    """For the first Python of the job only; those that it starts are on their own."""
+    global current
+    del os.environ["CARPOOL_RECORD"]
+    current = Curtain(os.environ.pop("CARPOOL_REPLAY", ""), os.environ.pop("CARPOOL_REPLAY_HOW", ""))
+    sys.addaudithook(current.audit)

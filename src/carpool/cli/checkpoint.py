@@ -1,0 +1,125 @@
+"""`carpool checkpoint`, and what `carpool run --from` looks at before it starts anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool.cli.reach import call
+from carpool.errors import RefusedError, UsageError
+from carpool.units import format_bytes
+from carpool.wire.checkpoint import CheckpointFile
+from carpool.wire.places import find_places
+
+LOOK_SECONDS = 0.05
+SAY_AFTER_SECONDS = 3.0
+STEPS_MAX = 256
+HASH_SEED_MAX = 2**32 - 1
+
+
+@click.command()
+@click.argument("job")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--stop", is_flag=True, help="End the job when the file is written: it goes on from there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
+    """Write a running job to a file, from which an unmodified script goes on in a new process, here or elsewhere.
+
+    The job must have been started with --checkpointable. It goes on running unless --stop is given; what cannot be
+    continued faithfully is refused with the reason, and the job is not disturbed.
+
+    \b
+    carpool run --checkpointable --name bert -- python train.py --epochs 3
+    carpool checkpoint bert bert.ckpt --stop
+    carpool run --from bert.ckpt -- python train.py --epochs 3
+    """
+    places = find_places()
+    path = file.absolute()
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a directory; make it first")
+    began = time.monotonic()
+    order: dict[str, Any] = call(places, "checkpoint", job=job, file=str(path), stop=stop)
+    answer = _wait(order)
+    if answer["reason"]:
+        raise RefusedError(f"job {order['job']} cannot be written to a file: {answer['reason']}")
+    if stop:
+        call(places, "cancel", job=order["job"])
+    facts = {"job": order["job"], "file": str(path), "route": "replay", "seconds": time.monotonic() - began, **answer}
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
+    print(f"  route: replay ({process_route()})")
+    print(f"  go on: carpool run --from {file} -- {' '.join(order['argv'])}")
+
+
+def _wait(order: dict[str, Any]) -> dict[str, Any]:
+    """Until the job has written the file or said why not."""
+    places, path = find_places(), Path(str(order["directory"])) / "checkpoint.answer"
+    began, is_said, first = time.monotonic(), False, None
+    while True:
+        try:
+            answer: dict[str, Any] = json.loads(path.read_bytes())
+            if answer["number"] == order["number"]:
+                return answer
+        except OSError:
+            pass
+        found: dict[str, Any] = call(places, "job", job=order["job"])["job"]  # type: ignore[assignment]  # JSON
+        if found["state"] in ("finished", "failed", "cancelled"):
+            raise RefusedError(f"job {order['job']} ended before it was written: {found['reason']}")
+        first = found["steps"] if first is None else first
+        if found["steps"] - first > STEPS_MAX:
+            raise RefusedError(
+                f"job {order['job']} made {found['steps'] - first} iterations, none of which ended with the step of an"
+                " optimizer; only such programs can be written to a file"
+            )
+        if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
+            is_said = True
+            print(f"carpool: waits for its next two steps; {found['reason']}", file=sys.stderr)
+        time.sleep(LOOK_SECONDS)
+
+
+def recorded_environment(options: Mapping[str, Any], argv: list[str]) -> dict[str, str]:
+    """What a program finds in its environment so that it is recorded, or goes on from a file; empty if neither."""
+    source: Path | None = options["from_file"]
+    if options["recompute"] and source is None:
+        raise UsageError("--recompute says how to go on from a file; give it: --from FILE")
+    if source is None and not options["checkpointable"]:
+        return {}
+    # The order of sets of words depends on it, so a replay must have the same.
+    added = {"CARPOOL_RECORD": "1"}
+    if "PYTHONHASHSEED" not in os.environ:
+        added["PYTHONHASHSEED"] = str(random.SystemRandom().randint(1, HASH_SEED_MAX))
+    if source is None:
+        return added
+    with CheckpointFile(source.absolute()) as file:
+        contents = file.contents
+    _check_program(source, contents["argv"], argv)
+    how = "recompute" if options["recompute"] else "skip"
+    return {
+        "CARPOOL_RECORD": "1",
+        "CARPOOL_REPLAY": str(source.absolute()),
+        "CARPOOL_REPLAY_HOW": how,
+        "PYTHONHASHSEED": contents["hash_seed"],
+    }
+
+
+def _check_program(source: Path, recorded: list[str], argv: list[str]) -> None:
+    if not Path(argv[0]).name.startswith("python") or argv[1:] != recorded:
+        raise UsageError(
+            f"{source} is of another program: python {' '.join(recorded)}; give the same words, not: {' '.join(argv)}"
+        )
+
+
+def process_route() -> str:
+    """Whether whole processes could be written instead; carpool only says so, it does not use it."""
+    return "CRIU is installed and not used" if shutil.which("criu") else "CRIU is not installed"

@@ -1,0 +1,46 @@
+"""`carpool migrate`: a running job goes on on another device of this node."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from carpool.cli.reach import call
+from carpool.errors import RefusedError, UsageError
+from carpool.wire.places import find_places
+
+ORDER_SECONDS = 0.05
+
+
+@click.command()
+@click.argument("job")
+@click.option("--to", "device", metavar="DEVICE", help="Where it goes, like cpu1 (carpool daemon status).")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job moves at its next boundary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
+    """Move a running job to another device of this node; its numbers are those of an undisturbed run.
+
+    It stops at its next boundary, its memory leaves, and it goes on there. Whatever fails on the way leaves it
+    where it was, with the reason and exit code 1.
+
+    \b
+    carpool migrate bert --to cpu1
+    """
+    if device is None:
+        raise UsageError(
+            f"say where job {job} should go: carpool migrate {job} --to DEVICE (see carpool daemon status)"
+        )
+    places = find_places()
+    found: dict[str, Any] = call(places, "migrate", job=job, device=device)["job"]  # type: ignore[assignment]  # JSON
+    while not no_wait and found["moving_to"] is not None:
+        time.sleep(ORDER_SECONDS)
+        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    if as_json:
+        print(json.dumps(found))
+    if not no_wait and found["device"] != device:
+        raise RefusedError(f"job {found['id']} was not moved: {found['move_refused'] or found['reason']}")
+    if not as_json:
+        print(f"{found['id']} is on {found['device']}: {found['reason']}")

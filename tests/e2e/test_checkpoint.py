@@ -1,0 +1,240 @@
+"""Written to a file, continued in a new process: both halves together are the undisturbed run, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.cli.reach import call
+from tests.e2e.alone import Alone
+from tests.e2e.node import PROGRAMS, Ended, Node, Started, wait_until
+from tests.e2e.scripts import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HELD = ["--steps", "120", "--width", "200", "--pause", "0.02"]
+REPLAYED = ["replayed.py", "--epochs", "8", "--pause", "0.02"]
+CONTINUED = [
+    ["held.py", "sgd", *HELD],
+    ["held.py", "groups", *HELD],
+    ["held.py", "half", *HELD],
+    ["held.py", "accumulation", *HELD],
+    ["held.py", "gan", *HELD],
+    REPLAYED,
+]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Node]:
+    """Another node, as far from the first as one machine allows."""
+    made = Node()
+    yield made
+    made.close()
+
+
+def order(node: Node, name: str, file: Path, *, stop: bool = False) -> dict[str, Any]:
+    """As the command does it, but without the start of a Python, in which a short job would end."""
+    told = call(node.places, "checkpoint", job=name, file=str(file), stop=stop)
+    path = Path(str(told["directory"])) / "checkpoint.answer"
+
+    def look() -> dict[str, Any] | None:
+        if not path.exists():
+            return None
+        answer: dict[str, Any] = json.loads(path.read_bytes())
+        return answer if answer["number"] == told["number"] else None
+
+    return wait_until(look, f"{name} is written or refused")
+
+
+def record(node: Node, name: str, *program: str) -> Started:
+    return node.run(*program, options=["--name", name, "--checkpointable"])
+
+
+def go_on(node: Node, file: Path, *program: str, how: str = "") -> Started:
+    return node.run(*program, options=["--from", str(file), *([how] if how else [])])
+
+
+def refused(ended: Ended, reason: str) -> None:
+    assert (ended.code, ended.out) == (1, b""), ended
+    assert reason in ended.err, ended.err
+
+
+@pytest.mark.parametrize(
+    "batch", [CONTINUED[:3], CONTINUED[3:]], ids=["plain, adam, half", "accumulation, gan, loader"]
+)
+def test_both_halves_are_the_undisturbed_run(
+    node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]]
+) -> None:
+    """Stopped in the middle; continued under another daemon, from a copy of the script in another directory."""
+    node.start(quantum="20ms")
+    elsewhere.start(quantum="20ms")
+    shutil.copytree(PROGRAMS, tmp_path / "copy")
+    jobs = {str(number): record(node, str(number), *program) for number, program in enumerate(batch)}
+    halves = {}
+    for number, job in jobs.items():
+        job.wait_lines(30)
+        answer = order(node, number, tmp_path / number, stop=True)
+        assert answer["reason"] == ""
+        lines = len(job.lines)
+        time.sleep(0.1)
+        assert len(job.lines) == lines, "it makes no further step"
+        call(node.places, "cancel", job=number)
+        halves[number] = job.wait().out
+    others = {
+        number: elsewhere.run(*batch[int(number)], options=["--from", str(tmp_path / number)], cwd=tmp_path / "copy")
+        for number in jobs
+    }
+    for number, other in others.items():
+        ended = other.wait()
+        assert ended.code == 0, ended.err
+        assert "last step verified" in ended.err
+        assert halves[number] and ended.out
+        assert halves[number] + ended.out == alone.output(*batch[int(number)])
+
+
+def test_a_job_goes_on_after_its_checkpoint_and_its_continuation_can_be_written_again(
+    node: Node, tmp_path: Path
+) -> None:
+    """With random numbers that no seed was given for."""
+    node.start()
+    program = [*REPLAYED, "--unseeded"]
+    first = record(node, "first", *program)
+    first.wait_lines(20)
+    done = node.carpool("checkpoint", "--json", "first", str(tmp_path / "one"))
+    assert done.code == 0, done.err
+    facts = json.loads(done.out)
+    assert (facts["route"], facts["bytes"]) == ("replay", (tmp_path / "one").stat().st_size)
+    second = node.run(*program, options=["--name", "second", "--from", str(tmp_path / "one")])
+    second.wait_lines(10)
+    assert order(node, "second", tmp_path / "two")["reason"] == ""
+    third = go_on(node, tmp_path / "two", *program, how="--recompute")
+    whole = first.wait().out
+    for job in (second, third):
+        ended = job.wait()
+        assert (ended.code, bool(ended.out)) == (0, True), ended.err
+        assert whole.endswith(ended.out)
+    assert len(second.out) > len(third.out)
+
+
+def test_another_program_other_words_and_a_damaged_file_are_refused(node: Node, tmp_path: Path) -> None:
+    node.start()
+    program = ["held.py", "sgd", "--steps", "100000", "--width", "64"]
+    script = tmp_path / "held.py"
+    shutil.copy(PROGRAMS / "held.py", script)
+    job = node.run(*program, options=["--name", "a", "--checkpointable"], cwd=tmp_path)
+    job.wait_lines(5)
+    file = tmp_path / "file"
+    assert order(node, "a", file)["reason"] == ""
+    done = go_on(node, file, *program, "--pause", "0.1").wait()
+    assert (done.code, "is of another program: python held.py sgd --steps 100000" in done.err) == (2, True), done.err
+    cut = tmp_path / "cut"
+    cut.write_bytes(file.read_bytes()[:-100])
+    refused(go_on(node, cut, *program).wait(), "is damaged")
+    refused(go_on(node, script, *program).wait(), "is no checkpoint of carpool")
+    refused(go_on(node, tmp_path / "none", *program).wait(), "cannot be read: No such file")
+    script.write_text(script.read_text().replace("lr=0.01", "lr=0.02"))
+    refused(
+        node.run(*program, options=["--from", str(file)], cwd=tmp_path).wait(),
+        "its file of module __main__ is another than when it was recorded",
+    )
+    plain = node.run(*program, options=["--name", "plain"])
+    plain.wait_lines(5)
+    done = node.carpool("checkpoint", "plain", str(file))
+    assert (done.code, "start it with: carpool run --checkpointable" in done.err) == (1, True), done.err
+    answer = order(node, "a", tmp_path / "no" / "where")
+    assert "No such file or directory" in answer["reason"]
+    job.wait_lines(len(job.lines) + 5)
+
+
+def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: Node, tmp_path: Path) -> None:
+    node.start(quantum="20ms")
+    jobs = {
+        "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
+        "it started processes (data workers": record(node, "workers", "replayed.py", "--workers", "1"),
+        "its thread watcher": record(node, "threads", write(tmp_path, "threads", THREADS)),
+    }
+    for (reason, job), name in zip(jobs.items(), ("writes", "workers", "threads"), strict=True):
+        job.wait_lines(3)
+        answer = order(node, name, tmp_path / name)
+        assert answer["reason"].startswith(reason), answer
+        assert not (tmp_path / name).exists()
+        lines = len(job.lines)
+        wait_until(
+            lambda job=job, lines=lines: len(job.lines) > lines or job.process.poll() is not None, "it goes on"
+        )  # type: ignore[misc]  # bound now
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no half file is left"
+
+
+def test_a_replay_that_does_something_else_is_ended_without_a_word_of_the_program(node: Node, tmp_path: Path) -> None:
+    """The script decides by the clock: nothing that carpool could replay."""
+    node.start()
+    script = write(tmp_path, "moody", MOODY)
+    job = record(node, "moody", script)
+    job.wait_lines(10)
+    assert order(node, "moody", tmp_path / "file", stop=True)["reason"] == ""
+    for how in ("", "--recompute"):
+        ended = go_on(node, tmp_path / "file", script, how=how).wait()
+        refused(ended, "cannot go on from")
+        assert "after the replay and was" in ended.err or "where the recorded run did something else" in ended.err
+
+
+def test_steps_that_cannot_be_skipped_are_computed_again(node: Node, alone: Alone, tmp_path: Path) -> None:
+    node.start()
+    script = write(tmp_path, "closure", CLOSURE)
+    job = record(node, "closure", script)
+    job.wait_lines(5)
+    assert order(node, "closure", tmp_path / "file")["reason"] == ""
+    refused(go_on(node, tmp_path / "file", script).wait(), "its optimizer's step takes a closure); use --recompute")
+    ended = go_on(node, tmp_path / "file", script, how="--recompute").wait()
+    assert ended.code == 0, ended.err
+    whole = alone.output(script)
+    assert job.wait().out == whole
+    assert ended.out and whole.endswith(ended.out)
+
+
+LOOP = """
+import sys, threading, time, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(50, 50)
+optimizer = torch.optim.Adam(model.parameters())
+{before}
+for step in range({steps}):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 50)).square().mean()
+    loss.backward()
+    optimizer.step()
+    {inside}
+    time.sleep(0.01)
+    print(step, loss.item(), flush=True)
+"""
+WRITES = LOOP.format(steps=10**6, before="log = open(sys.argv[1], 'w')", inside="print(step, file=log)")
+THREADS = LOOP.format(
+    steps=10**6,
+    before="threading.Thread(target=lambda: time.sleep(600), name='watcher', daemon=True).start()",
+    inside="",
+)
+MOODY = LOOP.format(steps=10**6, before="moods = 0", inside="moods += time.time_ns() // 1000 % 2")
+CLOSURE = """
+import time, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model, data = nn.Linear(20, 1), torch.randn(64, 20)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
+def closure():
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(data), data.sum(1, keepdim=True))
+    loss.backward()
+    return loss
+for step in range(120):
+    print(step, optimizer.step(closure).item(), flush=True)
+    time.sleep(0.02)
+"""
