@@ -121,8 +121,8 @@ class Turns:
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
         self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
-        if waited_ns > STALL_NS and self._link.base:
-            self._words[self._link.base + page.S_STALL_NS] += waited_ns
+        if waited_ns > STALL_NS:
+            self._link.note_stall(waited_ns)
         self.begin()
 
     @contextmanager

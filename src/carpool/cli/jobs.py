@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.tables import job_table, show
 from carpool.errors import RefusedError, UsageError
@@ -74,44 +75,6 @@ def explain(job: str, as_json: bool) -> None:
     if silent is not None and silent > 10 * max(found["step_ns"] or 0, 200_000_000):
         usual = f" (usual step {format_ns(found['step_ns'])})" if found["step_ns"] else ""
         print(f"  no boundary reached for {format_ns(silent)}{usual}")
-
-
-ROWS = {
-    "start": "start-up",
-    "run": "running",
-    "turn": "waiting for a turn",
-    "memory": "waiting for memory",
-    "move": "moving",
-    "parked": "parked",
-    "idle": "idle (input, saving)",
-    "unmanaged": "outside carpool's turns",
-}
-LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
-
-
-def account_lines(job: dict[str, Any]) -> list[str]:
-    """Where its wall time went: one row each, and for a job that is over one sentence."""
-    spent: dict[str, int] = job.get("spent_ns") or {}
-    wall = sum(spent.values())
-    if not wall:
-        return []
-    lines = [
-        f"{ROWS[row]:24} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %" for row in ROWS if row in spent
-    ]
-    whom: dict[str, int] = job["waited_for_ns"]
-    lines += [f"  {'for ' + name:22} {format_ns(span):>12}" for name, span in sorted(whom.items(), key=_longest)]
-    lines.append(f"{'wall clock':24} {format_ns(wall):>12}")
-    lost = {row: spent[row] for row in LOST if spent.get(row)}
-    if job["state"] in ENDED and lost:
-        first = max(whom, key=lambda name: whom[name]) if whom else None
-        words = {**ROWS, "turn": f"waiting for job {first}" if len(whom) == 1 else "waiting for a turn"}
-        parts = [f"{format_ns(span)} {words[row]}" for row, span in sorted(lost.items(), key=_longest)]
-        lines.append(f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {', '.join(parts)}")
-    return lines
-
-
-def _longest(each: tuple[str, int]) -> int:
-    return -each[1]
 
 
 @click.command()

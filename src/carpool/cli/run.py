@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from carpool.cli.accounts import ENDED, sentence
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
-from carpool.errors import UsageError
+from carpool.errors import CarpoolError, UsageError
 from carpool.units import parse_bytes
-from carpool.wire.places import find_places
+from carpool.wire.places import Places, find_places
 
 NAME_MAX = 60
 WEIGHT_MAX = 1_000_000
 STEPS_MAX = 10**15
 PRIORITY_MAX = 1_000_000
+SUMMARY_SECONDS = 1.0  # a daemon that has not noticed the end by then is not waited for
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +54,8 @@ SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name
 
 @click.command(context_settings=SETTINGS)
 @job_options
-def run(argv: tuple[str, ...], **options: Any) -> int:
+@click.option("--summary", is_flag=True, help="At its end say what sharing cost it (on a terminal always).")
+def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     """Run a program as a job: it takes turns with the others at its iteration boundaries.
 
     Output, input, signals and the exit code are the program's own. A daemon is started if none runs.
@@ -66,7 +71,10 @@ def run(argv: tuple[str, ...], **options: Any) -> int:
     runner = Runner(places, program, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        return runner.run()
+        code = runner.run()
+        if summary or sys.stderr.isatty():
+            _say_where_time_went(places, runner.job)
+        return code
     except KeyboardInterrupt:
         say("cancelled before it started")
         return 130
@@ -93,6 +101,18 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
         print(job["id"])
         say(f"job {job['id']}: {job['reason']} (follow it: carpool logs -f {job['id']})")
     return 0
+
+
+def _say_where_time_went(places: Places, job: str) -> None:
+    """One sentence about a job that lost time; none if it lost nothing, or nobody knows."""
+    deadline = time.monotonic() + SUMMARY_SECONDS
+    with contextlib.suppress(CarpoolError):
+        found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
+        while found["state"] not in ENDED and time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
+        if sentence(found):
+            say(f"job {job}: {sentence(found)}")
 
 
 def say(text: str) -> None:

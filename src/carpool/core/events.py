@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.model import DeviceId, History, JobId, JobSpec, Nanos, Needs
+from carpool.core.model import Account, DeviceId, History, JobId, JobSpec, Nanos, Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class HistoryLoaded:
 class JobSubmitted:
     job: JobId
     spec: JobSpec
+    account: Account | None = None  # it waited in the queue of a driver that is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class JobAdopted:
     is_parked: bool = False
     parked_bytes: int = 0
     is_suspended: bool = False
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class ProgressSeen:
     steps: int
     cpu_ns: Nanos
     live_bytes: int
+    stall_ns: Nanos = 0  # waited for its own input
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

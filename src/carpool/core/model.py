@@ -46,7 +46,8 @@ RESIDENT = frozenset(
     }
 )
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
-# Where a job's wall time goes, by its state; every state but the ends has its row, so the rows add up (A4).
+# Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
+# Node.set_row and accounts.py tell apart further: a waiting job without memory, and what its own input took.
 ROWS = {
     JobState.QUEUED: "memory",
     JobState.STARTING: "start",
@@ -89,6 +90,19 @@ class History:
     needs: Needs | None
     steps: int
     step_ns: Nanos | None
+    served_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where a job's time went until `at_ns`, and what it did then: outlives the driver that kept it."""
+
+    arrived_ns: Nanos
+    at_ns: Nanos
+    row: str | None
+    row_since_ns: Nanos
+    spent_ns: dict[str, Nanos]
+    waited_for_ns: dict[JobId, Nanos]
     served_ns: Nanos
 
 
@@ -148,9 +162,12 @@ class Job:
     live_bytes: int = 0
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
-    waited_ns: Nanos = 0  # time spent wanting a turn
-    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # of its states that are over, by row
-    waited_for_ns: dict[str, Nanos] = field(default_factory=dict)  # of its waiting for a turn: who had it meanwhile
+    row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over
+    row_since_ns: Nanos = 0
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
+    waited_for_ns: dict[JobId, Nanos] = field(default_factory=dict)  # of its row `turn`: who had it meanwhile
+    stall_ns: Nanos = 0  # how long it waited for its own input, in all
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
     level: int = 0  # weighted device time, for fair sharing within its tenant
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device

@@ -102,11 +102,18 @@ class Node:
         target = JOB_MOVES.get((job.state, cause))
         if target is None:
             raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
-        if job.state is JobState.WAITING:
-            job.waited_ns += now - job.state_since_ns
-        job.spent_ns = spent_until(job, now)
         job.state = to if to is not None else target
         job.state_since_ns = now
+        self.set_row(job, now=now)
+
+    def set_row(self, job: Job, *, now: Nanos) -> None:
+        """Note where the job's time goes from now on (A4)."""
+        row = ROWS.get(job.state)
+        if job.state is JobState.WAITING and not self.may_run(job):
+            row = "parked" if job.is_leaving else "memory"
+        if row != job.row:
+            job.spent_ns = spent_until(job, now)
+            job.row, job.row_since_ns = row, now
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
         """Move a job's lease by the table."""
@@ -147,10 +154,9 @@ class Node:
 
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    row = ROWS.get(job.state)
-    if row is None or now == job.state_since_ns:
+    if job.row is None or now == job.row_since_ns:
         return dict(job.spent_ns)
-    return {**job.spent_ns, row: job.spent_ns.get(row, 0) + now - job.state_since_ns}
+    return {**job.spent_ns, job.row: job.spent_ns.get(job.row, 0) + now - job.row_since_ns}
 
 
 def is_holding(job: Job) -> bool:

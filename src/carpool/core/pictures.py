@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from carpool.core import ledger, parking, reasons
-from carpool.core.accounts import remaining_ns
+from carpool.core.accounts import remaining_ns, rows_of
 from carpool.core.dispatch import hog_deadline, turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
-from carpool.core.node import Node, is_holding, spent_until
+from carpool.core.node import Node, is_holding
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
 from carpool.units import format_ns
 
@@ -31,7 +31,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
     remaining, is_known = remaining_ns(job, served_ns=served_ns)
     late = hog_deadline(node, job)
     last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
-    waiting_ns = now - job.state_since_ns if job.state is JobState.WAITING else 0
+    rows = rows_of(job, now=now)
     return JobPicture(
         id=job.id,
         name=job.spec.name,
@@ -47,8 +47,8 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
-        waited_ns=job.waited_ns + waiting_ns,
-        spent_ns=spent_until(job, now),
+        waited_ns=rows.get("turn", 0) + rows.get("memory", 0),
+        spent_ns=rows,
         waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,

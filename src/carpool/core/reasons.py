@@ -178,5 +178,7 @@ def standing(job: Job, *, now: Nanos) -> str:
         case JobState.QUEUED | JobState.WAITING | JobState.PARKED:
             return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
-            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(job.waited_ns)} for turns"
+            turn_ns, memory_ns = job.spent_ns.get("turn", 0), job.spent_ns.get("memory", 0)
+            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(turn_ns)} for turns"
+            had += f" and {format_ns(memory_ns)} for memory" if memory_ns else ""
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")

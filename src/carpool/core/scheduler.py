@@ -13,8 +13,17 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, parking, pictures
-from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
+from carpool.core import admission, adoption, lanes, ledger, parking, pictures
+from carpool.core.accounts import (
+    account_of,
+    begin_wanting,
+    charge_holders,
+    note_steps,
+    raise_floors,
+    reset_marks,
+    restore,
+    sort_rows,
+)
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
     CloseJob,
@@ -24,8 +33,6 @@ from carpool.core.effects import (
     RejectEvent,
     RememberJob,
     ResizeLane,
-    RevokeLease,
-    StartJob,
     StopJob,
 )
 from carpool.core.events import (
@@ -54,6 +61,7 @@ from carpool.core.model import (
     AWAY,
     ENDED,
     WANTING,
+    Account,
     Device,
     DeviceId,
     History,
@@ -92,6 +100,7 @@ class Scheduler:
         if self._bytes_changed:
             self._bytes_changed = False
             effects += settle(self._node, now=now)
+            sort_rows(self._node, now=now)
         for device in self._node.devices.values():
             effects += parking.park_leaving(self._node, device, now=now)
             effects += dispatch(self._node, device, now=now)
@@ -108,6 +117,10 @@ class Scheduler:
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
         return pictures.picture_job(self._node, found, now=now) if found is not None else None
+
+    def account_of(self, job: JobId, *, now: Nanos) -> Account:
+        """A live job's account; handed back with it when it comes to the next driver."""
+        return account_of(self._node.jobs[job], now=now)
 
     def state_of(self, job: JobId) -> JobState | None:
         found = self._node.jobs.get(job)
@@ -207,7 +220,7 @@ class Scheduler:
         return RejectEvent(job=event.job, event=type(event).__name__, reason=reason)
 
     def _new_job(self, event: JobSubmitted | JobAdopted, now: Nanos) -> Job:
-        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now)
+        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now, row_since_ns=now)
         job.history = self._node.histories.get(event.spec.fingerprint) if event.spec.fingerprint else None
         self._node.jobs[job.id] = job
         self._node.queue.append(job.id)
@@ -225,6 +238,8 @@ class Scheduler:
         if event.job in self._node.jobs:
             return [self._reject(event, "a job with this id exists already")]
         job = self._new_job(event, now)
+        if event.account is not None:
+            restore(job, event.account, "memory", now=now)
         reason = admission.refusal(self._node, job)
         if reason is None:
             return []
@@ -242,28 +257,7 @@ class Scheduler:
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
         job = self._new_job(event, now)
-        node.queue.remove(job.id)
-        node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-        job.is_suspended, job.parked_bytes = event.is_suspended, event.parked_bytes
-        job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
-        wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
-        wanted = event.live_bytes if event.is_parked else wanted
-        ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
-        if event.is_parked:
-            job.stayed_bytes = job.promised_bytes
-            return []
-        lane = admission.enter_lane(node, device, job)
-        if not event.holding:
-            return []
-        if lane.holder is not None:
-            return [RevokeLease(job=job.id, reason="its lane was taken while the daemon was away")]
-        begin_wanting(node, job)
-        node.move(job, LeaseAsked, now=now)
-        node.move_lease(job, GrantLease, now=now)
-        node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.needs is None else None)
-        job.charged_ns = job.last_active_ns = now
-        reset_marks(node, device)
-        return []
+        return adoption.take_back(node, device, job, event, now=now)
 
     def _on_asked(self, job: Job, now: Nanos) -> list[Effect]:
         if job.lane is None:
@@ -309,6 +303,8 @@ class Scheduler:
             job.last_active_ns = now
             job.cpu_ns = event.cpu_ns
         job.live_bytes = event.live_bytes
+        job.stall_ns = max(job.stall_ns, event.stall_ns)
+        job.stall_held_ns = max(job.stall_held_ns, event.stall_held_ns)
         note_steps(self._node, job, event.steps, now=now)
         return []
 

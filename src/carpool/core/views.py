@@ -44,9 +44,9 @@ class JobPicture:
     arrived_ns: Nanos
     state_ns: Nanos  # time in the present state
     served_ns: Nanos
-    waited_ns: Nanos
-    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row: run, turn, memory, parked, move, idle, start
-    waited_for_ns: dict[str, Nanos]  # of the row `turn`: by the name of the job that had it
+    waited_ns: Nanos  # for memory, also in the queue, and for turns
+    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row (accounts.py)
+    waited_for_ns: dict[JobId, Nanos]  # of the row `turn`: who had it
     silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
     is_hog: bool
     needs: Needs | None

@@ -79,6 +79,7 @@ class LiveJob:
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
     last_look: tuple[int, int] = (0, 0)
+    noted_ns: int = -1  # since when it does what its account in the journal says
 
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
@@ -156,6 +157,15 @@ class LiveJob:
 
     def steps(self) -> int:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
+
+    def stalls_ns(self) -> tuple[int, int]:
+        """How long it waited for its input, in all and while it had its turn; of several processes the longest."""
+        if self.page is None:
+            return 0, 0
+        bases = [pages.slot_base(member.slot) for member in self.members.values()]
+        words = self.page.words
+        found = [(words[base + pages.S_STALL_NS], words[base + pages.S_STALL_HELD_NS]) for base in bases]
+        return max(found, default=(0, 0))
 
     def cpu_ns(self) -> int:
         return sum(processes.cpu_ns(pid) for pid in self.members)

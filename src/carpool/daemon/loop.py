@@ -64,7 +64,7 @@ class Loop:
         self._due_ns = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
-        self._looked_ns = 0
+        self._looked_ns = self._accounted_ns = 0
         self._passed: GrantLease | None = None
 
     def pass_on(self, job: JobId) -> None:
@@ -139,10 +139,23 @@ class Loop:
     def _flush(self) -> None:
         """Write the journal in small pieces, so that no hand-over waits for a big one."""
         self._flusher = None
+        self._note_accounts()
         self.journal.flush(rows_max=FLUSH_ROWS)
         if self.journal.is_dirty:
             pause = FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS
             self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
+
+    def _note_accounts(self) -> None:
+        """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
+        now = time.monotonic_ns()
+        if now - self._accounted_ns < FLUSH_SECONDS * 1e9:
+            return
+        self._accounted_ns = now
+        for job_id, live in self.jobs.items():
+            account = self.scheduler.account_of(job_id, now=now)
+            if account.row == "turn" or live.noted_ns != account.row_since_ns:
+                live.noted_ns = account.row_since_ns
+                self.journal.note_account(job_id, account)
 
     def look(self, *, everybody: bool = False) -> None:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
@@ -157,7 +170,16 @@ class Loop:
             if not live.is_granted and live.last_look == (steps, live_bytes):
                 return  # nothing new: `top` must not fill the journal
             live.last_look = (steps, live_bytes)
-            self.tell(ProgressSeen(job=live.id, steps=steps, cpu_ns=cpu_ns, live_bytes=live_bytes))
+            stall_ns, stall_held_ns = live.stalls_ns()
+            event = ProgressSeen(
+                job=live.id,
+                steps=steps,
+                cpu_ns=cpu_ns,
+                live_bytes=live_bytes,
+                stall_ns=stall_ns,
+                stall_held_ns=stall_held_ns,
+            )
+            self.tell(event)
 
     # --- one short method an effect ----------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
+S_STALL_HELD_NS = 11  # agent: of S_STALL_NS, the part during which it had its turn
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
