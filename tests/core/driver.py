@@ -15,6 +15,7 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -200,6 +201,11 @@ class CoreDriver:
 
     def cancel(self, job: str, *, is_told: bool = False) -> list[Effect]:
         return self.send(CancelAsked(job=JobId(job), is_told=is_told))
+
+    def resize(
+        self, job: str, cap_bytes: int | None = None, *, weight_milli: int | None = None, may_end: bool = False
+    ) -> list[Effect]:
+        return self.send(JobResized(job=JobId(job), cap_bytes=cap_bytes, weight_milli=weight_milli, may_end=may_end))
 
     def suspend(self, job: str) -> list[Effect]:
         return self.send(SuspendAsked(job=JobId(job)))

@@ -18,6 +18,7 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -197,6 +198,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind = ResumeAsked if is_resumed else SuspendAsked
         self.watched.send(kind(job=self.find(index, kind)))
 
+    @rule(
+        index=any_job,
+        cap_bytes=st.none() | st.integers(1, 120),
+        weight_milli=st.sampled_from([None, 500, 3000]),
+        may_end=st.booleans(),
+    )
+    def resize(self, index: int, cap_bytes: int | None, weight_milli: int | None, may_end: bool) -> None:
+        job = self.find(index, JobResized)
+        event = JobResized(job=job, cap_bytes=cap_bytes, weight_milli=weight_milli, may_end=may_end)
+        self.watched.send(event)
+
     @rule(index=any_job, share=st.integers(0, 4), resident_bytes=st.integers(0, 70))
     def move_ends(self, index: int, share: int, resident_bytes: int) -> None:
         """A job that was told to move did, or could not."""
@@ -257,6 +269,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         watched = self.watched
         for job in watched.jobs_in(JobState.PARKING, JobState.UNPARKING):
             self.end_move(job, share=4, resident_bytes=0)
+        for job in sorted(watched.books.trimming):
+            self.watched.send(NeedsMeasured(job=job, needs=Needs(persistent_bytes=1, ephemeral_bytes=1)))
         for job in sorted(watched.books.recalled):
             if job in watched.books.held:
                 watched.now += MS
@@ -300,6 +314,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for job in self.watched.picture().jobs:
             if job.is_suspended and may_move(job.state, ResumeAsked):
                 self.watched.send(ResumeAsked(job=job.id))
+            if job.is_shrinking and job.device is not None:
+                here = next(each for each in self.watched.picture().devices if each.id == job.device)
+                event = JobResized(job=job.id, cap_bytes=here.capacity_bytes, may_end=True)
+                self.watched.send(event)
 
     def finish_everything(self) -> None:
         """Nobody is left behind: every job, also in the queue, runs and ends, and every byte is free again."""

@@ -18,10 +18,14 @@ from carpool.core.effects import (
     RefuseJob,
     RejectEvent,
     RevokeLease,
+    SetCap,
     StartJob,
+    StopJob,
+    TrimJob,
     UnparkJob,
 )
 from carpool.core.events import (
+    CancelAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -29,11 +33,13 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
     MoveFailed,
+    NeedsMeasured,
     Tick,
 )
 from carpool.core.lifecycle import may_move
@@ -56,6 +62,8 @@ class Books:
     queued: set[JobId] = field(default_factory=set)
     parking: dict[JobId, int] = field(default_factory=dict)  # told to park, with how many bytes at most
     unparking: set[JobId] = field(default_factory=set)
+    trimming: set[JobId] = field(default_factory=set)
+    may_end: set[JobId] = field(default_factory=set)  # somebody allowed its end
     total_ns: Nanos = 0  # of all turns that are over
     turns: dict[JobId, int] = field(default_factory=dict)
 
@@ -80,6 +88,7 @@ class WatchedScheduler:
         self.log: list[tuple[Nanos, Event]] = []
         self.said: list[list[Effect]] = []
         self.forgotten_ns: Nanos = 0
+        self.caps: dict[JobId, int] = {}
 
     def send(self, event: Event) -> list[Effect]:
         if not self._is_legal(event):
@@ -139,7 +148,7 @@ class WatchedScheduler:
 
     def may_run(self, job: JobPicture, node: NodePicture) -> bool:
         """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2, P4)."""
-        if job.is_suspended:
+        if job.is_suspended or job.is_shrinking:
             return False
         device = next(each for each in node.devices if each.id == job.device)
         return is_covered(job, device) or is_oldest(job, node)
@@ -157,10 +166,14 @@ class WatchedScheduler:
                 return self.state(event.job) is None and event.device in here
             case _:
                 state = self.state(event.job)
-                return state is not None and may_move(state, type(event))
+                if state is None or not may_move(state, type(event)):
+                    return False
+                return not isinstance(event, JobResized) or self.scheduler.refusal_of(event) is None
 
     def _take(self, event: Event, effects: list[Effect]) -> None:
         books = self.books
+        if isinstance(event, LeaseAsked | NeedsMeasured | JobDetached | JobExited):
+            books.trimming.discard(event.job)
         match event:
             case JobSubmitted():
                 books.queued.add(event.job)
@@ -176,6 +189,17 @@ class WatchedScheduler:
                 self._back(event.job)
                 if event.wants_more:
                     books.wanting.add(event.job)
+            case JobDetached() | JobExited():
+                books.end(event.job, self.now)
+                books.wanting.discard(event.job)
+                books.queued.discard(event.job)
+                self._back(event.job)
+            case _:
+                self._take_moves(event)
+
+    def _take_moves(self, event: Event) -> None:
+        books = self.books
+        match event:
             case JobParked():
                 books.parking.pop(event.job, None)
             case JobUnparked():
@@ -185,11 +209,9 @@ class WatchedScheduler:
                 if event.job in books.parking:
                     books.wanting.add(event.job)
                 self._back(event.job)
-            case JobDetached() | JobExited():
-                books.end(event.job, self.now)
-                books.wanting.discard(event.job)
-                books.queued.discard(event.job)
-                self._back(event.job)
+            case JobResized():
+                if event.may_end:
+                    books.may_end.add(event.job)
             case _:
                 pass
 
@@ -217,6 +239,13 @@ class WatchedScheduler:
                 self._check_may_park(effect)
                 books.wanting.remove(effect.job)
                 books.parking[effect.job] = effect.limit_bytes
+            case TrimJob():
+                assert effect.job in books.wanting, "Z2: at a boundary"
+                books.trimming.add(effect.job)
+            case StopJob():
+                assert effect.job in books.may_end or isinstance(event, CancelAsked), "Z3: nobody is ended unasked"
+            case SetCap():
+                self._check_cap(effect)
             case UnparkJob():
                 assert effect.job not in books.unparking
                 assert not self.job(effect.job).is_suspended, "P4: only a resumed job comes back"
@@ -228,6 +257,15 @@ class WatchedScheduler:
                 books.queued.discard(effect.job)
             case _:
                 pass
+
+    def _check_cap(self, effect: SetCap) -> None:
+        """Z2: nobody is told a cap below what it is known to need, unless it came with that cap."""
+        job = self.job(effect.job)
+        if job.is_shrinking:
+            known = job.needs
+            assert known is None or effect.cap_bytes >= (job.cap_bytes or 0)
+            assert effect.cap_bytes >= self.caps.get(effect.job, 0), "a job that cannot do with less is not told less"
+        self.caps[effect.job] = effect.cap_bytes
 
     def _check_may_park(self, effect: ParkJob) -> None:
         """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""
@@ -317,7 +355,8 @@ class WatchedScheduler:
     def _check_wakeup(self, node: NodePicture) -> None:
         wakeup = self.scheduler.next_wakeup()
         assert wakeup is None or wakeup > self.now
-        if any(job.state is JobState.WAITING and not job.is_suspended for job in node.jobs):
+        held_back = {job.id for job in node.jobs if job.is_suspended or job.is_shrinking}
+        if any(job.state is JobState.WAITING and job.id not in held_back for job in node.jobs):
             assert wakeup is not None
 
 
@@ -332,5 +371,5 @@ def is_covered(job: JobPicture, device: DevicePicture) -> bool:
 
 def is_oldest(job: JobPicture, node: NodePicture) -> bool:
     here = [each for each in node.jobs if each.device == job.device and each.lane is not None]
-    rivals = [(each.arrived_ns, each.id) for each in here if not each.is_suspended]
+    rivals = [(each.arrived_ns, each.id) for each in here if not each.is_suspended and not each.is_shrinking]
     return (job.arrived_ns, job.id) == min(rivals)

@@ -127,8 +127,6 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     script = script_of(argv)
     if script is not None and not script.exists():
         raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
-    if not 0 < options["weight"] <= WEIGHT_MAX:
-        raise UsageError(f"--weight {options['weight']} must be above 0 and at most {WEIGHT_MAX}")
     if options["steps"] is not None and not 1 <= options["steps"] <= STEPS_MAX:
         raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
     if abs(options["priority"]) > PRIORITY_MAX:
@@ -138,12 +136,18 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
-        "weight_milli": max(1, round(options["weight"] * 1000)),
+        "weight_milli": weight_milli(options["weight"]),
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }
+
+
+def weight_milli(weight: float) -> int:
+    if not 0 < weight <= WEIGHT_MAX:
+        raise UsageError(f"--weight {weight} must be above 0 and at most {WEIGHT_MAX}")
+    return max(1, round(weight * 1000))
 
 
 def script_of(argv: list[str]) -> Path | None:

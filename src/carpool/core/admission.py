@@ -154,7 +154,9 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_unmanaged(node, device, job)
     needs = job.needs
     lane = node.lane_of(job)
-    if needs is None or lane is None:
+    if needs is None:
+        return _cover_sum(device, job)
+    if lane is None:
         return True
     if _resize_in_place(device, job, needs, lane):
         return True
@@ -175,6 +177,14 @@ def cover(node: Node, job: Job) -> bool:
     lanes.place(device, job, fit)
     ledger.promise(device, job, needs.resident_bytes)
     return True
+
+
+def _cover_sum(device: Device, job: Job) -> bool:
+    """Promise a job that is not measured yet its whole cap, which may have grown (M2), as far as there is room."""
+    wanted = job.spec.cap_bytes if job.spec.cap_bytes is not None and job.lane is not None else 0
+    if job.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+    return job.promised_bytes >= wanted
 
 
 def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
@@ -232,7 +242,10 @@ def room_bytes(node: Node, job: Job) -> int:
     refused a byte because somebody else might want it.
     """
     if job.spec.cap_bytes is not None:
-        return job.spec.cap_bytes
+        if job.squeeze is None:
+            return job.spec.cap_bytes
+        known = job.needs.resident_bytes + job.needs.ephemeral_bytes if job.needs is not None else 0
+        return max(job.spec.cap_bytes, known if job.cap_sent_bytes is None else job.cap_sent_bytes)  # Z2
     device = node.device_of(job)
     others = 0
     for other in node.jobs_on(device):

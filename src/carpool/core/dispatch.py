@@ -46,7 +46,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        why = reasons.leaving(holder) if holder.is_leaving else reasons.uncovered(holder, device)
+        why = reasons.held_back(holder) if holder.is_held_back else reasons.uncovered(holder, device)
         return recall(node, holder, why, now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
@@ -77,7 +77,7 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
-    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_leaving]
+    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_held_back]
     unmeasured = [job for job in waiting if job.needs is None]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
@@ -165,7 +165,7 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _is_watched(node: Node, device: Device) -> bool:
     """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.WAITING and not job.is_leaving for job in node.jobs_on(device)):
+    if any(job.state is JobState.WAITING and not job.is_held_back for job in node.jobs_on(device)):
         return True
     return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
@@ -220,6 +220,8 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     view = view_of(node, job, now=now)
     if job.is_leaving:
         return reasons.stays(job, device)
+    if job.is_held_back:
+        return reasons.squeezed(job)
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)

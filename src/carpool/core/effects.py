@@ -74,6 +74,13 @@ class UnparkJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrimJob:
+    """Let the waiting job give back what it can spare; answered by NeedsMeasured."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
     """End the job's processes."""
 
@@ -141,6 +148,7 @@ Effect = (
     | RevokeLease
     | ParkJob
     | UnparkJob
+    | TrimJob
     | StopJob
     | CloseJob
     | ExplainWait

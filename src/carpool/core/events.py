@@ -104,6 +104,16 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobResized:
+    """Somebody gives a job more or less than before; None leaves a thing as it is."""
+
+    job: JobId
+    cap_bytes: int | None = None
+    weight_milli: int | None = None
+    may_end: bool = False  # end it if it cannot do with less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendAsked:
     """Somebody wants the job to stop at its next boundary and its memory to leave the device."""
 
@@ -156,6 +166,7 @@ JobEvent = (
     | JobDetached
     | JobExited
     | CancelAsked
+    | JobResized
     | SuspendAsked
     | ResumeAsked
     | JobParked

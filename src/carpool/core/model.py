@@ -64,6 +64,14 @@ HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
 WANTING = HOLDING | {JobState.WAITING}
 
 
+class Squeeze(StrEnum):
+    """What becomes of a job whose cap was made smaller than what it needs (resize.py); None for all others."""
+
+    ASKED = "asked"  # it gets no turn; at its next boundary it gives back what it can spare
+    TRIMMING = "trimming"  # it was told to
+    TOO_LARGE = "too large"  # it needs more all the same: it leaves the device until its cap is raised
+
+
 class LeaseState(StrEnum):
     HELD = "held"  # granted; the job may compute
     RECALLED = "recalled"  # the job was told to give it back at its next boundary
@@ -151,6 +159,7 @@ class Job:
     lane: LaneId | None = None
     lease: Lease | None = None
     needs: Needs | None = None  # learnt; None until the first turns were measured
+    is_measured: bool = False  # in this run: until then `needs` is what an earlier one needed
     history: History | None = None
     promised_bytes: int = 0  # this job's term in the ledger
     cap_sent_bytes: int | None = None
@@ -173,6 +182,9 @@ class Job:
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
     is_cancelled: bool = False  # somebody asked for its end
+    end_reason: str = ""  # why the core ended it
+    squeeze: Squeeze | None = None
+    may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
     parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
     stayed_bytes: int = 0  # of a parked job: what did not leave the device
@@ -184,7 +196,12 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended
+        return self.is_suspended or self.squeeze is Squeeze.TOO_LARGE
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it may have no turn, whatever is free."""
+        return self.is_suspended or self.squeeze is not None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -94,7 +94,9 @@ class Node:
 
     def waiting_in(self, lane: Lane) -> list[Job]:
         return [
-            job for job_id in lane.jobs if (job := self.jobs[job_id]).state is JobState.WAITING and not job.is_leaving
+            job
+            for job_id in lane.jobs
+            if (job := self.jobs[job_id]).state is JobState.WAITING and not job.is_held_back
         ]
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
@@ -139,11 +141,11 @@ class Node:
         """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
         key = (job.arrived_ns, job.id)
         others = self.jobs_on(self.device_of(job))
-        rivals = [other for other in others if other.lane is not None and not other.is_leaving]
+        rivals = [other for other in others if other.lane is not None and not other.is_held_back]
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
-        if job.is_leaving:
+        if job.is_held_back:
             return False
         return ledger.covers(self.device_of(job), job) or self.is_oldest(job)
 

@@ -100,7 +100,7 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     raise_floors(node, device)
     job.parked_bytes = wanted
     node.move(job, ParkJob, now=now)
-    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.leaving(job))]
+    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.held_back(job))]
 
 
 def unpark_fitting(node: Node, device: Device, *, now: Nanos) -> list[Effect]:

@@ -57,6 +57,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         live_bytes=job.live_bytes,
         cap_bytes=job.spec.cap_bytes,
         is_suspended=job.is_suspended,
+        is_shrinking=job.squeeze is not None,
         parked_bytes=job.parked_bytes,
         move_ns=job.move_ns,
         move_trouble=job.move_trouble,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, Job, JobState, LeaseState, Nanos
+from carpool.core.model import Device, Job, JobState, LeaseState, Nanos, Squeeze
 from carpool.core.node import Node
 from carpool.core.views import JobView
 from carpool.units import SECOND, format_bytes, format_ns
@@ -112,8 +112,39 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
-def leaving(job: Job) -> str:
-    return f"{job.spec.name} was suspended"
+def held_back(job: Job) -> str:
+    if job.is_suspended:
+        return f"{job.spec.name} was suspended"
+    return f"{job.spec.name} was resized to {format_bytes(job.spec.cap_bytes or 0)}"
+
+
+def squeezed(job: Job) -> str:
+    return f"gives back what it can spare: it was resized to {format_bytes(job.spec.cap_bytes or 0)}"
+
+
+def too_large(job: Job, needed: int) -> str:
+    return f"it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs {format_bytes(needed)}"
+
+
+def resized_beyond(job: Job, cap: int, device: Device) -> str:
+    return (
+        f"job {job.spec.name} cannot have {format_bytes(cap)}: {device.id} has {format_bytes(device.capacity_bytes)};"
+        " ask for less"
+    )
+
+
+def resized_outside(job: Job, cap: int) -> str:
+    return (
+        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.live_bytes)}: it cannot be"
+        f" made to do with {format_bytes(cap)}; end it with --or-kill"
+    )
+
+
+def resized_unmeasured(job: Job, cap: int, told: int) -> str:
+    return (
+        f"nobody knows yet what job {job.spec.name} needs: it may hold {format_bytes(told)} now and is not cut to"
+        f" {format_bytes(cap)} before its first turns were measured; try again then"
+    )
 
 
 def suspended_in_queue(job: Job) -> str:
@@ -130,7 +161,8 @@ def host_full(wanted: int, used: int, limit: int) -> str:
 def stays(job: Job, device: Device) -> str:
     """A job that is to leave waits at a boundary and could not."""
     trouble = job.move_trouble or "it is about to move"
-    return f"suspended with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
+    stopped = "suspended" if job.is_suspended else "stopped"
+    return f"{stopped} with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
 
 
 def away(job: Job, device: Device, need: int, span: str) -> str:
@@ -139,6 +171,11 @@ def away(job: Job, device: Device, need: int, span: str) -> str:
         return (
             f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
             f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
+        )
+    if job.squeeze is Squeeze.TOO_LARGE:
+        return (
+            f"parked for {span}: it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs"
+            f" {format_bytes(need)}; go on with: carpool resize {job.id} --memory SIZE"
         )
     trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
     return f"parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}{trouble}"
@@ -157,6 +194,11 @@ def standing(job: Job, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
     asked = "; it is suspended at its next boundary" if job.is_suspended else ""
+    asked += (
+        f"; it was resized to {format_bytes(job.spec.cap_bytes or 0)} and gives back what it can at its next boundary"
+        if job.squeeze is not None
+        else ""
+    )
     match job.state:
         case JobState.STARTING:
             said = f"its program has run for {span} and has not reached an iteration boundary yet"

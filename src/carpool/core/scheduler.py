@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, adoption, lanes, ledger, parking, pictures
+from carpool.core import admission, adoption, lanes, ledger, parking, pictures, resize
 from carpool.core.accounts import (
     account_of,
     begin_wanting,
@@ -32,7 +32,6 @@ from carpool.core.effects import (
     RefuseJob,
     RejectEvent,
     RememberJob,
-    ResizeLane,
     StopJob,
 )
 from carpool.core.events import (
@@ -45,6 +44,7 @@ from carpool.core.events import (
     JobEvent,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -63,13 +63,13 @@ from carpool.core.model import (
     WANTING,
     Account,
     Device,
-    DeviceId,
     History,
     Job,
     JobId,
+    JobSpec,
     JobState,
-    LaneId,
     Nanos,
+    Squeeze,
 )
 from carpool.core.node import Node, Settings, is_holding
 from carpool.core.policies.base import Policy
@@ -87,7 +87,7 @@ class Scheduler:
         self._node = Node(policy=policy, settings=settings or Settings())
         self._now: Nanos = 0
         self._bytes_changed = False
-        self._lanes_told: dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]] = {}
+        self._lanes_told: lanes.Sizes = {}
 
     def handle(self, event: Event, *, now: Nanos) -> list[Effect]:
         """Take in one fact; returns what must be done now, in order."""
@@ -102,9 +102,14 @@ class Scheduler:
             effects += settle(self._node, now=now)
             sort_rows(self._node, now=now)
         for device in self._node.devices.values():
+            effects += resize.trim_waiting(self._node, device)
             effects += parking.park_leaving(self._node, device, now=now)
             effects += dispatch(self._node, device, now=now)
         return effects + self._tell_lanes() if lanes_may_change else effects
+
+    def _tell_lanes(self) -> list[Effect]:
+        before, self._lanes_told = self._lanes_told, lanes.sizes(self._node.devices.values())
+        return lanes.changes(before, self._lanes_told)
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
@@ -121,6 +126,10 @@ class Scheduler:
     def account_of(self, job: JobId, *, now: Nanos) -> Account:
         """A live job's account; handed back with it when it comes to the next driver."""
         return account_of(self._node.jobs[job], now=now)
+
+    def spec_of(self, job: JobId) -> JobSpec:
+        """What a job was told to be, as it was last resized."""
+        return self._node.jobs[job].spec
 
     def state_of(self, job: JobId) -> JobState | None:
         found = self._node.jobs.get(job)
@@ -207,10 +216,8 @@ class Scheduler:
                 return self._on_exited(job, event, now)
             case CancelAsked():
                 return self._on_cancel(job, event, now)
-            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
-                parking.take(self._node, job, event, now=now)
-                self._bytes_changed = True
-                return []
+            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed() | JobResized():
+                return self._on_room(job, event, now)
             case JobSubmitted() | JobAdopted():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
@@ -263,6 +270,8 @@ class Scheduler:
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
+        if job.squeeze is Squeeze.TRIMMING:
+            job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
         return []
@@ -288,6 +297,7 @@ class Scheduler:
         return []
 
     def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
+        job.is_measured = True
         job.needs = admission.with_margin(event.needs, job.needs, self._node.settings.margin_percent)
         if event.step_ns is not None and job.step_ns is None:
             job.step_ns = event.step_ns
@@ -295,7 +305,7 @@ class Scheduler:
                 job.solo_step_ns = event.step_ns
         self._node.move(job, NeedsMeasured, now=now)
         self._bytes_changed = True
-        return []
+        return resize.judge(self._node, job)
 
     def _on_progress(self, job: Job, event: ProgressSeen, now: Nanos) -> list[Effect]:
         used_ns, span_ns = event.cpu_ns - job.cpu_ns, now - job.last_active_ns
@@ -314,7 +324,7 @@ class Scheduler:
         self._close_lease(job, JobDetached, now)
         self._node.move(job, JobDetached, now=now)
         job.reason = event.reason
-        job.is_suspended, job.parked_bytes = False, 0
+        job.is_suspended, job.parked_bytes, job.squeeze = False, 0, None
         lanes.remove(device, job)
         wanted = admission.unmanaged_bytes(self._node, job)
         ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
@@ -331,7 +341,7 @@ class Scheduler:
         failed = JobState.CANCELLED if job.is_cancelled else JobState.FAILED
         node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
         code = "exit code unknown" if event.code is None else f"exit code {event.code}"
-        job.reason = event.reason or code
+        job.reason = job.end_reason or event.reason or code
         job.parked_bytes = 0
         effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
         if job.device is not None:
@@ -357,6 +367,21 @@ class Scheduler:
         self._bytes_changed = True
         return [CloseJob(job=job.id, state=job.state, reason=job.reason)]
 
+    def _on_room(self, job: Job, event: parking.ParkingEvent | JobResized, now: Nanos) -> list[Effect]:
+        if not isinstance(event, JobResized):
+            parking.take(self._node, job, event, now=now)
+            self._bytes_changed = True
+            return []
+        reason = resize.refusal(self._node, job, event)
+        if reason is not None:
+            return [self._reject(event, reason)]
+        self._bytes_changed = True
+        return resize.take(self._node, job, event)
+
+    def refusal_of(self, event: JobResized) -> str | None:
+        """Why this would be rejected; None if it would not."""
+        return resize.refusal(self._node, self._node.jobs[event.job], event)
+
     def _on_tick(self, now: Nanos) -> list[Effect]:
         effects: list[Effect] = []
         for device in self._node.devices.values():
@@ -370,18 +395,3 @@ class Scheduler:
         if job.lease is not None:
             self._node.move_lease(job, cause, now=now)
             reset_marks(self._node, self._node.device_of(job))
-
-    def _tell_lanes(self) -> list[Effect]:
-        now_told: dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]] = {}
-        for device in self._node.devices.values():
-            for lane in device.lanes.values():
-                now_told[lane.id] = (device.id, lane.bytes, tuple(lane.jobs))
-        effects: list[Effect] = []
-        for lane_id, told in self._lanes_told.items():
-            if lane_id not in now_told:
-                effects.append(ResizeLane(device=told[0], lane=lane_id, lane_bytes=0, jobs=()))
-        for lane_id, facts in now_told.items():
-            if self._lanes_told.get(lane_id) != facts:
-                effects.append(ResizeLane(device=facts[0], lane=lane_id, lane_bytes=facts[1], jobs=facts[2]))
-        self._lanes_told = now_told
-        return effects

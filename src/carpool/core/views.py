@@ -54,6 +54,7 @@ class JobPicture:
     live_bytes: int
     cap_bytes: int | None
     is_suspended: bool
+    is_shrinking: bool  # its cap was made smaller than what it needs
     parked_bytes: int
     move_ns: Nanos
     move_trouble: str

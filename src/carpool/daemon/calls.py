@@ -6,19 +6,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.events import CancelAsked, JobResized, JobSubmitted, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
 from carpool.core.model import JobId
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
-from carpool.daemon.translate import plain
+from carpool.daemon.translate import Count, plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
 
@@ -33,6 +33,15 @@ class Submission(msgspec.Struct, kw_only=True):
     argv: list[str]
     cwd: str
     environment: dict[str, str]
+
+
+class Resize(msgspec.Struct, kw_only=True):
+    """What `carpool resize` says; a thing that is not said stays as it is."""
+
+    job: str
+    cap_bytes: Annotated[Count, msgspec.Meta(ge=1)] | None = None
+    weight_milli: Annotated[Count, msgspec.Meta(ge=1)] | None = None
+    may_end: bool = False
 
 
 class Calls:
@@ -65,6 +74,8 @@ class Calls:
                 return self.suspend(str(arguments.get("job", "")), is_resumed=False)
             case "resume":
                 return self.suspend(str(arguments.get("job", "")), is_resumed=True)
+            case "resize":
+                return self.resize(arguments)
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -142,6 +153,27 @@ class Calls:
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         self._loop.tell(event)
+        return self.job(job)
+
+    def resize(self, arguments: dict[str, object]) -> dict[str, object]:
+        """Give a live job more or less than before."""
+        try:
+            asked = msgspec.convert(arguments, Resize)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the new size cannot be read: {error}") from error
+        job = self._find_live(asked.job)
+        if job is None:
+            raise UsageError(f"no job '{asked.job}' is running or queued; see: carpool ps")
+        live = self._loop.jobs[job]
+        self._loop.look_at(live)
+        event = JobResized(job=job, cap_bytes=asked.cap_bytes, weight_milli=asked.weight_milli, may_end=asked.may_end)
+        reason = self._loop.scheduler.refusal_of(event)
+        if reason is not None:
+            raise RefusedError(reason)
+        self._loop.tell(event)
+        live.file.spec = self._loop.scheduler.spec_of(job)
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
         return self.job(job)
 
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:

@@ -29,6 +29,7 @@ from carpool.core.effects import (
     SetCap,
     StartJob,
     StopJob,
+    TrimJob,
     UnparkJob,
 )
 from carpool.core.events import Event, LeaseAsked, ProgressSeen, Tick
@@ -207,6 +208,7 @@ class Loop:
         | RevokeLease
         | ParkJob
         | UnparkJob
+        | TrimJob
         | StopJob
         | CloseJob
         | ExplainWait
@@ -225,7 +227,7 @@ class Loop:
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
                     self.tell(LeaseAsked(job=effect.job))
-            case ParkJob() | UnparkJob():
+            case ParkJob() | UnparkJob() | TrimJob():
                 self._move(effect)
             case StopJob():
                 self._starter.stop(self.jobs[effect.job])
@@ -242,8 +244,11 @@ class Loop:
             case _:
                 assert_never(effect)
 
-    def _move(self, effect: ParkJob | UnparkJob) -> None:
+    def _move(self, effect: ParkJob | UnparkJob | TrimJob) -> None:
         live = self.jobs[effect.job]
+        if isinstance(effect, TrimJob):
+            parking.trim(live)
+            return
         event = parking.park(live, effect.limit_bytes) if isinstance(effect, ParkJob) else parking.unpark(live)
         if event is not None:  # no process of the job could be told
             self.tell(event)
