@@ -188,10 +188,25 @@ class CoreDriver:
     def measure(self, job: str, measured: Needs, *, step_ns: Nanos | None = None) -> list[Effect]:
         return self.send(NeedsMeasured(job=JobId(job), needs=measured, step_ns=step_ns))
 
-    def report(self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0) -> list[Effect]:
+    def report(
+        self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0, pending_bytes: int = 0
+    ) -> list[Effect]:
         """What the page and the operating system say of a job; without steps it made none."""
         self.steps[job] = self.steps.get(job, 0) if steps is None else steps
-        return self.send(ProgressSeen(job=JobId(job), steps=self.steps[job], cpu_ns=cpu_ns, live_bytes=live_bytes))
+        return self.send(
+            ProgressSeen(
+                job=JobId(job),
+                steps=self.steps[job],
+                cpu_ns=cpu_ns,
+                live_bytes=live_bytes,
+                pending_bytes=pending_bytes,
+            )
+        )
+
+    def block(self, job: str, live_bytes: int, pending_bytes: int) -> list[Effect]:
+        """An allocation of a holder waits: it is seen twice, and nothing helped between."""
+        self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
+        return self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
 
     def detach(self, job: str, reason: str = "it was told to") -> list[Effect]:
         return self.send(JobDetached(job=JobId(job), reason=reason))

@@ -63,6 +63,7 @@ spec_strategy = st.builds(
     weight_milli=st.sampled_from([500, 1000, 2000]),
     priority=st.integers(0, 2),
     cap_bytes=st.none() | st.integers(1, 100),
+    wait_memory_ns=st.none() | st.just(SECOND),
     steps=st.none() | st.integers(1, 50),
     device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),
@@ -186,12 +187,30 @@ class SchedulerMachine(RuleBasedStateMachine):
     def report(self, index: int, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
         self.progress(self.find(index, ProgressSeen), made=made, cpu_ns=cpu_ns, live_bytes=live_bytes)
 
-    def progress(self, job: JobId, *, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
+    def progress(self, job: JobId, *, made: int, cpu_ns: Nanos, live_bytes: int, pending_bytes: int = 0) -> None:
         self.steps[job] = self.steps.get(job, 3) + made
         self.cpu_ns[job] = self.cpu_ns.get(job, 0) + cpu_ns
         self.watched.send(
-            ProgressSeen(job=job, steps=self.steps[job], cpu_ns=self.cpu_ns[job], live_bytes=live_bytes)
+            ProgressSeen(
+                job=job,
+                steps=self.steps[job],
+                cpu_ns=self.cpu_ns[job],
+                live_bytes=live_bytes,
+                pending_bytes=pending_bytes,
+            )
         )
+
+    @rule(index=any_job, live_bytes=bytes_small, pending_bytes=st.integers(1, 60), looks=st.integers(1, 3))
+    def run_short(self, index: int, live_bytes: int, pending_bytes: int, looks: int) -> None:
+        """An allocation of a holder, or of one that waits already, waits for memory."""
+        inside = self.watched.scheduler.watched()
+        for _ in range(looks if inside else 0):
+            job = inside[index % len(inside)]
+            self.progress(job, made=0, cpu_ns=0, live_bytes=live_bytes, pending_bytes=pending_bytes)
+
+    def give_up_allocations(self) -> None:
+        for job in self.watched.jobs_in(JobState.BLOCKED):
+            self.progress(job, made=0, cpu_ns=0, live_bytes=1)
 
     @rule(index=any_job, is_resumed=st.booleans())
     def suspend(self, index: int, is_resumed: bool) -> None:
@@ -324,6 +343,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watched = self.watched
         self.resume_everybody()
         for _ in range(12 * (1 + self.made)):
+            self.give_up_allocations()
             for job in watched.jobs_in(JobState.UNMANAGED):
                 watched.send(JobExited(job=job, code=0))
             for job in watched.jobs_in(JobState.STARTING, JobState.IDLE):

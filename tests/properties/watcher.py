@@ -40,6 +40,7 @@ from carpool.core.events import (
     LeaseReturned,
     MoveFailed,
     NeedsMeasured,
+    ProgressSeen,
     Tick,
 )
 from carpool.core.lifecycle import may_move
@@ -63,6 +64,7 @@ class Books:
     parking: dict[JobId, int] = field(default_factory=dict)  # told to park, with how many bytes at most
     unparking: set[JobId] = field(default_factory=set)
     trimming: set[JobId] = field(default_factory=set)
+    blocked: set[JobId] = field(default_factory=set)  # lost its turn because its allocation waits
     may_end: set[JobId] = field(default_factory=set)  # somebody allowed its end
     total_ns: Nanos = 0  # of all turns that are over
     turns: dict[JobId, int] = field(default_factory=dict)
@@ -174,6 +176,10 @@ class WatchedScheduler:
         books = self.books
         if isinstance(event, LeaseAsked | NeedsMeasured | JobDetached | JobExited):
             books.trimming.discard(event.job)
+        if isinstance(event, LeaseAsked | LeaseReturned | JobDetached | JobExited) or (
+            isinstance(event, ProgressSeen) and not event.pending_bytes
+        ):
+            books.blocked.discard(event.job)
         match event:
             case JobSubmitted():
                 books.queued.add(event.job)
@@ -223,10 +229,11 @@ class WatchedScheduler:
         books = self.books
         match effect:
             case GrantLease():
-                assert effect.job in books.wanting, f"{effect} to a job that wants no turn"
+                assert effect.job in books.wanting | books.blocked, f"{effect} to a job that wants no turn"
                 assert effect.job not in books.held, f"{effect} to a job that has one"
                 self._check_measured_alone(effect.job)
-                books.wanting.remove(effect.job)
+                books.wanting.discard(effect.job)
+                books.blocked.discard(effect.job)
                 books.grant(effect.job, self.now)
             case RecallLease():
                 assert effect.job in books.held and effect.job not in books.recalled
@@ -234,6 +241,8 @@ class WatchedScheduler:
             case RevokeLease():
                 is_adopted = isinstance(event, JobAdopted) and event.job == effect.job
                 assert effect.job in books.held or is_adopted
+                if isinstance(event, ProgressSeen):
+                    books.blocked.add(effect.job)
                 books.end(effect.job, self.now)
             case ParkJob():
                 self._check_may_park(effect)
@@ -343,6 +352,7 @@ class WatchedScheduler:
         for job in node.jobs:
             assert (job.state in HOLDING) == (job.id in books.held)
             assert (job.state is JobState.WAITING) == (job.id in books.wanting)
+            assert (job.state is JobState.BLOCKED) == (job.id in books.blocked)
             assert (job.state is JobState.QUEUED) == (job.id in books.queued)
             assert (job.state is JobState.PARKING) == (job.id in books.parking)
             assert (job.state is JobState.UNPARKING) == (job.id in books.unparking)
@@ -371,5 +381,6 @@ def is_covered(job: JobPicture, device: DevicePicture) -> bool:
 
 def is_oldest(job: JobPicture, node: NodePicture) -> bool:
     here = [each for each in node.jobs if each.device == job.device and each.lane is not None]
-    rivals = [(each.arrived_ns, each.id) for each in here if not each.is_suspended and not each.is_shrinking]
+    held_back = [each.is_suspended or each.is_shrinking or each.state is JobState.BLOCKED for each in here]
+    rivals = [(each.arrived_ns, each.id) for each, is_out in zip(here, held_back, strict=True) if not is_out]
     return (job.arrived_ns, job.id) == min(rivals)

@@ -21,7 +21,7 @@ from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
 from carpool.errors import CarpoolError, UsageError
-from carpool.units import parse_bytes
+from carpool.units import parse_bytes, parse_duration_ns
 from carpool.wire.places import Places, find_places
 
 NAME_MAX = 60
@@ -40,6 +40,13 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
         click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option(
+            "--wait-memory",
+            metavar="TIME",
+            is_flag=False,
+            flag_value="24h",
+            help="Where memory is short, let an allocation wait this long (24h) before it fails.",
+        ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
         click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
@@ -139,6 +146,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "weight_milli": weight_milli(options["weight"]),
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
+        "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

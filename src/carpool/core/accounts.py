@@ -46,7 +46,7 @@ def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None
 def sort_rows(node: Node, *, now: Nanos) -> None:
     """Bytes changed hands: who waits for memory may wait for a turn now, or the other way round."""
     for job in node.jobs.values():
-        if job.state is JobState.WAITING:
+        if job.state in (JobState.WAITING, JobState.BLOCKED):
             node.set_row(job, now=now)
 
 

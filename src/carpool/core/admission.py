@@ -154,6 +154,8 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_unmanaged(node, device, job)
     needs = job.needs
     lane = node.lane_of(job)
+    if job.state is JobState.BLOCKED:
+        return True  # waiting.py sees to it
     if needs is None:
         return _cover_sum(device, job)
     if lane is None:
@@ -241,6 +243,8 @@ def room_bytes(node: Node, job: Job) -> int:
     A neighbour that is still being measured counts with what it holds, not with its open promise: nobody is
     refused a byte because somebody else might want it.
     """
+    if job.state is JobState.BLOCKED:
+        return min(job.live_bytes, job.cap_sent_bytes or job.live_bytes)  # it gets bytes with its turn (W2)
     if job.spec.cap_bytes is not None:
         if job.squeeze is None:
             return job.spec.cap_bytes

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from carpool.core import admission, packing, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
-from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
+from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.units import MS, SECOND
@@ -65,7 +65,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
         return recall(node, holder, f"{node.policy.name}: {why}", now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
-    return [_grant(node, device, lane, chosen, now=now)]
+    return _grant(node, device, lane, chosen, now=now)
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
@@ -77,8 +77,7 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
-    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_held_back]
-    unmeasured = [job for job in waiting if job.needs is None]
+    unmeasured = [job for job in node.jobs_on(device) if job.needs is None and node.wants_turn(job)]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
 
@@ -90,7 +89,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
         reason = f"{newcomer.spec.name} is to be measured alone"
         settled = [job for job in holders if job.state is not JobState.PROFILING]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
-    return [_grant(node, device, lane, newcomer, now=now)]
+    return _grant(node, device, lane, newcomer, now=now)
 
 
 def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
@@ -127,14 +126,18 @@ def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
     return [RecallLease(job=job.id, reason=reason)]
 
 
-def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> GrantLease:
-    is_unknown = job.needs is None
+def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> list[Effect]:
+    is_unknown, was_blocked = job.needs is None, job.state is JobState.BLOCKED
     node.move_lease(job, GrantLease, now=now)
     node.move(job, GrantLease, now=now, to=JobState.PROFILING if is_unknown else JobState.RUNNING)
     job.charged_ns = now
     job.last_active_ns = now
     reset_marks(node, device)
-    return grant_of(node, lane, job.id)
+    effects: list[Effect] = [grant_of(node, lane, job.id)]
+    if was_blocked:  # now it may have the memory it waited for (W2)
+        job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
+        effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
+    return effects
 
 
 def grant_of(node: Node, lane: Lane, job: JobId) -> GrantLease:
@@ -153,7 +156,7 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
             continue
         silent_ns = now - max(job.last_active_ns, lease.granted_ns)
         patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.step_ns or 0))
-        if silent_ns >= patience:
+        if silent_ns >= patience and not job.pending_bytes:
             effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
             continue
         late_ns = hog_deadline(node, job)
@@ -164,10 +167,14 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 
 def _is_watched(node: Node, device: Device) -> bool:
-    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.WAITING and not job.is_held_back for job in node.jobs_on(device)):
+    """Whether anybody wants a turn of this device, one was recalled (perhaps for a job in the queue), or a holder
+    may begin to wait for memory."""
+    if any(job.state is JobState.BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
         return True
-    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
+    return any(
+        job.spec.wait_memory_ns is not None or (job.lease is not None and job.lease.recalled_ns is not None)
+        for job in node.holders_on(device)
+    )
 
 
 def hog_deadline(node: Node, job: Job) -> Nanos | None:

@@ -78,6 +78,7 @@ class ProgressSeen:
     live_bytes: int
     stall_ns: Nanos = 0  # waited for its own input
     stall_held_ns: Nanos = 0  # of that: while it had its turn
+    pending_bytes: int = 0  # what its allocations wait for, beyond `live_bytes`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from carpool.core.effects import Effect, ResizeLane
 from carpool.core.ledger import free_bytes
-from carpool.core.model import Device, DeviceId, Job, JobId, Lane, LaneId
+from carpool.core.model import Device, DeviceId, Job, JobId, JobState, Lane, LaneId
 from carpool.errors import InternalError
 
 Sizes = dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]]
@@ -95,7 +95,7 @@ def shrink(device: Device, jobs: dict[JobId, Job]) -> None:
         wanted = 0
         for job_id in lane.jobs:
             needs = jobs[job_id].needs
-            if needs is not None:
+            if needs is not None and jobs[job_id].state is not JobState.BLOCKED:  # it has its bytes for itself (W1)
                 wanted = max(wanted, needs.ephemeral_bytes)
         lane.bytes = min(lane.bytes, wanted)
 

@@ -21,6 +21,7 @@ class JobState(StrEnum):
     WAITING = "waiting"  # resident and wants a turn
     PROFILING = "profiling"  # holds one of its first turns, alone on the device, while its needs are measured
     RUNNING = "running"  # holds a turn
+    BLOCKED = "blocked"  # inside a turn that was taken from it: an allocation of it waits for memory
     IDLE = "idle"  # resident and wants no turn now: loads data, saves, or stopped computing
     PARKING = "parking"  # blocked at a boundary while its persistent bytes are copied to the host
     PARKED = "parked"  # blocked at a boundary; its persistent bytes are on the host
@@ -38,6 +39,7 @@ RESIDENT = frozenset(
         JobState.WAITING,
         JobState.PROFILING,
         JobState.RUNNING,
+        JobState.BLOCKED,
         JobState.IDLE,
         JobState.PARKING,
         JobState.PARKED,
@@ -54,6 +56,7 @@ ROWS = {
     JobState.WAITING: "turn",
     JobState.PROFILING: "run",
     JobState.RUNNING: "run",
+    JobState.BLOCKED: "memory",
     JobState.IDLE: "idle",
     JobState.PARKING: "move",
     JobState.PARKED: "parked",
@@ -61,7 +64,7 @@ ROWS = {
     JobState.UNMANAGED: "unmanaged",
 }
 HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
-WANTING = HOLDING | {JobState.WAITING}
+WANTING = HOLDING | {JobState.WAITING, JobState.BLOCKED}
 
 
 class Squeeze(StrEnum):
@@ -123,6 +126,7 @@ class JobSpec:
     weight_milli: int = WEIGHT_ONE
     priority: int = 0
     cap_bytes: int | None = None
+    wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""
@@ -169,6 +173,7 @@ class Job:
     last_active_ns: Nanos = 0  # when it last made a step or used its processor
     cpu_ns: Nanos = 0
     live_bytes: int = 0
+    pending_bytes: int = 0  # what its allocations wait for
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over

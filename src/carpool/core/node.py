@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
+    AWAY,
+    ENDED,
     HOLDING,
     ROWS,
     Device,
@@ -90,14 +92,17 @@ class Node:
 
     def outgrown_on(self, device: Device) -> list[Job]:
         """The jobs that take turns and need more than they are promised."""
-        return [job for job in self.jobs_on(device) if job.lane is not None and not ledger.covers(device, job)]
+        managed = [job for job in self.jobs_on(device) if job.lane is not None and job.state is not JobState.BLOCKED]
+        return [job for job in managed if not ledger.covers(device, job)]
 
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [
-            job
-            for job_id in lane.jobs
-            if (job := self.jobs[job_id]).state is JobState.WAITING and not job.is_held_back
-        ]
+        return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
+
+    def wants_turn(self, job: Job) -> bool:
+        """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
+        if job.state is JobState.BLOCKED:
+            return ledger.covers(self.device_of(job), job)
+        return job.state is JobState.WAITING and not job.is_held_back
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
         """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
@@ -113,6 +118,8 @@ class Node:
         row = ROWS.get(job.state)
         if job.state is JobState.WAITING and not self.may_run(job):
             row = "parked" if job.is_leaving else "memory"
+        elif job.state is JobState.BLOCKED and self.may_run(job):
+            row = "turn"
         if row != job.row:
             job.spent_ns = spent_until(job, now)
             job.row, job.row_since_ns = row, now
@@ -141,13 +148,31 @@ class Node:
         """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
         key = (job.arrived_ns, job.id)
         others = self.jobs_on(self.device_of(job))
-        rivals = [other for other in others if other.lane is not None and not other.is_held_back]
+        rivals = [
+            other
+            for other in others
+            if other.lane is not None and not other.is_held_back and other.state is not JobState.BLOCKED
+        ]
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
+        if job.state is JobState.BLOCKED:
+            return ledger.covers(self.device_of(job), job)  # also to come to the boundary where it is held back
         if job.is_held_back:
             return False
         return ledger.covers(self.device_of(job), job) or self.is_oldest(job)
+
+    def check_jobs(self) -> None:
+        """Assert what must be true of every job by itself; a failure is a bug."""
+        for job in self.jobs.values():
+            if is_holding(job) != (job.lease is not None):
+                raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
+            if (job.state is JobState.QUEUED) != (job.id in self.queue):
+                raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
+            if (job.parked_bytes > 0) and job.state not in AWAY:
+                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
+            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
+                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
 
     def host_bytes(self) -> int:
         """What parked jobs hold on the host, or have reserved there."""

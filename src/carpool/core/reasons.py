@@ -112,6 +112,18 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
+def blocked(job: Job, device: Device) -> str:
+    """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
+    wanted, cap = job.live_bytes + job.pending_bytes, job.spec.cap_bytes
+    asks = f"an allocation of {format_bytes(job.pending_bytes)} waits for memory: the job holds"
+    asks += f" {format_bytes(job.live_bytes)}"
+    if cap is not None and wanted > cap:
+        return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
+    if job.promised_bytes >= wanted:
+        return f"{asks}; there is room now, and it waits for its turn"
+    return f"{asks}, was promised {format_bytes(job.promised_bytes)}, and {_terms(device)}"
+
+
 def held_back(job: Job) -> str:
     if job.is_suspended:
         return f"{job.spec.name} was suspended"
@@ -217,7 +229,7 @@ def standing(job: Job, *, now: Nanos) -> str:
             return f"its memory has been moving back from the host for {span}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
-        case JobState.QUEUED | JobState.WAITING | JobState.PARKED:
+        case JobState.QUEUED | JobState.WAITING | JobState.PARKED | JobState.BLOCKED:
             return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
             turn_ns, memory_ns = job.spent_ns.get("turn", 0), job.spent_ns.get("memory", 0)

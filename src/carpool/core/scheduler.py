@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, adoption, lanes, ledger, parking, pictures, resize
+from carpool.core import admission, adoption, lanes, ledger, parking, pictures, resize, waiting
 from carpool.core.accounts import (
     account_of,
     begin_wanting,
@@ -136,8 +136,12 @@ class Scheduler:
         return found.state if found is not None else None
 
     def holders(self) -> list[JobId]:
-        """The jobs that hold a turn; a driver reports their progress with each Tick."""
+        """The jobs that hold a turn."""
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
+
+    def watched(self) -> list[JobId]:
+        """The jobs in the middle of a turn; a driver reports their progress with each Tick."""
+        return [job.id for job in self._node.jobs.values() if is_holding(job) or job.state is JobState.BLOCKED]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5).
@@ -167,15 +171,7 @@ class Scheduler:
         for device in node.devices.values():
             ledger.check_ledger(device, node.jobs)
             lanes.check_lanes(device, node.jobs)
-        for job in node.jobs.values():
-            if is_holding(job) != (job.lease is not None):
-                raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
-            if (job.state is JobState.QUEUED) != (job.id in node.queue):
-                raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
-            if (job.parked_bytes > 0) and job.state not in AWAY:
-                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
-            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
-                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
+        node.check_jobs()
 
     # --- one short method a case -------------------------------------------------------------------------
 
@@ -270,6 +266,7 @@ class Scheduler:
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
+        job.pending_bytes = 0
         if job.squeeze is Squeeze.TRIMMING:
             job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)
@@ -316,7 +313,10 @@ class Scheduler:
         job.stall_ns = max(job.stall_ns, event.stall_ns)
         job.stall_held_ns = max(job.stall_held_ns, event.stall_held_ns)
         note_steps(self._node, job, event.steps, now=now)
-        return []
+        if not event.pending_bytes and not job.pending_bytes:
+            return []
+        self._bytes_changed = True
+        return waiting.take(self._node, job, event, now=now)
 
     def _on_detached(self, job: Job, event: JobDetached, now: Nanos) -> list[Effect]:
         device = self._node.device_of(job)

@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, parking, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -26,6 +26,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
+        waiting.give(node, device, now=now)
         returns += parking.unpark_fitting(node, device, now=now)
     # A job may take its bytes back only after its cap, and those of the others, say so.
     return effects + _admit(node, now=now) + _set_caps(node) + returns

@@ -52,6 +52,7 @@ class JobPicture:
     needs: Needs | None
     promised_bytes: int
     live_bytes: int
+    pending_bytes: int  # what its allocations wait for
     cap_bytes: int | None
     is_suspended: bool
     is_shrinking: bool  # its cap was made smaller than what it needs

@@ -18,7 +18,7 @@ from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
-from carpool.daemon.translate import Count, plain
+from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
 
@@ -35,12 +35,15 @@ class Submission(msgspec.Struct, kw_only=True):
     environment: dict[str, str]
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+
+
 class Resize(msgspec.Struct, kw_only=True):
     """What `carpool resize` says; a thing that is not said stays as it is."""
 
     job: str
-    cap_bytes: Annotated[Count, msgspec.Meta(ge=1)] | None = None
-    weight_milli: Annotated[Count, msgspec.Meta(ge=1)] | None = None
+    cap_bytes: Positive | None = None
+    weight_milli: Positive | None = None
     may_end: bool = False
 
 

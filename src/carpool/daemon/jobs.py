@@ -78,7 +78,7 @@ class LiveJob:
     move_trouble: str = ""  # why one of them could not
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
-    last_look: tuple[int, int] = (0, 0)
+    last_look: tuple[int, int, int] = (0, 0, 0)
     noted_ns: int = -1  # since when it does what its account in the journal says
 
     def save(self) -> None:
@@ -176,6 +176,13 @@ class LiveJob:
             return 0
         claimed = self.page.pids()
         return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
+
+    def pending_bytes(self) -> int:
+        """Bytes for which allocations of its living processes wait."""
+        if self.page is None:
+            return 0
+        found = [(self.page.pending_bytes(slot), pid) for slot, pid in self.page.pids().items()]
+        return sum(pending for pending, pid in found if pending and processes.is_alive(pid))
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""

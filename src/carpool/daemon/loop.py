@@ -160,7 +160,7 @@ class Loop:
 
     def look(self, *, everybody: bool = False) -> None:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
-        for job_id in list(self.jobs) if everybody else self.scheduler.holders():
+        for job_id in list(self.jobs) if everybody else self.scheduler.watched():
             live = self.jobs.get(job_id)
             if live is not None:
                 self.look_at(live)
@@ -168,9 +168,10 @@ class Loop:
     def look_at(self, live: LiveJob) -> None:
         if live.page is not None:
             steps, cpu_ns, live_bytes = live.steps(), live.cpu_ns(), live.live_bytes()
-            if not live.is_granted and live.last_look == (steps, live_bytes):
+            pending_bytes = live.pending_bytes()
+            if not live.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
                 return  # nothing new: `top` must not fill the journal
-            live.last_look = (steps, live_bytes)
+            live.last_look = (steps, live_bytes, pending_bytes)
             stall_ns, stall_held_ns = live.stalls_ns()
             event = ProgressSeen(
                 job=live.id,
@@ -179,6 +180,7 @@ class Loop:
                 live_bytes=live_bytes,
                 stall_ns=stall_ns,
                 stall_held_ns=stall_held_ns,
+                pending_bytes=pending_bytes,
             )
             self.tell(event)
 

@@ -52,6 +52,7 @@ S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
+S_PENDING = 10  # guest: the part of S_LIVE that is asked for and not yet given
 S_STALL_HELD_NS = 11  # agent: of S_STALL_NS, the part during which it had its turn
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
@@ -150,7 +151,11 @@ class Page:
 
     def live_bytes(self, slot: int) -> int:
         """Bytes the process of this slot holds now."""
-        return signed(self.words[slot_base(slot) + S_LIVE])
+        return max(0, signed(self.words[slot_base(slot) + S_LIVE]) - self.pending_bytes(slot))
+
+    def pending_bytes(self, slot: int) -> int:
+        """Bytes for which an allocation of this slot's process waits."""
+        return self.words[slot_base(slot) + S_PENDING]
 
     def close(self) -> None:
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
