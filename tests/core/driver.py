@@ -47,6 +47,7 @@ class SpecFields(TypedDict, total=False):
     cap_bytes: int
     steps: int
     device: str
+    on_hog: str
     fingerprint: str
 
 
@@ -66,6 +67,7 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         priority=fields.get("priority", 0),
         cap_bytes=fields.get("cap_bytes"),
         steps=fields.get("steps"),
+        on_hog=fields.get("on_hog", "suspend"),
         device=DeviceId(device) if device is not None else None,
         fingerprint=fields.get("fingerprint", ""),
     )

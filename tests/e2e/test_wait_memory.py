@@ -16,7 +16,7 @@ SLEEPER = "echo ready; exec sleep 300"
 
 
 def test_a_job_waits_for_anothers_memory_while_a_third_goes_on(node: Node, alone: Alone) -> None:
-    """400 MiB of 800 are promised to a program that sleeps; the greedy one needs more than is left beside the third."""
+    """400 MiB of 800 are promised to a program that sleeps; the greedy one needs more than is left."""
     node.start(device="cpu:800MiB", quantum="20ms")
     sleeper = node.run("/bin/sh", "-c", SLEEPER, options=["--name", "sleeper", "--memory", "400MiB"])
     sleeper.wait_line("ready")

@@ -64,6 +64,7 @@ spec_strategy = st.builds(
     priority=st.integers(0, 2),
     cap_bytes=st.none() | st.integers(1, 100),
     wait_memory_ns=st.none() | st.just(SECOND),
+    on_hog=st.sampled_from(["warn", "suspend", "kill"]),
     steps=st.none() | st.integers(1, 50),
     device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),

@@ -13,6 +13,7 @@ from carpool.core.effects import (
     CloseJob,
     Effect,
     GrantLease,
+    NameHog,
     ParkJob,
     RecallLease,
     RefuseJob,
@@ -44,7 +45,7 @@ from carpool.core.events import (
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, JobId, JobState, Nanos
+from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, HogStep, JobId, JobState, Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
@@ -90,7 +91,6 @@ class WatchedScheduler:
         self.log: list[tuple[Nanos, Event]] = []
         self.said: list[list[Effect]] = []
         self.forgotten_ns: Nanos = 0
-        self.caps: dict[JobId, int] = {}
 
     def send(self, event: Event) -> list[Effect]:
         if not self._is_legal(event):
@@ -252,7 +252,9 @@ class WatchedScheduler:
                 assert effect.job in books.wanting, "Z2: at a boundary"
                 books.trimming.add(effect.job)
             case StopJob():
-                assert effect.job in books.may_end or isinstance(event, CancelAsked), "Z3: nobody is ended unasked"
+                is_hog = any(isinstance(each, NameHog) and each.step is HogStep.ENDED for each in self.said[-1])
+                asked = effect.job in books.may_end or isinstance(event, CancelAsked)
+                assert asked or is_hog, "Z3, H2: nobody is ended unasked"
             case SetCap():
                 self._check_cap(effect)
             case UnparkJob():
@@ -270,11 +272,10 @@ class WatchedScheduler:
     def _check_cap(self, effect: SetCap) -> None:
         """Z2: nobody is told a cap below what it is known to need, unless it came with that cap."""
         job = self.job(effect.job)
-        if job.is_shrinking:
-            known = job.needs
-            assert known is None or effect.cap_bytes >= (job.cap_bytes or 0)
-            assert effect.cap_bytes >= self.caps.get(effect.job, 0), "a job that cannot do with less is not told less"
-        self.caps[effect.job] = effect.cap_bytes
+        if job.is_shrinking and job.state is not JobState.BLOCKED:
+            assert job.needs is not None
+            known = job.needs.persistent_bytes + job.needs.ephemeral_bytes + job.needs.overhead_bytes
+            assert effect.cap_bytes >= max(known, job.cap_bytes or 0)
 
     def _check_may_park(self, effect: ParkJob) -> None:
         """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""

@@ -28,6 +28,7 @@ NAME_MAX = 60
 WEIGHT_MAX = 1_000_000
 STEPS_MAX = 10**15
 PRIORITY_MAX = 1_000_000
+ON_HOG = ("warn", "suspend", "kill")
 SUMMARY_SECONDS = 1.0  # a daemon that has not noticed the end by then is not waited for
 
 
@@ -47,6 +48,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             flag_value="24h",
             help="Where memory is short, let an allocation wait this long (24h) before it fails.",
         ),
+        click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
         click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
@@ -138,6 +140,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
     if abs(options["priority"]) > PRIORITY_MAX:
         raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+    if options["on_hog"] not in ON_HOG:
+        raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
     return {
@@ -147,6 +151,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
+        "on_hog": options["on_hog"],
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

@@ -249,7 +249,7 @@ def room_bytes(node: Node, job: Job) -> int:
         if job.squeeze is None:
             return job.spec.cap_bytes
         known = job.needs.resident_bytes + job.needs.ephemeral_bytes if job.needs is not None else 0
-        return max(job.spec.cap_bytes, known if job.cap_sent_bytes is None else job.cap_sent_bytes)  # Z2
+        return max(job.spec.cap_bytes, known, job.cap_sent_bytes or 0)  # Z2
     device = node.device_of(job)
     others = 0
     for other in node.jobs_on(device):

@@ -12,9 +12,9 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, packing, parking, reasons
+from carpool.core import admission, hogs, packing, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
-from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease, SetCap
+from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.units import MS, SECOND
@@ -96,7 +96,7 @@ def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -
     unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
     if unmeasured and node.queue and (holder is None or holder.state is not JobState.PROFILING):
         return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
-    wanting = waiting if holder is None else [*waiting, holder]
+    wanting = hogs.first_those_who_do_not_rest(waiting if holder is None else [*waiting, holder], now=now)
     if len(wanting) == 1:
         return wanting[0]
     picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
@@ -137,6 +137,8 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
     if was_blocked:  # now it may have the memory it waited for (W2)
         job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
         effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
+        if job.is_held_back:  # only to come to its next boundary
+            effects += recall(node, job, reasons.held_back(job), now=now)
     return effects
 
 
@@ -159,10 +161,7 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
         if silent_ns >= patience and not job.pending_bytes:
             effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
             continue
-        late_ns = hog_deadline(node, job)
-        if late_ns is not None and now >= late_ns and not lease.hog_named:
-            lease.hog_named = True
-            effects.append(NameHog(job=job.id, reason=reasons.hog(job, now - (lease.recalled_ns or now))))
+        effects += hogs.escalate(node, job, now=now)
     return effects
 
 
@@ -175,14 +174,6 @@ def _is_watched(node: Node, device: Device) -> bool:
         job.spec.wait_memory_ns is not None or (job.lease is not None and job.lease.recalled_ns is not None)
         for job in node.holders_on(device)
     )
-
-
-def hog_deadline(node: Node, job: Job) -> Nanos | None:
-    """When a recalled holder becomes a hog; None if its turn is not recalled."""
-    if job.lease is None or job.lease.recalled_ns is None:
-        return None
-    patience = max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
-    return job.lease.recalled_ns + patience
 
 
 def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:

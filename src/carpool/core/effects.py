@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.model import DeviceId, History, JobId, JobState, LaneId
+from carpool.core.model import DeviceId, History, HogStep, JobId, JobState, LaneId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,10 @@ class ExplainWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameHog:
-    """A job was asked for its turn and has not reached a boundary for far longer than usual."""
+    """A job was asked for its turn and has not reached a boundary for far longer than usual; what is done."""
 
     job: JobId
+    step: HogStep
     reason: str
 
 

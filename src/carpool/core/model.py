@@ -67,6 +67,15 @@ HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
 WANTING = HOLDING | {JobState.WAITING, JobState.BLOCKED}
 
 
+class HogStep(StrEnum):
+    """What was done about a job that does not reach a boundary (hogs.py)."""
+
+    WARNED = "warned"  # it is named
+    LAST = "put last"  # others go first for a while, once it gives its turn back
+    SENT_AWAY = "sent away"  # it leaves the device at its next boundary
+    ENDED = "ended"
+
+
 class Squeeze(StrEnum):
     """What becomes of a job whose cap was made smaller than what it needs (resize.py); None for all others."""
 
@@ -127,6 +136,7 @@ class JobSpec:
     priority: int = 0
     cap_bytes: int | None = None
     wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
+    on_hog: str = "suspend"  # how far to go if it stops reaching boundaries: warn, suspend or kill
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""
@@ -140,7 +150,8 @@ class Lease:
     lane: LaneId
     granted_ns: Nanos
     recalled_ns: Nanos | None = None
-    hog_named: bool = False
+    hog_steps: int = 0  # how many of the steps against a hog were taken, or need not be considered any more
+    hog_step: HogStep | None = None  # the last one taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +202,8 @@ class Job:
     squeeze: Squeeze | None = None
     may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
+    rests_until_ns: Nanos = 0  # it was a hog: until then others go first
     parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
     stayed_bytes: int = 0  # of a parked job: what did not leave the device
     move_ns: Nanos = 0  # how long its last copy took, out or in
@@ -201,12 +214,12 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended or self.squeeze is Squeeze.TOO_LARGE
+        return self.is_suspended or self.is_sent_away or self.squeeze is Squeeze.TOO_LARGE
 
     @property
     def is_held_back(self) -> bool:
         """Whether it may have no turn, whatever is free."""
-        return self.is_suspended or self.squeeze is not None
+        return self.is_suspended or self.is_sent_away or self.squeeze is not None
 
 
 @dataclass(slots=True, kw_only=True)

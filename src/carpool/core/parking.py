@@ -34,7 +34,7 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
             job.is_suspended = True
             job.move_retry_ns = 0
         case ResumeAsked():
-            job.is_suspended = False
+            job.is_suspended = job.is_sent_away = False
             job.move_retry_ns, job.move_trouble = 0, ""
         case JobParked():
             _left(node, job, event)

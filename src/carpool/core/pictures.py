@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from carpool.core import ledger, parking, reasons
+from carpool.core import hogs, ledger, parking, reasons
 from carpool.core.accounts import remaining_ns, rows_of
-from carpool.core.dispatch import hog_deadline, turn_reason
+from carpool.core.dispatch import turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
 from carpool.core.node import Node, is_holding
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
@@ -22,16 +22,16 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
         needs = parking.returning_needs(node, job, device)
         span = format_ns(now - job.state_since_ns)
         return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span)
-    late = hog_deadline(node, job)
+    late = hogs.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
-        return reasons.hog(job, now - job.lease.recalled_ns)
+        return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
     return reasons.standing(job, now=now)
 
 
 def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
     served_ns = job.served_ns + (now - job.charged_ns if is_holding(job) else 0)
     remaining, is_known = remaining_ns(job, served_ns=served_ns)
-    late = hog_deadline(node, job)
+    late = hogs.deadline(node, job)
     last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
     rows = rows_of(job, now=now)
     return JobPicture(
@@ -59,7 +59,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         live_bytes=job.live_bytes,
         pending_bytes=job.pending_bytes if job.state is JobState.BLOCKED else 0,
         cap_bytes=job.spec.cap_bytes,
-        is_suspended=job.is_suspended,
+        is_suspended=job.is_suspended or job.is_sent_away,
         is_shrinking=job.squeeze is not None,
         parked_bytes=job.parked_bytes,
         move_ns=job.move_ns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, Job, JobState, LeaseState, Nanos, Squeeze
+from carpool.core.model import Device, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
 from carpool.core.node import Node
 from carpool.core.views import JobView
 from carpool.units import SECOND, format_bytes, format_ns
@@ -127,6 +127,8 @@ def blocked(job: Job, device: Device) -> str:
 def held_back(job: Job) -> str:
     if job.is_suspended:
         return f"{job.spec.name} was suspended"
+    if job.is_sent_away:
+        return f"{job.spec.name} kept others waiting too long"
     return f"{job.spec.name} was resized to {format_bytes(job.spec.cap_bytes or 0)}"
 
 
@@ -173,7 +175,7 @@ def host_full(wanted: int, used: int, limit: int) -> str:
 def stays(job: Job, device: Device) -> str:
     """A job that is to leave waits at a boundary and could not."""
     trouble = job.move_trouble or "it is about to move"
-    stopped = "suspended" if job.is_suspended else "stopped"
+    stopped = "suspended" if job.is_suspended or job.is_sent_away else "stopped"
     return f"{stopped} with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
 
 
@@ -183,6 +185,11 @@ def away(job: Job, device: Device, need: int, span: str) -> str:
         return (
             f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
             f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
+        )
+    if job.is_sent_away:
+        return (
+            f"suspended for {span} because it kept others waiting: {format_bytes(job.parked_bytes)} is on the host;"
+            f" it comes back when nobody else is here, or with: carpool resume {job.id}"
         )
     if job.squeeze is Squeeze.TOO_LARGE:
         return (
@@ -197,9 +204,19 @@ def lapse(job: Job, silent_ns: Nanos) -> str:
     return f"{job.spec.name} neither made a step nor computed for {format_ns(silent_ns)} while others waited"
 
 
-def hog(job: Job, since_ns: Nanos) -> str:
+_HOG_STEPS = {
+    None: "",
+    HogStep.WARNED: "",
+    HogStep.LAST: "; others will go before it for as long as it kept them waiting",
+    HogStep.SENT_AWAY: "; it leaves the device at its next boundary while others want it",
+    HogStep.ENDED: "; it is ended, as --on-hog kill says",
+}
+
+
+def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     usual = f"its usual step takes {format_ns(job.step_ns)}" if job.step_ns else "its step time is not known yet"
-    return f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary; {usual}"
+    asked = f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary"
+    return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
 
 def standing(job: Job, *, now: Nanos) -> str:

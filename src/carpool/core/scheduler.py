@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, adoption, lanes, ledger, parking, pictures, resize, waiting
+from carpool.core import admission, adoption, hogs, lanes, ledger, parking, pictures, resize, waiting
 from carpool.core.accounts import (
     account_of,
     begin_wanting,
@@ -284,6 +284,7 @@ class Scheduler:
         elif job.state not in WANTING:
             begin_wanting(node, job)
         if job.lease is not None:
+            hogs.turn_ended(job, now=now)
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
@@ -324,7 +325,8 @@ class Scheduler:
         self._close_lease(job, JobDetached, now)
         self._node.move(job, JobDetached, now=now)
         job.reason = event.reason
-        job.is_suspended, job.parked_bytes, job.squeeze = False, 0, None
+        job.is_suspended = job.is_sent_away = False
+        job.parked_bytes, job.squeeze = 0, None
         lanes.remove(device, job)
         wanted = admission.unmanaged_bytes(self._node, job)
         ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))

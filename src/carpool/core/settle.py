@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, parking, reasons, waiting
+from carpool.core import admission, hogs, lanes, ledger, parking, reasons, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -22,6 +22,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
     returns: list[Effect] = []
     for device in node.devices.values():
         raise_floors(node, device)
+        hogs.forgive(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)

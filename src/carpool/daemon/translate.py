@@ -5,7 +5,7 @@ Other modules of the daemon dispatch messages and events and may know both; none
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,7 @@ class SpecBody(msgspec.Struct, kw_only=True):
     priority: Count = 0
     cap_bytes: Count | None = None
     wait_memory_ns: Count | None = None
+    on_hog: Literal["warn", "suspend", "kill"] = "suspend"
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
@@ -58,6 +59,7 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         priority=said.priority,
         cap_bytes=said.cap_bytes,
         wait_memory_ns=said.wait_memory_ns,
+        on_hog=said.on_hog,
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
