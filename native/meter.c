@@ -14,7 +14,10 @@
  * M3  The cap is looked at before an allocation and counted after it: threads and processes that ask in the
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation and could be held by a process that is killed.
- * M4  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
+ * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits that long for room, on its own thread, looking again
+ *     every few milliseconds: the daemon raises the cap when there is some. What it waits for stands in the slot
+ *     (S_PENDING, and in S_LIVE, so that another thread cannot slip in); then it fails like any other.
+ * M5  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
@@ -36,6 +39,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "page.h"
@@ -44,6 +48,7 @@
 #define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
 #endif
 #define COUNTED_FROM 4096
+#define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
 #define NOT_COUNTED "memory of this process is not counted"
 #define EXPORT __attribute__((visibility("default")))
 #define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
@@ -54,6 +59,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must
 
 static cp_word *cp_page;         /* NULL until the page has passed every check */
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
+static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
 /* The real functions */
@@ -226,7 +232,7 @@ static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
              shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
 }
 
-__attribute__((cold, noinline)) static bool cp_deny(uint64_t cap, uint64_t held, uint64_t asked) {
+__attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t held, uint64_t asked) {
     atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
     PUT(cp_page[CP_H_DENIED_BYTES], asked);
     if (!atomic_flag_test_and_set(&cp_denial_said)) {
@@ -235,12 +241,34 @@ __attribute__((cold, noinline)) static bool cp_deny(uint64_t cap, uint64_t held,
         cp_print_bytes(held_text, held, cap);
         cp_print_bytes(asked_text, asked, asked);
         snprintf(line, sizeof line,
-                 "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more; the "
+                 "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more%s; the "
                  "program gets its own out-of-memory error (raise the cap with --memory)\n",
-                 cap_text, held_text, asked_text);
+                 cap_text, held_text, asked_text, cp_wait_ns ? ", and waited as long as --wait-memory allows" : "");
         cp_say(line);
     }
-    return true;
+}
+
+static uint64_t cp_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Wait until all that the job holds, with what we ask for, is under its cap; false at the deadline. */
+__attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked) {
+    cp_word *slot = cp_my_slot();
+    uint64_t deadline = cp_now() + cp_wait_ns;
+    bool is_free = false;
+    atomic_fetch_add(&slot[CP_S_LIVE], asked);
+    atomic_fetch_add(&slot[CP_S_PENDING], asked);
+    do {
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        uint64_t cap = GET(cp_page[CP_H_CAP]);
+        is_free = cap == 0 || cp_held(true) <= cap;
+    } while (!is_free && cp_now() < deadline);
+    atomic_fetch_sub(&slot[CP_S_PENDING], asked);
+    atomic_fetch_sub(&slot[CP_S_LIVE], asked);
+    return is_free;
 }
 
 /* May the program not have `size` bytes in place of the `before` counted ones? The dead are looked for only
@@ -256,7 +284,11 @@ static bool cp_denied(size_t size, size_t before) {
         return false;
     int saved = errno;
     held = cp_held(true);
-    bool denied = (held > cap || asked > cap - held) && cp_deny(cap, held, asked);
+    bool denied = held > cap || asked > cap - held;
+    if (denied && cp_wait_ns && cp_wait_for_room(asked))
+        denied = false;
+    if (denied)
+        cp_deny(GET(cp_page[CP_H_CAP]), cp_held(false), asked);
     errno = saved;
     return denied;
 }
@@ -360,9 +392,10 @@ static void cp_after_fork(void) {
 }
 
 __attribute__((constructor)) static void cp_load(void) {
-    const char *path = getenv("CARPOOL_PAGE"), *why = NULL;
+    const char *path = getenv("CARPOOL_PAGE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS"), *why = NULL;
     if (!path || !*path)
         return;
+    cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

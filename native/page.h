@@ -30,8 +30,10 @@
 #define CP_S_STALL_NS 7
 #define CP_S_FLAGS 8
 #define CP_S_PARKED 9
+#define CP_S_PENDING 10
 #define CP_S_PASS 11
 #define CP_S_OFFER 12
+#define CP_S_STALL_HELD_NS 13
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1

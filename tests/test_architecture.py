@@ -26,7 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 400
-CORE_LINES_MAX = 3700  # the node's brain with parking, rotation and migration; not its policies, nor the cluster's
+CORE_LINES_MAX = 4800  # the node's brain with all that moves memory; not its policies, nor the cluster's
 CLUSTER_PARTS = {"policies", "placement", "cluster", "orders"}
 
 LAYERS: list[set[str]] = [

@@ -19,6 +19,8 @@ OPTIONS: dict[str, Any] = {
     "weight": 1.0,
     "tenant": "default",
     "memory": None,
+    "wait_memory": None,
+    "on_hog": "suspend",
     "steps": None,
     "device": None,
     "policy": None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carpool.cli.jobs import account_lines
+from carpool.cli.accounts import account_lines, sentence
 from carpool.cli.tables import device_table, job_table, show
 from carpool.units import SECOND
 
@@ -73,6 +73,20 @@ def test_the_account_of_an_ended_job_ends_with_one_sentence() -> None:
         "waited_for_ns": {"bert": 96 * SECOND},
     }
     lines = account_lines(job)
-    assert [line.split()[0] for line in lines[:-1]] == ["running", "waiting", "moving", "for", "wall"]
+    assert [line.split()[0] for line in lines[:-1]] == ["running", "waiting", "for", "moving", "wall"]
     assert lines[-1] == "12 min 0 s instead of 10 min 0 s: 1 min 36 s waiting for job bert, 24.0 s moving"
     assert account_lines({"state": "failed", "spent_ns": {}, "waited_for_ns": {}}) == []
+
+
+def test_the_sentence_names_the_jobs_that_were_waited_for_longest_and_adds_up() -> None:
+    waits = {"a-1": 10 * SECOND, "b-2": 40 * SECOND, "c-3": 30 * SECOND, "d-4": 20 * SECOND}
+    spent = {"run": 100 * SECOND, "input": 5 * SECOND, "turn": 110 * SECOND, "memory": 25 * SECOND}
+    job = {"state": "finished", "spent_ns": spent, "waited_for_ns": waits}
+    assert sentence(job) == (
+        "4 min 0 s instead of 1 min 45 s: 40.0 s waiting for job b-2, 30.0 s waiting for job c-3,"
+        " 25.0 s waiting for memory, 20.0 s waiting for job d-4, 20.0 s waiting for other turns"
+    )
+    rows = account_lines(job)
+    assert [line.split()[:2] for line in rows if "hand-overs" in line] == [["for", "hand-overs"]], "10 s had nobody"
+    assert sentence({**job, "state": "running"}) == ""
+    assert sentence({**job, "spent_ns": {"run": SECOND}}) == "", "alone it lost nothing"

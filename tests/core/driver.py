@@ -15,6 +15,7 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -48,6 +49,7 @@ class SpecFields(TypedDict, total=False):
     cap_bytes: int
     steps: int
     device: str
+    on_hog: str
     fingerprint: str
 
 
@@ -67,6 +69,7 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         priority=fields.get("priority", 0),
         cap_bytes=fields.get("cap_bytes"),
         steps=fields.get("steps"),
+        on_hog=fields.get("on_hog", "suspend"),
         device=DeviceId(device) if device is not None else None,
         fingerprint=fields.get("fingerprint", ""),
     )
@@ -194,10 +197,25 @@ class CoreDriver:
     def measure(self, job: str, measured: Needs, *, step_ns: Nanos | None = None) -> list[Effect]:
         return self.send(NeedsMeasured(job=JobId(job), needs=measured, step_ns=step_ns))
 
-    def report(self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0) -> list[Effect]:
+    def report(
+        self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0, pending_bytes: int = 0
+    ) -> list[Effect]:
         """What the page and the operating system say of a job; without steps it made none."""
         self.steps[job] = self.steps.get(job, 0) if steps is None else steps
-        return self.send(ProgressSeen(job=JobId(job), steps=self.steps[job], cpu_ns=cpu_ns, live_bytes=live_bytes))
+        return self.send(
+            ProgressSeen(
+                job=JobId(job),
+                steps=self.steps[job],
+                cpu_ns=cpu_ns,
+                live_bytes=live_bytes,
+                pending_bytes=pending_bytes,
+            )
+        )
+
+    def block(self, job: str, live_bytes: int, pending_bytes: int) -> list[Effect]:
+        """An allocation of a holder waits: it is seen twice, and nothing helped between."""
+        self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
+        return self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
 
     def detach(self, job: str, reason: str = "it was told to") -> list[Effect]:
         return self.send(JobDetached(job=JobId(job), reason=reason))
@@ -207,6 +225,11 @@ class CoreDriver:
 
     def cancel(self, job: str, *, is_told: bool = False) -> list[Effect]:
         return self.send(CancelAsked(job=JobId(job), is_told=is_told))
+
+    def resize(
+        self, job: str, cap_bytes: int | None = None, *, weight_milli: int | None = None, may_end: bool = False
+    ) -> list[Effect]:
+        return self.send(JobResized(job=JobId(job), cap_bytes=cap_bytes, weight_milli=weight_milli, may_end=may_end))
 
     def suspend(self, job: str) -> list[Effect]:
         return self.send(SuspendAsked(job=JobId(job)))

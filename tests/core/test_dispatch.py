@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from carpool.core.effects import GrantLease, NameHog, RecallLease, RevokeLease, StartJob
-from carpool.core.model import JobId, JobState
+from carpool.core.model import HogStep, JobId, JobState
 from carpool.core.node import Settings
 from carpool.units import GIB, MS, SECOND
 from tests.core.driver import EXACT, CoreDriver, MakeCore, needs, only
@@ -175,7 +175,8 @@ def test_a_recalled_holder_that_reaches_no_boundary_is_named_once(core: CoreDriv
     assert core.recalled == ["a"]
     assert busy(core, "a", 2 * SECOND - MS) == []
     assert not core.job("a").is_hog
-    [hog] = busy(core, "a", 10 * SECOND)
+    hog, last = busy(core, "a", 10 * SECOND)
+    assert (hog.step, last.step) == (HogStep.WARNED, HogStep.LAST)
     assert re.fullmatch(
         r"a was asked for its turn 2\.\d s ago and has not reached a boundary; its step time is not known yet",
         hog.reason,
@@ -209,12 +210,12 @@ def test_a_holder_that_was_not_recalled_is_no_hog(make_core: MakeCore) -> None:
 def test_a_hog_is_named_again_in_its_next_turn(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN)
     core.settle_in("b", KNOWN)
-    assert len(busy(core, "a", 5 * SECOND)) == 1
+    assert [hog.step for hog in busy(core, "a", 3 * SECOND)] == [HogStep.WARNED]
     core.give_back("a", steps=0)
     core.wait(10 * SECOND)
     core.give_back("b")
     assert core.holders() == ["a"]
-    assert len(busy(core, "a", 9 * SECOND)) == 1
+    assert [hog.step for hog in busy(core, "a", 15 * SECOND)] == [HogStep.WARNED, HogStep.LAST]
 
 
 # --- wakeups ------------------------------------------------------------------------------------------------

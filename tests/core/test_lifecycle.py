@@ -16,6 +16,7 @@ from carpool.core.events import (
     JobEvent,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -71,6 +72,7 @@ def event_of(kind: type) -> JobEvent:
         JobDetached: JobDetached(job=J, reason="told to"),
         JobExited: JobExited(job=J, code=0),
         CancelAsked: CancelAsked(job=J),
+        JobResized: JobResized(job=J, cap_bytes=15 * GIB, weight_milli=2000),
         SuspendAsked: SuspendAsked(job=J),
         ResumeAsked: ResumeAsked(job=J),
         MigrateAsked: MigrateAsked(job=J, device=DeviceId("gpu1")),
@@ -117,6 +119,11 @@ def _idle(core: CoreDriver) -> None:
     core.give_back("j", wants_more=False)
 
 
+def _blocked(core: CoreDriver) -> None:
+    _running(core)
+    core.block("j", 2 * GIB, 20 * GIB)
+
+
 def _parking(core: CoreDriver) -> None:
     _waiting(core)
     core.suspend("j")
@@ -159,6 +166,7 @@ WAYS: dict[JobState, Callable[[CoreDriver], None]] = {
     JobState.WAITING: _waiting,
     JobState.PROFILING: _profiling,
     JobState.RUNNING: _running,
+    JobState.BLOCKED: _blocked,
     JobState.IDLE: _idle,
     JobState.PARKING: _parking,
     JobState.PARKED: _parked,
@@ -172,6 +180,7 @@ WAYS: dict[JobState, Callable[[CoreDriver], None]] = {
 FOLLOWS: dict[tuple[JobState, type], JobState] = {
     (JobState.WAITING, SuspendAsked): JobState.PARKING,
     (JobState.WAITING, MigrateAsked): JobState.PARKING,
+    (JobState.BLOCKED, ProgressSeen): JobState.IDLE,  # it waits for no memory any more
     (JobState.PARKED, ResumeAsked): JobState.UNPARKING,
     (JobState.PARKING, LeaseReturned): JobState.PARKING,  # it is suspended and waits again
     (JobState.PARKED, LeaseReturned): JobState.PARKING,
@@ -238,14 +247,14 @@ def test_nothing_moves_a_job_that_is_over(state: JobState, kind: type) -> None:
 
 
 def test_the_sets_of_states_are_those_of_the_words() -> None:
-    assert {JobState.WAITING} | HOLDING == WANTING
+    assert {JobState.WAITING, JobState.BLOCKED} | HOLDING == WANTING
     assert set(JobState) == ENDED | RESIDENT | {JobState.QUEUED}
     assert not ENDED & RESIDENT
 
 
 def test_every_state_but_queued_is_reached_by_the_table() -> None:
     moved = {target for (state, _), target in JOB_MOVES.items() if target is not state}
-    reached = moved | {JobState.PROFILING, JobState.FAILED, JobState.CANCELLED}
+    reached = moved | {JobState.PROFILING, JobState.BLOCKED, JobState.FAILED, JobState.CANCELLED}
     assert reached == set(JobState) - {JobState.QUEUED}
 
 

@@ -93,7 +93,8 @@ def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone:
     assert "greedy has had it for" in beside.job("companion")["reason"]
     ended = started.wait()
     assert ended.code == 0
-    assert len(beside.events("NameHog", "greedy")) == 1, "once is enough"
+    named = [event["step"] for event in beside.events("NameHog", "greedy")]
+    assert named in (["warned"], ["warned", "put last"]), "each once"
     lines = [line for line in ended.lines if not line.startswith("hogged")]
     truth = alone.output(*program, "--seconds", "0").decode().splitlines()
     assert lines == [line for line in truth if not line.startswith("hogged")]

@@ -228,9 +228,9 @@ def test_the_wall_time_of_a_parked_job_is_explained_to_the_last_second(node: Nod
     assert wall <= outside
     assert spent["parked"] >= 900_000_000
     assert spent["move"] > 0 and spent["run"] > 0 and spent["start"] > 0
-    assert list(explained["waited_for_ns"]) == ["second"]
+    assert list(explained["waited_for_ns"]) == ["second-2"]
     said = node.carpool("explain", "first").out.decode()
-    assert " instead of " in said and "waiting for job second" in said
+    assert " instead of " in said and "waiting for job second-2" in said
 
 
 SPAN = ("JobSubmitted", "JobExited")

@@ -18,6 +18,7 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -63,6 +64,8 @@ spec_strategy = st.builds(
     weight_milli=st.sampled_from([500, 1000, 2000]),
     priority=st.integers(0, 2),
     cap_bytes=st.none() | st.integers(1, 100),
+    wait_memory_ns=st.none() | st.just(SECOND),
+    on_hog=st.sampled_from(["warn", "suspend", "kill"]),
     steps=st.none() | st.integers(1, 50),
     device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),
@@ -186,12 +189,30 @@ class SchedulerMachine(RuleBasedStateMachine):
     def report(self, index: int, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
         self.progress(self.find(index, ProgressSeen), made=made, cpu_ns=cpu_ns, live_bytes=live_bytes)
 
-    def progress(self, job: JobId, *, made: int, cpu_ns: Nanos, live_bytes: int) -> None:
+    def progress(self, job: JobId, *, made: int, cpu_ns: Nanos, live_bytes: int, pending_bytes: int = 0) -> None:
         self.steps[job] = self.steps.get(job, 3) + made
         self.cpu_ns[job] = self.cpu_ns.get(job, 0) + cpu_ns
         self.watched.send(
-            ProgressSeen(job=job, steps=self.steps[job], cpu_ns=self.cpu_ns[job], live_bytes=live_bytes)
+            ProgressSeen(
+                job=job,
+                steps=self.steps[job],
+                cpu_ns=self.cpu_ns[job],
+                live_bytes=live_bytes,
+                pending_bytes=pending_bytes,
+            )
         )
+
+    @rule(index=any_job, live_bytes=bytes_small, pending_bytes=st.integers(1, 60), looks=st.integers(1, 3))
+    def run_short(self, index: int, live_bytes: int, pending_bytes: int, looks: int) -> None:
+        """An allocation of a holder, or of one that waits already, waits for memory."""
+        inside = self.watched.scheduler.watched()
+        for _ in range(looks if inside else 0):
+            job = inside[index % len(inside)]
+            self.progress(job, made=0, cpu_ns=0, live_bytes=live_bytes, pending_bytes=pending_bytes)
+
+    def give_up_allocations(self) -> None:
+        for job in self.watched.jobs_in(JobState.BLOCKED):
+            self.progress(job, made=0, cpu_ns=0, live_bytes=1)
 
     @rule(index=any_job, is_resumed=st.booleans())
     def suspend(self, index: int, is_resumed: bool) -> None:
@@ -201,6 +222,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(index=any_job, device=st.sampled_from(["gpu0", "gpu1", "gpu2", "gpu9"]))
     def migrate(self, index: int, device: str) -> None:
         self.watched.send(MigrateAsked(job=self.find(index, MigrateAsked), device=DeviceId(device)))
+
+    @rule(
+        index=any_job,
+        cap_bytes=st.none() | st.integers(1, 120),
+        weight_milli=st.sampled_from([None, 500, 3000]),
+        may_end=st.booleans(),
+    )
+    def resize(self, index: int, cap_bytes: int | None, weight_milli: int | None, may_end: bool) -> None:
+        job = self.find(index, JobResized)
+        event = JobResized(job=job, cap_bytes=cap_bytes, weight_milli=weight_milli, may_end=may_end)
+        self.watched.send(event)
 
     @rule(index=any_job, share=st.integers(0, 4), resident_bytes=st.integers(0, 70))
     def move_ends(self, index: int, share: int, resident_bytes: int) -> None:
@@ -262,6 +294,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         watched = self.watched
         for job in watched.jobs_in(JobState.PARKING, JobState.UNPARKING):
             self.end_move(job, share=4, resident_bytes=0)
+        for job in sorted(watched.books.trimming):
+            self.watched.send(NeedsMeasured(job=job, needs=Needs(persistent_bytes=1, ephemeral_bytes=1)))
         for job in sorted(watched.books.recalled):
             if job in watched.books.held:
                 watched.now += MS
@@ -305,12 +339,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         for job in self.watched.picture().jobs:
             if job.is_suspended and may_move(job.state, ResumeAsked):
                 self.watched.send(ResumeAsked(job=job.id))
+            if job.is_shrinking and job.device is not None:
+                here = next(each for each in self.watched.picture().devices if each.id == job.device)
+                event = JobResized(job=job.id, cap_bytes=here.capacity_bytes, may_end=True)
+                self.watched.send(event)
 
     def finish_everything(self) -> None:
         """Nobody is left behind: every job, also in the queue, runs and ends, and every byte is free again."""
         watched = self.watched
         self.resume_everybody()
         for _ in range(12 * (1 + self.made)):
+            self.give_up_allocations()
             for job in watched.jobs_in(JobState.UNMANAGED):
                 watched.send(JobExited(job=job, code=0))
             for job in watched.jobs_in(JobState.STARTING, JobState.IDLE):

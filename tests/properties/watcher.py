@@ -14,15 +14,20 @@ from carpool.core.effects import (
     Effect,
     GrantLease,
     MoveJob,
+    NameHog,
     ParkJob,
     RecallLease,
     RefuseJob,
     RejectEvent,
     RevokeLease,
+    SetCap,
     StartJob,
+    StopJob,
+    TrimJob,
     UnparkJob,
 )
 from carpool.core.events import (
+    CancelAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -30,16 +35,19 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
     MigrateAsked,
     MoveFailed,
+    NeedsMeasured,
+    ProgressSeen,
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, JobId, JobState, Nanos
+from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, HogStep, JobId, JobState, Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
@@ -58,6 +66,9 @@ class Books:
     queued: set[JobId] = field(default_factory=set)
     parking: dict[JobId, int] = field(default_factory=dict)  # told to park, with how many bytes at most
     unparking: set[JobId] = field(default_factory=set)
+    trimming: set[JobId] = field(default_factory=set)
+    blocked: set[JobId] = field(default_factory=set)  # lost its turn because its allocation waits
+    may_end: set[JobId] = field(default_factory=set)  # somebody allowed its end
     total_ns: Nanos = 0  # of all turns that are over
     turns: dict[JobId, int] = field(default_factory=dict)
 
@@ -158,7 +169,7 @@ class WatchedScheduler:
 
     def may_run(self, job: JobPicture, node: NodePicture) -> bool:
         """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2); not for
-        those that are to leave (P4, R1) and not for him for whom they do."""
+        those that are to leave or to shrink (P4, R1) and not for him for whom they do."""
         device = next(each for each in node.devices if each.id == job.device)
         if is_leaving(job) or device.claimant == job.id:
             return False
@@ -177,10 +188,18 @@ class WatchedScheduler:
                 return self.state(event.job) is None and event.device in here
             case _:
                 state = self.state(event.job)
-                return state is not None and may_move(state, type(event))
+                if state is None or not may_move(state, type(event)):
+                    return False
+                return not isinstance(event, JobResized) or self.scheduler.refusal_of(event) is None
 
     def _take(self, event: Event, effects: list[Effect]) -> None:
         books = self.books
+        if isinstance(event, LeaseAsked | NeedsMeasured | JobDetached | JobExited):
+            books.trimming.discard(event.job)
+        if isinstance(event, LeaseAsked | LeaseReturned | JobDetached | JobExited) or (
+            isinstance(event, ProgressSeen) and not event.pending_bytes
+        ):
+            books.blocked.discard(event.job)
         match event:
             case JobSubmitted():
                 books.queued.add(event.job)
@@ -196,6 +215,17 @@ class WatchedScheduler:
                 self._back(event.job)
                 if event.wants_more:
                     books.wanting.add(event.job)
+            case JobDetached() | JobExited():
+                books.end(event.job, self.now)
+                books.wanting.discard(event.job)
+                books.queued.discard(event.job)
+                self._back(event.job)
+            case _:
+                self._take_moves(event)
+
+    def _take_moves(self, event: Event) -> None:
+        books = self.books
+        match event:
             case JobParked():
                 books.parking.pop(event.job, None)
             case JobUnparked():
@@ -205,11 +235,9 @@ class WatchedScheduler:
                 if event.job in books.parking:
                     books.wanting.add(event.job)
                 self._back(event.job)
-            case JobDetached() | JobExited():
-                books.end(event.job, self.now)
-                books.wanting.discard(event.job)
-                books.queued.discard(event.job)
-                self._back(event.job)
+            case JobResized():
+                if event.may_end:
+                    books.may_end.add(event.job)
             case _:
                 pass
 
@@ -221,10 +249,11 @@ class WatchedScheduler:
         books = self.books
         match effect:
             case GrantLease():
-                assert effect.job in books.wanting, f"{effect} to a job that wants no turn"
+                assert effect.job in books.wanting | books.blocked, f"{effect} to a job that wants no turn"
                 assert effect.job not in books.held, f"{effect} to a job that has one"
                 self._check_measured_alone(effect.job)
-                books.wanting.remove(effect.job)
+                books.wanting.discard(effect.job)
+                books.blocked.discard(effect.job)
                 books.grant(effect.job, self.now)
             case RecallLease():
                 assert effect.job in books.held and effect.job not in books.recalled
@@ -232,11 +261,35 @@ class WatchedScheduler:
             case RevokeLease():
                 is_adopted = isinstance(event, JobAdopted) and event.job == effect.job
                 assert effect.job in books.held or is_adopted
+                if isinstance(event, ProgressSeen):
+                    books.blocked.add(effect.job)
                 books.end(effect.job, self.now)
+            case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
+                self._follow_move(effect)
+            case StopJob():
+                is_hog = any(isinstance(each, NameHog) and each.step is HogStep.ENDED for each in self.said[-1])
+                asked = effect.job in books.may_end or isinstance(event, CancelAsked)
+                assert asked or is_hog, "Z3, H2: nobody is ended unasked"
+            case SetCap():
+                self._check_cap(effect)
+            case StartJob() | RefuseJob():
+                assert effect.job in books.queued, f"{effect} of a job that is not queued"
+                books.queued.remove(effect.job)
+            case CloseJob():
+                books.queued.discard(effect.job)
+            case _:
+                pass
+
+    def _follow_move(self, effect: ParkJob | UnparkJob | MoveJob | TrimJob) -> None:
+        books = self.books
+        match effect:
             case ParkJob():
                 self._check_may_park(effect)
                 books.wanting.remove(effect.job)
                 books.parking[effect.job] = effect.limit_bytes
+            case TrimJob():
+                assert effect.job in books.wanting, "Z2: at a boundary"
+                books.trimming.add(effect.job)
             case UnparkJob():
                 assert effect.job not in books.unparking
                 assert not self.job(effect.job).is_suspended, "P4: only a resumed job comes back"
@@ -245,13 +298,14 @@ class WatchedScheduler:
                 job = self.job(effect.job)
                 assert (job.device, job.kept_on) == (effect.device, None), "V3: counted there, and there only"
                 assert effect.source != effect.device
-            case StartJob() | RefuseJob():
-                assert effect.job in books.queued, f"{effect} of a job that is not queued"
-                books.queued.remove(effect.job)
-            case CloseJob():
-                books.queued.discard(effect.job)
-            case _:
-                pass
+
+    def _check_cap(self, effect: SetCap) -> None:
+        """Z2: nobody is told a cap below what it is known to need, unless it came with that cap."""
+        job = self.job(effect.job)
+        if job.is_shrinking and job.state is not JobState.BLOCKED:
+            assert job.needs is not None
+            known = job.needs.persistent_bytes + job.needs.ephemeral_bytes + job.needs.overhead_bytes
+            assert effect.cap_bytes >= max(known, job.cap_bytes or 0)
 
     def _check_may_park(self, effect: ParkJob) -> None:
         """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""
@@ -345,6 +399,7 @@ class WatchedScheduler:
         for job in node.jobs:
             assert (job.state in HOLDING) == (job.id in books.held)
             assert (job.state is JobState.WAITING) == (job.id in books.wanting)
+            assert (job.state is JobState.BLOCKED) == (job.id in books.blocked)
             assert (job.state is JobState.QUEUED) == (job.id in books.queued)
             assert (job.state is JobState.PARKING) == (job.id in books.parking)
             assert (job.state is JobState.UNPARKING) == (job.id in books.unparking)
@@ -362,7 +417,7 @@ class WatchedScheduler:
 
 
 def is_leaving(job: JobPicture) -> bool:
-    return job.is_suspended or job.leaving_for is not None or is_departing(job)
+    return job.is_suspended or job.is_shrinking or job.leaving_for is not None or is_departing(job)
 
 
 def is_departing(job: JobPicture) -> bool:
@@ -381,5 +436,7 @@ def is_covered(job: JobPicture, device: DevicePicture) -> bool:
 
 def is_oldest(job: JobPicture, node: NodePicture) -> bool:
     here = [each for each in node.jobs if each.device == job.device and each.lane is not None]
-    rivals = [(each.arrived_ns, each.id) for each in here if not is_leaving(each)]
+    rivals = [
+        (each.arrived_ns, each.id) for each in here if not is_leaving(each) and each.state is not JobState.BLOCKED
+    ]
     return (job.arrived_ns, job.id) == min(rivals)

@@ -7,6 +7,7 @@ high-water mark where the meter could not be built, and torch's allocator statis
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import sys
@@ -123,6 +124,12 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
     sys.excepthook = excepthook
 
 
+def give_back_heap() -> None:
+    """Freed blocks stay in the C library's hands otherwise."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Memory:
     """The bytes of this process, less what the framework itself took before the program began."""
 
@@ -166,6 +173,7 @@ class Profile:
         self._memory = memory
         self.is_learning = True
         self.points: dict[int, bool] = {}  # point to whether it is clean; empty while learning
+        self.reported: tuple[int, int] | None = None  # persistent and ephemeral bytes the daemon knows of
         self._live: dict[int, list[int]] = {}  # point to live bytes at each firing
         self._first_point: int | None = None
         self._counted = 0  # iterations counted since learning began
@@ -226,6 +234,20 @@ class Profile:
         self._peak_bytes = max(self._peak_bytes, peak)
         needs = self.needs()
         return needs.persistent_bytes, needs.ephemeral_bytes
+
+    def note_reported(self, needs: m.Measured) -> None:
+        self.reported = (needs.persistent_bytes, needs.ephemeral_bytes)
+
+    def trim(self) -> m.Measured:
+        """Give back what the framework keeps for later, and look anew at what is left; at a boundary only."""
+        self._memory.finish_device_work(give_back=True)
+        give_back_heap()
+        ephemeral = max(0, self._peak_bytes - self._persistent_bytes)
+        self._persistent_bytes = self._memory.live_bytes()
+        self._peak_bytes = self._persistent_bytes + ephemeral
+        needs = self.needs()
+        self.note_reported(needs)
+        return needs
 
     def needs(self) -> m.Measured:
         overhead = min(self._memory.overhead_bytes, self._persistent_bytes)

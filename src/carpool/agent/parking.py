@@ -46,10 +46,17 @@ class Movable(Protocol):
 class Parking:
     """The moves of this process."""
 
-    def __init__(self, link: Link, movable: Movable | None, live_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        movable: Movable | None,
+        live_bytes: Callable[[], int],
+        trim: Callable[[], m.Measured] | None = None,
+    ) -> None:
         self._link = link
         self._movable = movable
         self._live_bytes = live_bytes
+        self._trim = trim
         self._held_back = HeldSignals()
         self._answer: m.Parked | None = None  # while it is away
 
@@ -79,6 +86,8 @@ class Parking:
                     self._link.send(self._park(message.limit_bytes))
                 case m.Unpark():
                     self._link.send(self._unpark())
+                case m.Trim() if self._trim is not None and not self.is_away:
+                    self._link.send(self._trim())
                 case _:
                     pass
 

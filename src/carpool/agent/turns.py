@@ -50,10 +50,9 @@ class Turns:
         self.seat.is_instant = memory.is_instant
         self._is_shared = False
         self._was_alone = False
-        self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._profile = Profile(memory)
         self._points = self._profile.points
-        self._reported: tuple[int, int] | None = None
+        self._parking = Parking(link, memory.movable, memory.live_bytes, self._profile.trim)
         self._asked_ns = 0
         self._left_ns = 0  # when the turn was last given up
 
@@ -121,8 +120,8 @@ class Turns:
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
         self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
-        if waited_ns > STALL_NS and self._link.base:
-            self._words[self._link.base + page.S_STALL_NS] += waited_ns
+        if waited_ns > STALL_NS:
+            self._link.note_stall(waited_ns)
         self.begin()
 
     @contextmanager
@@ -167,13 +166,13 @@ class Turns:
         if not self._profile.is_learning:
             self._report()
         recall = self._words[base + S_RECALL]
-        is_clean = self._points.get(point) or (self._reported is not None and self._is_clean_now())
+        is_clean = self._points.get(point) or (self._profile.reported is not None and self._is_clean_now())
         if self.seat.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
             self._give_back(wants_more=True)
 
     def _report(self) -> None:
         needs = self._profile.needs()
-        self._reported = (needs.persistent_bytes, needs.ephemeral_bytes)
+        self._profile.note_reported(needs)
         try:
             self._link.send(needs)
         except LinkLostError:
@@ -186,9 +185,9 @@ class Turns:
             return
         self.seat.sampled_at = self._words[self._link.base + S_STEPS]
         persistent, ephemeral = self._profile.sample()
-        if self._reported is None:
+        if self._profile.reported is None:
             return
-        known_persistent, known_ephemeral = self._reported
+        known_persistent, known_ephemeral = self._profile.reported
         if persistent * 100 > known_persistent * (100 + GROWTH_PERCENT) or ephemeral * 100 > known_ephemeral * (
             100 + GROWTH_PERCENT
         ):
@@ -204,8 +203,8 @@ class Turns:
         return recall == 1 or recall >= LAPSED or 0 < recall <= self._words[self._link.base + S_STEPS]
 
     def _is_clean_now(self) -> bool:
-        return self._reported is None or self._memory.live_bytes() * 100 <= (
-            self._reported[0] + self._memory.overhead_bytes
+        return self._profile.reported is None or self._memory.live_bytes() * 100 <= (
+            self._profile.reported[0] + self._memory.overhead_bytes
         ) * (100 + GROWTH_PERCENT)
 
     def _acquire(self) -> None:
@@ -215,7 +214,7 @@ class Turns:
         if is_back and not self._reach():
             return
         self._set_held(is_held=False)
-        needs = [self._profile.needs()] if is_back and self._reported is not None else []
+        needs = [self._profile.needs()] if is_back and self._profile.reported is not None else []
         try:
             self._wait_granted(m.Ask(), *needs)
         except LinkLostError:
@@ -315,7 +314,7 @@ class Turns:
         except PeerError as error:
             self._turn_off(str(error))
             return
-        if self._reported is not None:
+        if self._profile.reported is not None:
             self._report()
         if self._was_alone:
             self._was_alone = False

@@ -1,4 +1,4 @@
-"""`carpool ps`, `explain`, `logs`, `cancel`, `suspend` and `resume`."""
+"""`carpool ps`, `explain`, `logs`, `cancel`, `suspend`, `resume` and `resize`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
+from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_bytes, format_ns
+from carpool.units import format_bytes, format_ns, parse_bytes
 from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
@@ -76,44 +78,6 @@ def explain(job: str, as_json: bool) -> None:
         print(f"  no boundary reached for {format_ns(silent)}{usual}")
 
 
-ROWS = {
-    "start": "start-up",
-    "run": "running",
-    "turn": "waiting for a turn",
-    "memory": "waiting for memory",
-    "move": "moving",
-    "parked": "parked",
-    "idle": "idle (input, saving)",
-    "unmanaged": "outside carpool's turns",
-}
-LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
-
-
-def account_lines(job: dict[str, Any]) -> list[str]:
-    """Where its wall time went: one row each, and for a job that is over one sentence."""
-    spent: dict[str, int] = job.get("spent_ns") or {}
-    wall = sum(spent.values())
-    if not wall:
-        return []
-    lines = [
-        f"{ROWS[row]:24} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %" for row in ROWS if row in spent
-    ]
-    whom: dict[str, int] = job["waited_for_ns"]
-    lines += [f"  {'for ' + name:22} {format_ns(span):>12}" for name, span in sorted(whom.items(), key=_longest)]
-    lines.append(f"{'wall clock':24} {format_ns(wall):>12}")
-    lost = {row: spent[row] for row in LOST if spent.get(row)}
-    if job["state"] in ENDED and lost:
-        first = max(whom, key=lambda name: whom[name]) if whom else None
-        words = {**ROWS, "turn": f"waiting for job {first}" if len(whom) == 1 else "waiting for a turn"}
-        parts = [f"{format_ns(span)} {words[row]}" for row, span in sorted(lost.items(), key=_longest)]
-        lines.append(f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {', '.join(parts)}")
-    return lines
-
-
-def _longest(each: tuple[str, int]) -> int:
-    return -each[1]
-
-
 @click.command()
 @click.argument("job")
 def cancel(job: str) -> None:
@@ -157,10 +121,12 @@ def resume(job: str, no_wait: bool, as_json: bool) -> None:
     _show_order(found, as_json=as_json)
 
 
-def _order(verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def _order(
+    verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool], **arguments: object
+) -> dict[str, Any]:
     """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
     places = find_places()
-    found: dict[str, Any] = call(places, verb, job=job)["job"]  # type: ignore[assignment]  # JSON
+    found: dict[str, Any] = call(places, verb, job=job, **arguments)["job"]  # type: ignore[assignment]  # JSON
     while not no_wait and not is_done(found):
         time.sleep(ORDER_SECONDS)
         found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
@@ -183,6 +149,37 @@ def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(job))
     else:
         print(f"{job['id']}: {job['reason']}")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--memory", metavar="SIZE", help="Its new cap, like 6GiB.")
+@click.option("--weight", type=float, help="Its new share within its tenant, under policy fair.")
+@click.option("--or-kill", is_flag=True, help="End it if it needs more than a smaller cap allows.")
+@click.option("--no-wait", is_flag=True, help="Return at once; a smaller cap counts from its next boundary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def resize(job: str, memory: str | None, weight: float | None, or_kill: bool, no_wait: bool, as_json: bool) -> None:
+    """Give a running job more or less: a larger cap at once, a smaller one from its next boundary on.
+
+    A job that needs more than its new cap gives back what it can; if that is not enough it is parked until its cap is
+    raised again. It is ended only with --or-kill.
+
+    \b
+    carpool resize bert --memory 6GiB --weight 2
+    """
+    if memory is None and weight is None:
+        raise UsageError("nothing to change; give --memory SIZE or --weight NUMBER")
+    order: dict[str, object] = {"may_end": or_kill}
+    if memory is not None:
+        order["cap_bytes"] = parse_bytes(memory)
+    if weight is not None:
+        order["weight_milli"] = weight_milli(weight)
+    found = _order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
+    _show_order(found, as_json=as_json)
+
+
+def _is_resized(job: dict[str, Any]) -> bool:
+    return not job["is_shrinking"] or job["state"] in {"parked", *ENDED} or bool(job["move_trouble"])
 
 
 @click.command()

@@ -11,7 +11,7 @@ from carpool.cli.bench import bench
 from carpool.cli.checkpoint import checkpoint
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
-from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
+from carpool.cli.jobs import cancel, explain, logs, ps, resize, resume, suspend
 from carpool.cli.move import migrate
 from carpool.cli.run import run, submit
 from carpool.cli.sim import sim
@@ -30,6 +30,7 @@ def carpool() -> None:
     carpool ps, carpool top                 who runs, who waits
     carpool explain JOB                     why it waits, in one sentence
     carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
+    carpool resize JOB --memory SIZE        give a running job more or less
     carpool migrate JOB --to DEVICE         go on on another device of this node
     carpool checkpoint JOB FILE             write it to a file; carpool run --from FILE goes on
 
@@ -46,6 +47,7 @@ for command in (
     logs,
     suspend,
     resume,
+    resize,
     migrate,
     checkpoint,
     cancel,

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from carpool.cli.accounts import ENDED, sentence
 from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
-from carpool.errors import UsageError
-from carpool.units import parse_bytes
-from carpool.wire.places import find_places
+from carpool.errors import CarpoolError, UsageError
+from carpool.units import parse_bytes, parse_duration_ns
+from carpool.wire.places import Places, find_places
 
 NAME_MAX = 60
 WEIGHT_MAX = 1_000_000
 STEPS_MAX = 10**15
 PRIORITY_MAX = 1_000_000
+ON_HOG = ("warn", "suspend", "kill")
+SUMMARY_SECONDS = 1.0  # a daemon that has not noticed the end by then is not waited for
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,6 +42,14 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
         click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option(
+            "--wait-memory",
+            metavar="TIME",
+            is_flag=False,
+            flag_value="24h",
+            help="Where memory is short, let an allocation wait this long (24h) before it fails.",
+        ),
+        click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
@@ -54,7 +67,8 @@ SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name
 
 @click.command(context_settings=SETTINGS)
 @job_options
-def run(argv: tuple[str, ...], **options: Any) -> int:
+@click.option("--summary", is_flag=True, help="At its end say what sharing cost it (on a terminal always).")
+def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     """Run a program as a job: it takes turns with the others at its iteration boundaries.
 
     Output, input, signals and the exit code are the program's own. A daemon is started if none runs.
@@ -72,7 +86,10 @@ def run(argv: tuple[str, ...], **options: Any) -> int:
     runner = Runner(places, program, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        return runner.run()
+        code = runner.run()
+        if summary or sys.stderr.isatty():
+            _say_where_time_went(places, runner.job)
+        return code
     except KeyboardInterrupt:
         say("cancelled before it started")
         return 130
@@ -102,6 +119,18 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     return 0
 
 
+def _say_where_time_went(places: Places, job: str) -> None:
+    """One sentence about a job that lost time; none if it lost nothing, or nobody knows."""
+    deadline = time.monotonic() + SUMMARY_SECONDS
+    with contextlib.suppress(CarpoolError):
+        found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
+        while found["state"] not in ENDED and time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
+        if sentence(found):
+            say(f"job {job}: {sentence(found)}")
+
+
 def say(text: str) -> None:
     print(f"carpool: {text}", file=sys.stderr)
 
@@ -114,23 +143,31 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     script = script_of(argv)
     if script is not None and not script.exists():
         raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
-    if not 0 < options["weight"] <= WEIGHT_MAX:
-        raise UsageError(f"--weight {options['weight']} must be above 0 and at most {WEIGHT_MAX}")
     if options["steps"] is not None and not 1 <= options["steps"] <= STEPS_MAX:
         raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
     if abs(options["priority"]) > PRIORITY_MAX:
         raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+    if options["on_hog"] not in ON_HOG:
+        raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
-        "weight_milli": max(1, round(options["weight"] * 1000)),
+        "weight_milli": weight_milli(options["weight"]),
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
+        "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
+        "on_hog": options["on_hog"],
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }
+
+
+def weight_milli(weight: float) -> int:
+    if not 0 < weight <= WEIGHT_MAX:
+        raise UsageError(f"--weight {weight} must be above 0 and at most {WEIGHT_MAX}")
+    return max(1, round(weight * 1000))
 
 
 def script_of(argv: list[str]) -> Path | None:

@@ -88,6 +88,11 @@ class Runner:
         self._stop_asked = False
         self._cancel_told = False
 
+    @property
+    def job(self) -> str:
+        """The job's id; empty before the daemon gave it one."""
+        return self._job
+
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
         try:

@@ -23,6 +23,7 @@ COLOURS = {
     "profiling": "cyan",
     "waiting": "yellow",
     "queued": "magenta",
+    "blocked": "magenta",
     "parked": "blue",
     "failed": "red",
 }

@@ -7,13 +7,15 @@ Rules
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
   A3  A step time is measured only over a span in which the same jobs were running.
-  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it.
+  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
+      waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
+      parked. Its account outlives the driver: what passed without one is a row of its own.
 """
 
 from __future__ import annotations
 
-from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Device, Job, JobState, Mark, Nanos, TenantId
-from carpool.core.node import Node, is_holding
+from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Account, Device, Job, JobState, Mark, Nanos, TenantId
+from carpool.core.node import Node, is_holding, spent_until
 from carpool.core.views import JobView
 
 _WAITS = AWAY | {JobState.WAITING}
@@ -37,9 +39,52 @@ def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None
     """Note with everybody who waits for this holder's lane that it was the holder who had it (A4)."""
     lane = node.lane_of(holder)
     for other in node.waiting_in(lane) if lane is not None else []:
-        both = min(span, now - other.state_since_ns)
-        if both > 0:
-            other.waited_for_ns[holder.spec.name] = other.waited_for_ns.get(holder.spec.name, 0) + both
+        both = min(span, now - other.row_since_ns)
+        if both > 0 and other.row == "turn":
+            other.waited_for_ns[holder.id] = other.waited_for_ns.get(holder.id, 0) + both
+
+
+def sort_rows(node: Node, *, now: Nanos) -> None:
+    """Bytes changed hands: who waits for memory may wait for a turn now, or the other way round."""
+    for job in node.jobs.values():
+        if job.state in (JobState.WAITING, JobState.BLOCKED):
+            node.set_row(job, now=now)
+
+
+def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
+    """A job's wall time by row, with what its own input took as a row of its own."""
+    rows = spent_until(job, now)
+    for row, stalled in (("run", job.stall_held_ns), ("idle", job.stall_ns - job.stall_held_ns)):
+        moved = max(0, min(stalled, rows.get(row, 0)))
+        if moved:
+            rows[row] -= moved
+            rows["input"] = rows.get("input", 0) + moved
+    return rows
+
+
+def account_of(job: Job, *, now: Nanos) -> Account:
+    return Account(
+        arrived_ns=job.arrived_ns,
+        at_ns=now,
+        row=job.row,
+        row_since_ns=job.row_since_ns,
+        spent_ns=spent_until(job, now),
+        waited_for_ns=dict(job.waited_for_ns),
+        served_ns=job.served_ns + (now - job.charged_ns if is_holding(job) else 0),
+    )
+
+
+def restore(job: Job, account: Account, row: str, *, now: Nanos) -> None:
+    """Go on with the account of a job that comes back, and is in this row; what passed meanwhile is its too if it was
+    in the same row before."""
+    gap = now - account.at_ns
+    if gap < 0 or account.arrived_ns > account.at_ns:
+        return  # of another boot of the machine
+    job.arrived_ns = account.arrived_ns
+    job.spent_ns, job.waited_for_ns = dict(account.spent_ns), dict(account.waited_for_ns)
+    job.served_ns = account.served_ns + (gap if row == account.row == "run" else 0)
+    passed = row if row == account.row else "away"
+    job.spent_ns[passed] = job.spent_ns.get(passed, 0) + gap
 
 
 def begin_wanting(node: Node, job: Job, *, slack: int = 0) -> None:

@@ -154,7 +154,11 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_unmanaged(node, device, job)
     needs = job.needs
     lane = node.lane_of(job)
-    if needs is None or lane is None:
+    if job.state is JobState.BLOCKED:
+        return True  # waiting.py sees to it
+    if needs is None:
+        return _cover_sum(device, job)
+    if lane is None:
         return True
     if _resize_in_place(device, job, needs, lane):
         return True
@@ -175,6 +179,14 @@ def cover(node: Node, job: Job) -> bool:
     lanes.place(device, job, fit)
     ledger.promise(device, job, needs.resident_bytes)
     return True
+
+
+def _cover_sum(device: Device, job: Job) -> bool:
+    """Promise a job that is not measured yet its whole cap, which may have grown (M2), as far as there is room."""
+    wanted = job.spec.cap_bytes if job.spec.cap_bytes is not None and job.lane is not None else 0
+    if job.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+    return job.promised_bytes >= wanted
 
 
 def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
@@ -231,8 +243,13 @@ def room_bytes(node: Node, job: Job) -> int:
     A neighbour that is still being measured counts with what it holds, not with its open promise: nobody is
     refused a byte because somebody else might want it.
     """
+    if job.state is JobState.BLOCKED:
+        return min(job.live_bytes, job.cap_sent_bytes or job.live_bytes)  # it gets bytes with its turn (W2)
     if job.spec.cap_bytes is not None:
-        return job.spec.cap_bytes
+        if job.squeeze is None:
+            return job.spec.cap_bytes
+        known = job.needs.resident_bytes + job.needs.ephemeral_bytes if job.needs is not None else 0
+        return max(job.spec.cap_bytes, known, job.cap_sent_bytes or 0)  # Z2
     return room_on(node, node.device_of(job), job)
 
 

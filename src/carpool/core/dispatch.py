@@ -12,9 +12,9 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, packing, parking, reasons, rotation
+from carpool.core import admission, hogs, packing, parking, reasons, rotation
 from carpool.core.accounts import raise_floors, reset_marks, view_of
-from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
+from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.units import MS, SECOND
@@ -46,7 +46,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        why = reasons.leaving(holder) if holder.is_leaving else reasons.uncovered(holder, device)
+        why = reasons.held_back(holder) if holder.is_held_back else reasons.uncovered(holder, device)
         return recall(node, holder, why, now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
@@ -61,7 +61,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
         return []
     if rotation.make_first_room(node, device, chosen, now=now):
         leaves = holder is not None and holder.is_leaving
-        recalls = recall(node, holder, reasons.leaving(holder), now=now) if holder is not None and leaves else []
+        recalls = recall(node, holder, reasons.held_back(holder), now=now) if holder is not None and leaves else []
         return recalls + parking.park_leaving(node, device, now=now)
     if holder is not None:
         why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
@@ -69,7 +69,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
         return recall(node, holder, f"{node.policy.name}: {why}", now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
-    return [_grant(node, device, lane, chosen, now=now)]
+    return _grant(node, device, lane, chosen, now=now)
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
@@ -83,8 +83,8 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
-    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_leaving]
-    unmeasured = [job for job in waiting if job.needs is None and job.id != device.claimant]
+    wanting = [job for job in node.jobs_on(device) if job.needs is None and node.wants_turn(job)]
+    unmeasured = [job for job in wanting if job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
 
@@ -98,14 +98,14 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     if rotation.make_first_room(node, device, newcomer, now=now):
         return parking.park_leaving(node, device, now=now)
-    return [_grant(node, device, lane, newcomer, now=now)]
+    return _grant(node, device, lane, newcomer, now=now)
 
 
 def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
     unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
     if unmeasured and node.queue and (holder is None or holder.state is not JobState.PROFILING):
         return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
-    wanting = waiting if holder is None else [*waiting, holder]
+    wanting = hogs.first_those_who_do_not_rest(waiting if holder is None else [*waiting, holder], now=now)
     if len(wanting) == 1:
         return wanting[0]
     picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
@@ -135,14 +135,20 @@ def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
     return [RecallLease(job=job.id, reason=reason)]
 
 
-def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> GrantLease:
-    is_unknown = job.needs is None
+def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> list[Effect]:
+    is_unknown, was_blocked = job.needs is None, job.state is JobState.BLOCKED
     node.move_lease(job, GrantLease, now=now)
     node.move(job, GrantLease, now=now, to=JobState.PROFILING if is_unknown else JobState.RUNNING)
     job.charged_ns = now
     job.last_active_ns = now
     reset_marks(node, device)
-    return grant_of(node, lane, job.id)
+    effects: list[Effect] = [grant_of(node, lane, job.id)]
+    if was_blocked:  # now it may have the memory it waited for (W2)
+        job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
+        effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
+        if job.is_held_back:  # only to come to its next boundary
+            effects += recall(node, job, reasons.held_back(job), now=now)
+    return effects
 
 
 def grant_of(node: Node, lane: Lane, job: JobId) -> GrantLease:
@@ -161,29 +167,22 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
             continue
         silent_ns = now - max(job.last_active_ns, lease.granted_ns)
         patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.step_ns or 0))
-        if silent_ns >= patience:
+        if silent_ns >= patience and not job.pending_bytes:
             effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
             continue
-        late_ns = hog_deadline(node, job)
-        if late_ns is not None and now >= late_ns and not lease.hog_named:
-            lease.hog_named = True
-            effects.append(NameHog(job=job.id, reason=reasons.hog(job, now - (lease.recalled_ns or now))))
+        effects += hogs.escalate(node, job, now=now)
     return effects
 
 
 def _is_watched(node: Node, device: Device) -> bool:
-    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.WAITING and not job.is_leaving for job in node.jobs_on(device)):
+    """Whether anybody wants a turn of this device, one was recalled (perhaps for a job in the queue), or a holder
+    may begin to wait for memory."""
+    if any(job.state is JobState.BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
         return True
-    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
-
-
-def hog_deadline(node: Node, job: Job) -> Nanos | None:
-    """When a recalled holder becomes a hog; None if its turn is not recalled."""
-    if job.lease is None or job.lease.recalled_ns is None:
-        return None
-    patience = max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
-    return job.lease.recalled_ns + patience
+    return any(
+        job.spec.wait_memory_ns is not None or (job.lease is not None and job.lease.recalled_ns is not None)
+        for job in node.holders_on(device)
+    )
 
 
 def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
@@ -229,6 +228,8 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     view = view_of(node, job, now=now)
     if job.is_leaving:
         return reasons.stays(job, device)
+    if job.is_held_back:
+        return reasons.squeezed(job)
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.model import DeviceId, History, JobId, JobState, LaneId
+from carpool.core.model import DeviceId, History, HogStep, JobId, JobState, LaneId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,13 @@ class MoveJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrimJob:
+    """Let the waiting job give back what it can spare; answered by NeedsMeasured."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
     """End the job's processes."""
 
@@ -108,9 +115,10 @@ class ExplainWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameHog:
-    """A job was asked for its turn and has not reached a boundary for far longer than usual."""
+    """A job was asked for its turn and has not reached a boundary for far longer than usual; what is done."""
 
     job: JobId
+    step: HogStep
     reason: str
 
 
@@ -151,6 +159,7 @@ Effect = (
     | ParkJob
     | UnparkJob
     | MoveJob
+    | TrimJob
     | StopJob
     | CloseJob
     | ExplainWait

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.model import DeviceId, History, JobId, JobSpec, Nanos, Needs
+from carpool.core.model import Account, DeviceId, History, JobId, JobSpec, Nanos, Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class HistoryLoaded:
 class JobSubmitted:
     job: JobId
     spec: JobSpec
+    account: Account | None = None  # it waited in the queue of a driver that is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class JobAdopted:
     is_parked: bool = False
     parked_bytes: int = 0
     is_suspended: bool = False
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,9 @@ class ProgressSeen:
     steps: int
     cpu_ns: Nanos
     live_bytes: int
+    stall_ns: Nanos = 0  # waited for its own input
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
+    pending_bytes: int = 0  # what its allocations wait for, beyond `live_bytes`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,16 @@ class CancelAsked:
 
     job: JobId
     is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResized:
+    """Somebody gives a job more or less than before; None leaves a thing as it is."""
+
+    job: JobId
+    cap_bytes: int | None = None
+    weight_milli: int | None = None
+    may_end: bool = False  # end it if it cannot do with less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +175,7 @@ JobEvent = (
     | JobDetached
     | JobExited
     | CancelAsked
+    | JobResized
     | SuspendAsked
     | ResumeAsked
     | MigrateAsked

@@ -16,11 +16,15 @@ else grow the lane that needs the least; else merge free lanes until one of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from carpool.core.effects import Effect, ResizeLane
 from carpool.core.ledger import free_bytes, promised_bytes
-from carpool.core.model import Device, Job, JobId, Lane, LaneId
+from carpool.core.model import Device, DeviceId, Job, JobId, JobState, Lane, LaneId
 from carpool.errors import InternalError
+
+Sizes = dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ def shrink(device: Device, jobs: dict[JobId, Job]) -> None:
         wanted = 0
         for job_id in lane.jobs:
             needs = jobs[job_id].needs
-            if needs is not None:
+            if needs is not None and jobs[job_id].state is not JobState.BLOCKED:  # it has its bytes for itself (W1)
                 wanted = max(wanted, needs.ephemeral_bytes)
         lane.bytes = min(lane.bytes, wanted)
 
@@ -118,6 +122,22 @@ def merge_free(device: Device, jobs: dict[JobId, Job]) -> bool:
             merge(device, jobs, keep=keep.id, close=closing.id)
             return True
     return False
+
+
+def sizes(devices: Iterable[Device]) -> Sizes:
+    return {
+        lane.id: (device.id, lane.bytes, tuple(lane.jobs)) for device in devices for lane in device.lanes.values()
+    }
+
+
+def changes(before: Sizes, after: Sizes) -> list[Effect]:
+    """What to tell a driver of lanes that were closed, opened or resized meanwhile."""
+    gone = [(lane, (facts[0], 0, ())) for lane, facts in before.items() if lane not in after]
+    changed = [(lane, facts) for lane, facts in after.items() if before.get(lane) != facts]
+    return [
+        ResizeLane(device=device, lane=lane, lane_bytes=size, jobs=jobs)
+        for lane, (device, size, jobs) in [*gone, *changed]
+    ]
 
 
 def check_lanes(device: Device, jobs: dict[JobId, Job]) -> None:

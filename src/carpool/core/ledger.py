@@ -59,7 +59,9 @@ def unkeep(device: Device, job: Job) -> None:
 
 
 def covers(device: Device, job: Job) -> bool:
-    """Whether the promises made to the job and its lane hold what it was measured to need."""
+    """Whether the promises made to the job and its lane hold what it was measured to need, or waits for (W1)."""
+    if job.state is JobState.BLOCKED:
+        return job.promised_bytes >= job.live_bytes + job.pending_bytes
     if job.needs is None:
         return True
     beyond = job.promised_bytes - job.needs.resident_bytes
@@ -86,7 +88,7 @@ def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
     for lane in device.lanes.values():
         for job_id in lane.jobs:
             job = jobs[job_id]
-            covered = job.needs is not None and covers(device, job)
+            covered = job.needs is not None and job.state is not JobState.BLOCKED and covers(device, job)
             unsplit = job.needs is not None and job.promised_bytes >= (
                 job.needs.resident_bytes + job.needs.ephemeral_bytes
             )

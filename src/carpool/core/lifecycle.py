@@ -14,6 +14,7 @@ from carpool.core.events import (
     JobDetached,
     JobExited,
     JobParked,
+    JobResized,
     JobUnparked,
     LeaseAsked,
     LeaseReturned,
@@ -41,6 +42,9 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     (_S.IDLE, LeaseAsked): _S.WAITING,
     (_S.UNMANAGED, LeaseAsked): _S.WAITING,
     (_S.WAITING, GrantLease): _S.RUNNING,
+    (_S.BLOCKED, GrantLease): _S.RUNNING,
+    (_S.BLOCKED, LeaseAsked): _S.WAITING,
+    (_S.BLOCKED, LeaseReturned): _S.WAITING,
     (_S.PROFILING, NeedsMeasured): _S.RUNNING,
     (_S.RUNNING, LeaseReturned): _S.WAITING,
     (_S.PROFILING, LeaseReturned): _S.WAITING,
@@ -48,6 +52,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     # A return may cross a revocation on its way: the turn is gone, but the wish for the next one counts.
     (_S.IDLE, LeaseReturned): _S.WAITING,
     (_S.STARTING, LeaseReturned): _S.WAITING,
+    # BLOCKED where an allocation waits for memory: the program then goes on only with the next turn.
     (_S.RUNNING, RevokeLease): _S.IDLE,
     (_S.PROFILING, RevokeLease): _S.IDLE,
     (_S.WAITING, ParkJob): _S.PARKING,
@@ -63,6 +68,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, JobDetached): _S.UNMANAGED for state in _MANAGED},
     **{(state, ProgressSeen): state for state in _LIVE},
     **{(state, CancelAsked): state for state in _LIVE},
+    **{(state, JobResized): state for state in [_S.QUEUED, *_LIVE]},
     **{(state, SuspendAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, MigrateAsked): state for state in _MANAGED},

@@ -21,6 +21,7 @@ class JobState(StrEnum):
     WAITING = "waiting"  # resident and wants a turn
     PROFILING = "profiling"  # holds one of its first turns, alone on the device, while its needs are measured
     RUNNING = "running"  # holds a turn
+    BLOCKED = "blocked"  # inside a turn that was taken from it: an allocation of it waits for memory
     IDLE = "idle"  # resident and wants no turn now: loads data, saves, or stopped computing
     PARKING = "parking"  # blocked at a boundary while its persistent bytes are copied to the host
     PARKED = "parked"  # blocked at a boundary; its persistent bytes are on the host
@@ -38,6 +39,7 @@ RESIDENT = frozenset(
         JobState.WAITING,
         JobState.PROFILING,
         JobState.RUNNING,
+        JobState.BLOCKED,
         JobState.IDLE,
         JobState.PARKING,
         JobState.PARKED,
@@ -46,13 +48,15 @@ RESIDENT = frozenset(
     }
 )
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
-# Where a job's wall time goes, by its state; every state but the ends has its row, so the rows add up (A4).
+# Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
+# Node.set_row and accounts.py tell apart further: a waiting job without memory, and what its own input took.
 ROWS = {
     JobState.QUEUED: "memory",
     JobState.STARTING: "start",
     JobState.WAITING: "turn",
     JobState.PROFILING: "run",
     JobState.RUNNING: "run",
+    JobState.BLOCKED: "memory",
     JobState.IDLE: "idle",
     JobState.PARKING: "move",
     JobState.PARKED: "parked",
@@ -60,7 +64,24 @@ ROWS = {
     JobState.UNMANAGED: "unmanaged",
 }
 HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
-WANTING = HOLDING | {JobState.WAITING}
+WANTING = HOLDING | {JobState.WAITING, JobState.BLOCKED}
+
+
+class HogStep(StrEnum):
+    """What was done about a job that does not reach a boundary (hogs.py)."""
+
+    WARNED = "warned"  # it is named
+    LAST = "put last"  # others go first for a while, once it gives its turn back
+    SENT_AWAY = "sent away"  # it leaves the device at its next boundary
+    ENDED = "ended"
+
+
+class Squeeze(StrEnum):
+    """What becomes of a job whose cap was made smaller than what it needs (resize.py); None for all others."""
+
+    ASKED = "asked"  # it gets no turn; at its next boundary it gives back what it can spare
+    TRIMMING = "trimming"  # it was told to
+    TOO_LARGE = "too large"  # it needs more all the same: it leaves the device until its cap is raised
 
 
 class LeaseState(StrEnum):
@@ -93,6 +114,19 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where a job's time went until `at_ns`, and what it did then: outlives the driver that kept it."""
+
+    arrived_ns: Nanos
+    at_ns: Nanos
+    row: str | None
+    row_since_ns: Nanos
+    spent_ns: dict[str, Nanos]
+    waited_for_ns: dict[JobId, Nanos]
+    served_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user said about a job."""
 
@@ -101,6 +135,8 @@ class JobSpec:
     weight_milli: int = WEIGHT_ONE
     priority: int = 0
     cap_bytes: int | None = None
+    wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
+    on_hog: str = "suspend"  # how far to go if it stops reaching boundaries: warn, suspend or kill
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""
@@ -114,7 +150,8 @@ class Lease:
     lane: LaneId
     granted_ns: Nanos
     recalled_ns: Nanos | None = None
-    hog_named: bool = False
+    hog_steps: int = 0  # how many of the steps against a hog were taken, or need not be considered any more
+    hog_step: HogStep | None = None  # the last one taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +174,7 @@ class Job:
     lane: LaneId | None = None
     lease: Lease | None = None
     needs: Needs | None = None  # learnt; None until the first turns were measured
+    is_measured: bool = False  # in this run: until then `needs` is what an earlier one needed
     history: History | None = None
     promised_bytes: int = 0  # this job's term in the ledger
     cap_sent_bytes: int | None = None
@@ -146,17 +184,26 @@ class Job:
     last_active_ns: Nanos = 0  # when it last made a step or used its processor
     cpu_ns: Nanos = 0
     live_bytes: int = 0
+    pending_bytes: int = 0  # what its allocations wait for
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
-    waited_ns: Nanos = 0  # time spent wanting a turn
-    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # of its states that are over, by row
-    waited_for_ns: dict[str, Nanos] = field(default_factory=dict)  # of its waiting for a turn: who had it meanwhile
+    row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over
+    row_since_ns: Nanos = 0
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
+    waited_for_ns: dict[JobId, Nanos] = field(default_factory=dict)  # of its row `turn`: who had it meanwhile
+    stall_ns: Nanos = 0  # how long it waited for its own input, in all
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
     level: int = 0  # weighted device time, for fair sharing within its tenant
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
     is_cancelled: bool = False  # somebody asked for its end
+    end_reason: str = ""  # why the core ended it
+    squeeze: Squeeze | None = None
+    may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
+    rests_until_ns: Nanos = 0  # it was a hog: until then others go first
     leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
     came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
     wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
@@ -174,7 +221,13 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended or self.leaving_for is not None or self.moving_to is not None
+        is_told = self.is_suspended or self.is_sent_away or self.squeeze is Squeeze.TOO_LARGE
+        return is_told or self.leaving_for is not None or self.moving_to is not None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it may have no turn, whatever is free."""
+        return self.is_leaving or self.squeeze is not None
 
 
 @dataclass(slots=True, kw_only=True)

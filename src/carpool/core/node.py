@@ -8,6 +8,7 @@ from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     AWAY,
+    ENDED,
     HOLDING,
     ROWS,
     Device,
@@ -96,25 +97,39 @@ class Node:
 
     def outgrown_on(self, device: Device) -> list[Job]:
         """The jobs that take turns and need more than they are promised."""
-        return [job for job in self.jobs_on(device) if job.lane is not None and not ledger.covers(device, job)]
+        managed = [job for job in self.jobs_on(device) if job.lane is not None and job.state is not JobState.BLOCKED]
+        return [job for job in managed if not ledger.covers(device, job)]
 
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [
-            job for job_id in lane.jobs if (job := self.jobs[job_id]).state is JobState.WAITING and not job.is_leaving
-        ]
+        return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
+
+    def wants_turn(self, job: Job) -> bool:
+        """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
+        if job.state is JobState.BLOCKED:
+            return ledger.covers(self.device_of(job), job)
+        return job.state is JobState.WAITING and not job.is_held_back
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
         """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
         target = JOB_MOVES.get((job.state, cause))
         if target is None:
             raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
-        if job.state is JobState.WAITING:
-            job.waited_ns += now - job.state_since_ns
-        job.spent_ns = spent_until(job, now)
         was, job.state = job.state, to if to is not None else target
         job.state_since_ns = now
         if job.state is JobState.WAITING and was not in AWAY:
             job.wanting_since_ns = now
+        self.set_row(job, now=now)
+
+    def set_row(self, job: Job, *, now: Nanos) -> None:
+        """Note where the job's time goes from now on (A4)."""
+        row = ROWS.get(job.state)
+        if job.state is JobState.WAITING and not self.may_run(job):
+            row = "parked" if job.is_leaving else "memory"
+        elif job.state is JobState.BLOCKED and self.may_run(job):
+            row = "turn"
+        if row != job.row:
+            job.spent_ns = spent_until(job, now)
+            job.row, job.row_since_ns = row, now
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
         """Move a job's lease by the table."""
@@ -140,14 +155,32 @@ class Node:
         """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
         key = (job.arrived_ns, job.id)
         others = self.jobs_on(self.device_of(job))
-        rivals = [other for other in others if other.lane is not None and not other.is_leaving]
+        rivals = [
+            other
+            for other in others
+            if other.lane is not None and not other.is_held_back and other.state is not JobState.BLOCKED
+        ]
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
         device = self.device_of(job)
-        if job.is_leaving or device.claimant == job.id:
+        if job.state is JobState.BLOCKED:
+            return ledger.covers(device, job)  # also to come to the boundary where it is held back
+        if job.is_held_back or device.claimant == job.id:
             return False
         return ledger.covers(device, job) or self.is_oldest(job)
+
+    def check_jobs(self) -> None:
+        """Assert what must be true of every job by itself; a failure is a bug."""
+        for job in self.jobs.values():
+            if is_holding(job) != (job.lease is not None):
+                raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
+            if (job.state is JobState.QUEUED) != (job.id in self.queue):
+                raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
+            if (job.parked_bytes > 0) and job.state not in AWAY:
+                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
+            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
+                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
 
     def host_bytes(self) -> int:
         """What parked jobs hold on the host, or have reserved there."""
@@ -156,10 +189,9 @@ class Node:
 
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    row = ROWS.get(job.state)
-    if row is None or now == job.state_since_ns:
+    if job.row is None or now == job.row_since_ns:
         return dict(job.spent_ns)
-    return {**job.spent_ns, row: job.spent_ns.get(row, 0) + now - job.state_since_ns}
+    return {**job.spent_ns, job.row: job.spent_ns.get(job.row, 0) + now - job.row_since_ns}
 
 
 def is_holding(job: Job) -> bool:

@@ -36,10 +36,10 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
             job.is_suspended = True
             job.move_retry_ns = 0
         case ResumeAsked():
-            if job.is_suspended and job.state in AWAY:
+            if (job.is_suspended or job.is_sent_away) and job.state in AWAY:
                 begin_wanting(node, job)
                 job.wanting_since_ns = now
-            job.is_suspended = False
+            job.is_suspended = job.is_sent_away = False
             job.move_retry_ns, job.move_trouble = 0, ""
         case JobParked():
             _left(node, job, event)
@@ -125,7 +125,7 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     raise_floors(node, device)
     job.parked_bytes = wanted
     node.move(job, ParkJob, now=now)
-    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.leaving(job))]
+    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.held_back(job))]
 
 
 def bytes_to_move(job: Job) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from carpool.core import ledger, parking, reasons, rotation
-from carpool.core.accounts import remaining_ns
-from carpool.core.dispatch import hog_deadline, turn_reason
+from carpool.core import hogs, ledger, parking, reasons, rotation
+from carpool.core.accounts import remaining_ns, rows_of
+from carpool.core.dispatch import turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
-from carpool.core.node import Node, is_holding, spent_until
+from carpool.core.node import Node, is_holding
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
 from carpool.units import format_ns
 
@@ -15,24 +15,26 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     """One sentence: what the job does or waits for, with the numbers."""
     if job.state is JobState.WAITING:
         return turn_reason(node, node.device_of(job), job, now=now)
+    if job.state is JobState.BLOCKED:
+        return reasons.blocked(job, node.device_of(job))
     if job.state is JobState.PARKED:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)
         span = format_ns(now - job.state_since_ns)
         outlook = rotation.outlook(node, device, job, now=now)
         return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span, outlook)
-    late = hog_deadline(node, job)
+    late = hogs.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
-        return reasons.hog(job, now - job.lease.recalled_ns)
+        return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
     return reasons.standing(job, now=now)
 
 
 def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
     served_ns = job.served_ns + (now - job.charged_ns if is_holding(job) else 0)
     remaining, is_known = remaining_ns(job, served_ns=served_ns)
-    late = hog_deadline(node, job)
+    late = hogs.deadline(node, job)
     last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
-    waiting_ns = now - job.state_since_ns if job.state is JobState.WAITING else 0
+    rows = rows_of(job, now=now)
     return JobPicture(
         id=job.id,
         name=job.spec.name,
@@ -48,16 +50,18 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
-        waited_ns=job.waited_ns + waiting_ns,
-        spent_ns=spent_until(job, now),
+        waited_ns=rows.get("turn", 0) + rows.get("memory", 0),
+        spent_ns=rows,
         waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,
         needs=job.needs,
         promised_bytes=job.promised_bytes,
         live_bytes=job.live_bytes,
+        pending_bytes=job.pending_bytes if job.state is JobState.BLOCKED else 0,
         cap_bytes=job.spec.cap_bytes,
-        is_suspended=job.is_suspended,
+        is_suspended=job.is_suspended or job.is_sent_away,
+        is_shrinking=job.squeeze is not None,
         leaving_for=job.leaving_for,
         parked_bytes=job.parked_bytes,
         move_ns=job.move_ns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, Job, JobState, LeaseState, Nanos
+from carpool.core.model import Device, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
 from carpool.core.node import Node
 from carpool.core.views import JobView
 from carpool.units import SECOND, format_bytes, format_ns
@@ -112,12 +112,57 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
-def leaving(job: Job) -> str:
+def blocked(job: Job, device: Device) -> str:
+    """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
+    wanted, cap = job.live_bytes + job.pending_bytes, job.spec.cap_bytes
+    asks = f"an allocation of {format_bytes(job.pending_bytes)} waits for memory: the job holds"
+    asks += f" {format_bytes(job.live_bytes)}"
+    if cap is not None and wanted > cap:
+        return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
+    if job.promised_bytes >= wanted:
+        return f"{asks}; there is room now, and it waits for its turn"
+    return f"{asks}, was promised {format_bytes(job.promised_bytes)}, and {_terms(device)}"
+
+
+def held_back(job: Job) -> str:
     if job.is_suspended:
         return f"{job.spec.name} was suspended"
+    if job.is_sent_away:
+        return f"{job.spec.name} kept others waiting too long"
     if job.moving_to is not None:
         return f"{job.spec.name} moves to {job.moving_to}"
-    return f"{job.spec.name} makes room for {job.leaving_for}"
+    if job.leaving_for is not None:
+        return f"{job.spec.name} makes room for {job.leaving_for}"
+    return f"{job.spec.name} was resized to {format_bytes(job.spec.cap_bytes or 0)}"
+
+
+def squeezed(job: Job) -> str:
+    return f"gives back what it can spare: it was resized to {format_bytes(job.spec.cap_bytes or 0)}"
+
+
+def too_large(job: Job, needed: int) -> str:
+    return f"it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs {format_bytes(needed)}"
+
+
+def resized_beyond(job: Job, cap: int, device: Device) -> str:
+    return (
+        f"job {job.spec.name} cannot have {format_bytes(cap)}: {device.id} has {format_bytes(device.capacity_bytes)};"
+        " ask for less"
+    )
+
+
+def resized_outside(job: Job, cap: int) -> str:
+    return (
+        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.live_bytes)}: it cannot be"
+        f" made to do with {format_bytes(cap)}; end it with --or-kill"
+    )
+
+
+def resized_unmeasured(job: Job, cap: int, told: int) -> str:
+    return (
+        f"nobody knows yet what job {job.spec.name} needs: it may hold {format_bytes(told)} now and is not cut to"
+        f" {format_bytes(cap)} before its first turns were measured; try again then"
+    )
 
 
 def cannot_leave(job: Job) -> str:
@@ -193,10 +238,12 @@ def stays(job: Job, device: Device) -> str:
     if job.moving_to is not None:
         return f"moves to {job.moving_to}: {format_bytes(job.promised_bytes)} is about to leave {device.id}"
     trouble = job.move_trouble or "it is about to move"
-    if not job.is_suspended:
-        held = f"{format_bytes(job.promised_bytes)} still on {device.id}"
+    held = f"{format_bytes(job.promised_bytes)} still on {device.id}"
+    if job.is_suspended or job.is_sent_away:
+        return f"suspended with {held}: {trouble}"
+    if job.leaving_for is not None:
         return f"makes room for {job.leaving_for} with {held}: {trouble}"
-    return f"suspended with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
+    return f"stopped with {held}: {trouble}"
 
 
 def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
@@ -205,6 +252,16 @@ def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
         return (
             f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
             f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
+        )
+    if job.is_sent_away:
+        return (
+            f"suspended for {span} because it kept others waiting: {format_bytes(job.parked_bytes)} is on the host;"
+            f" it comes back when nobody else is here, or with: carpool resume {job.id}"
+        )
+    if job.squeeze is Squeeze.TOO_LARGE:
+        return (
+            f"parked for {span}: it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs"
+            f" {format_bytes(need)}; go on with: carpool resize {job.id} --memory SIZE"
         )
     trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
     return (
@@ -217,15 +274,30 @@ def lapse(job: Job, silent_ns: Nanos) -> str:
     return f"{job.spec.name} neither made a step nor computed for {format_ns(silent_ns)} while others waited"
 
 
-def hog(job: Job, since_ns: Nanos) -> str:
+_HOG_STEPS = {
+    None: "",
+    HogStep.WARNED: "",
+    HogStep.LAST: "; others will go before it for as long as it kept them waiting",
+    HogStep.SENT_AWAY: "; it leaves the device at its next boundary while others want it",
+    HogStep.ENDED: "; it is ended, as --on-hog kill says",
+}
+
+
+def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     usual = f"its usual step takes {format_ns(job.step_ns)}" if job.step_ns else "its step time is not known yet"
-    return f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary; {usual}"
+    asked = f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary"
+    return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
 
 def standing(job: Job, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
     asked = "; it is suspended at its next boundary" if job.is_suspended else ""
+    asked += (
+        f"; it was resized to {format_bytes(job.spec.cap_bytes or 0)} and gives back what it can at its next boundary"
+        if job.squeeze is not None
+        else ""
+    )
     asked += f"; it moves to {job.moving_to} at its next boundary" if job.moving_to else ""
     asked += f"; it was not moved: {job.move_refused}" if job.move_refused else ""
     match job.state:
@@ -248,8 +320,10 @@ def standing(job: Job, *, now: Nanos) -> str:
             return f"its memory has been moving back from the host for {span}{onward}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
-        case JobState.QUEUED | JobState.WAITING | JobState.PARKED:
+        case JobState.QUEUED | JobState.WAITING | JobState.PARKED | JobState.BLOCKED:
             return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
-            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(job.waited_ns)} for turns"
+            turn_ns, memory_ns = job.spent_ns.get("turn", 0), job.spent_ns.get("memory", 0)
+            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(turn_ns)} for turns"
+            had += f" and {format_ns(memory_ns)} for memory" if memory_ns else ""
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")

@@ -13,20 +13,37 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, migration, parking, pictures, rotation
-from carpool.core.accounts import begin_wanting, charge_holders, newcomer_level, note_steps, raise_floors, reset_marks
+from carpool.core import (
+    admission,
+    adoption,
+    endings,
+    hogs,
+    lanes,
+    ledger,
+    migration,
+    parking,
+    pictures,
+    resize,
+    rotation,
+    waiting,
+)
+from carpool.core.accounts import (
+    account_of,
+    begin_wanting,
+    charge_holders,
+    newcomer_level,
+    note_steps,
+    raise_floors,
+    reset_marks,
+    restore,
+    sort_rows,
+)
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
-    CloseJob,
     Effect,
     GrantLease,
     RefuseJob,
     RejectEvent,
-    RememberJob,
-    ResizeLane,
-    RevokeLease,
-    StartJob,
-    StopJob,
 )
 from carpool.core.events import (
     CancelAsked,
@@ -38,6 +55,7 @@ from carpool.core.events import (
     JobEvent,
     JobExited,
     JobParked,
+    JobResized,
     JobSubmitted,
     JobUnparked,
     LeaseAsked,
@@ -51,7 +69,20 @@ from carpool.core.events import (
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import AWAY, ENDED, WANTING, Device, DeviceId, History, Job, JobId, JobState, LaneId, Nanos
+from carpool.core.model import (
+    AWAY,
+    ENDED,
+    WANTING,
+    Account,
+    Device,
+    DeviceId,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Nanos,
+    Squeeze,
+)
 from carpool.core.node import Node, Settings, is_holding
 from carpool.core.policies.base import Policy
 from carpool.core.settle import settle
@@ -68,7 +99,7 @@ class Scheduler:
         self._node = Node(policy=policy, settings=settings or Settings())
         self._now: Nanos = 0
         self._bytes_changed = False
-        self._lanes_told: dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]] = {}
+        self._lanes_told: lanes.Sizes = {}
 
     def handle(self, event: Event, *, now: Nanos) -> list[Effect]:
         """Take in one fact; returns what must be done now, in order."""
@@ -81,10 +112,16 @@ class Scheduler:
         if self._bytes_changed:
             self._bytes_changed = False
             effects += settle(self._node, now=now)
+            sort_rows(self._node, now=now)
         for device in self._node.devices.values():
+            effects += resize.trim_waiting(self._node, device)
             effects += parking.park_leaving(self._node, device, now=now)
             effects += dispatch(self._node, device, now=now)
         return effects + self._tell_lanes() if lanes_may_change else effects
+
+    def _tell_lanes(self) -> list[Effect]:
+        before, self._lanes_told = self._lanes_told, lanes.sizes(self._node.devices.values())
+        return lanes.changes(before, self._lanes_told)
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
@@ -98,6 +135,14 @@ class Scheduler:
         found = self._node.jobs.get(job)
         return pictures.picture_job(self._node, found, now=now) if found is not None else None
 
+    def account_of(self, job: JobId, *, now: Nanos) -> Account:
+        """A live job's account; handed back with it when it comes to the next driver."""
+        return account_of(self._node.jobs[job], now=now)
+
+    def spec_of(self, job: JobId) -> JobSpec:
+        """What a job was told to be, as it was last resized."""
+        return self._node.jobs[job].spec
+
     def state_of(self, job: JobId) -> JobState | None:
         found = self._node.jobs.get(job)
         return found.state if found is not None else None
@@ -107,8 +152,12 @@ class Scheduler:
         return migration.refusal(self._node, self._node.jobs[job], device)
 
     def holders(self) -> list[JobId]:
-        """The jobs that hold a turn; a driver reports their progress with each Tick."""
+        """The jobs that hold a turn."""
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
+
+    def watched(self) -> list[JobId]:
+        """The jobs in the middle of a turn; a driver reports their progress with each Tick."""
+        return [job.id for job in self._node.jobs.values() if is_holding(job) or job.state is JobState.BLOCKED]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5).
@@ -140,15 +189,7 @@ class Scheduler:
             lanes.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
         migration.check(node)
-        for job in node.jobs.values():
-            if is_holding(job) != (job.lease is not None):
-                raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
-            if (job.state is JobState.QUEUED) != (job.id in node.queue):
-                raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
-            if (job.parked_bytes > 0) and job.state not in AWAY:
-                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
-            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
-                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
+        node.check_jobs()
 
     # --- one short method a case -------------------------------------------------------------------------
 
@@ -174,10 +215,6 @@ class Scheduler:
             return [self._reject(event, "no such job")]
         if not may_move(job.state, type(event)):
             return [self._reject(event, f"the job is {job.state}")]
-        if isinstance(event, MigrateAsked):
-            refused = migration.take(self._node, job, event, now=now)
-            self._bytes_changed = not refused
-            return refused
         return self._take_known(job, event, now)
 
     def _take_known(self, job: Job, event: JobEvent, now: Nanos) -> list[Effect]:
@@ -190,18 +227,19 @@ class Scheduler:
                 return self._on_measured(job, event, now)
             case ProgressSeen():
                 return self._on_progress(job, event, now)
-            case JobDetached():
-                return self._on_detached(job, event, now)
-            case JobExited():
-                return self._on_exited(job, event, now)
-            case CancelAsked():
-                return self._on_cancel(job, event, now)
-            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
-                parking.take(self._node, job, event, now=now)
-                rotation.note_move(self._node, job, now=now)
-                self._bytes_changed = True
-                return []
-            case JobSubmitted() | JobAdopted() | MigrateAsked():
+            case JobDetached() | JobExited() | CancelAsked():
+                return self._on_leaving(job, event, now)
+            case (
+                SuspendAsked()
+                | ResumeAsked()
+                | JobParked()
+                | JobUnparked()
+                | MoveFailed()
+                | JobResized()
+                | MigrateAsked()
+            ):
+                return self._on_room(job, event, now)
+            case JobSubmitted() | JobAdopted():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
                 assert_never(event)
@@ -210,7 +248,7 @@ class Scheduler:
         return RejectEvent(job=event.job, event=type(event).__name__, reason=reason)
 
     def _new_job(self, event: JobSubmitted | JobAdopted, now: Nanos) -> Job:
-        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now)
+        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now, row_since_ns=now)
         job.history = self._node.histories.get(event.spec.fingerprint) if event.spec.fingerprint else None
         job.level, job.wanting_since_ns = newcomer_level(self._node, job), now
         self._node.jobs[job.id] = job
@@ -229,6 +267,8 @@ class Scheduler:
         if event.job in self._node.jobs:
             return [self._reject(event, "a job with this id exists already")]
         job = self._new_job(event, now)
+        if event.account is not None:
+            restore(job, event.account, "memory", now=now)
         reason = admission.refusal(self._node, job)
         if reason is None:
             return []
@@ -246,34 +286,16 @@ class Scheduler:
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
         job = self._new_job(event, now)
-        node.queue.remove(job.id)
-        node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-        job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
-        job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
-        wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
-        wanted = event.live_bytes if event.is_parked else wanted
-        ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
-        if event.is_parked:
-            job.stayed_bytes = job.promised_bytes
-            return []
-        lane = admission.enter_lane(node, device, job)
-        if not event.holding:
-            return []
-        if lane.holder is not None:
-            return [RevokeLease(job=job.id, reason="its lane was taken while the daemon was away")]
-        begin_wanting(node, job)
-        node.move(job, LeaseAsked, now=now)
-        node.move_lease(job, GrantLease, now=now)
-        node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.needs is None else None)
-        job.charged_ns = job.last_active_ns = now
-        reset_marks(node, device)
-        return []
+        return adoption.take_back(node, device, job, event, now=now)
 
     def _on_asked(self, job: Job, now: Nanos) -> list[Effect]:
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
         job.came_ns = now if job.state is JobState.STARTING else job.came_ns
+        job.pending_bytes = 0
+        if job.squeeze is Squeeze.TRIMMING:
+            job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
         return []
@@ -289,6 +311,7 @@ class Scheduler:
         elif job.state not in WANTING:
             begin_wanting(node, job)
         if job.lease is not None:
+            hogs.turn_ended(job, now=now)
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
@@ -299,6 +322,7 @@ class Scheduler:
         return []
 
     def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
+        job.is_measured = True
         job.needs = admission.with_margin(event.needs, job.needs, self._node.settings.margin_percent)
         if event.step_ns is not None and job.step_ns is None:
             job.step_ns = event.step_ns
@@ -306,7 +330,7 @@ class Scheduler:
                 job.solo_step_ns = event.step_ns
         self._node.move(job, NeedsMeasured, now=now)
         self._bytes_changed = True
-        return []
+        return resize.judge(self._node, job)
 
     def _on_progress(self, job: Job, event: ProgressSeen, now: Nanos) -> list[Effect]:
         used_ns, span_ns = event.cpu_ns - job.cpu_ns, now - job.last_active_ns
@@ -314,57 +338,43 @@ class Scheduler:
             job.last_active_ns = now
             job.cpu_ns = event.cpu_ns
         job.live_bytes = event.live_bytes
+        job.stall_ns = max(job.stall_ns, event.stall_ns)
+        job.stall_held_ns = max(job.stall_held_ns, event.stall_held_ns)
         note_steps(self._node, job, event.steps, now=now)
-        return []
-
-    def _on_detached(self, job: Job, event: JobDetached, now: Nanos) -> list[Effect]:
-        device = self._node.device_of(job)
-        raise_floors(self._node, device)
-        self._close_lease(job, JobDetached, now)
-        self._node.move(job, JobDetached, now=now)
-        job.reason = event.reason
-        job.is_suspended, job.leaving_for, job.parked_bytes = False, None, 0
-        lanes.remove(device, job)
-        wanted = admission.unmanaged_bytes(self._node, job)
-        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+        if not event.pending_bytes and not job.pending_bytes:
+            return []
         self._bytes_changed = True
-        return []
+        return waiting.take(self._node, job, event, now=now)
 
-    def _on_exited(self, job: Job, event: JobExited, now: Nanos) -> list[Effect]:
-        node = self._node
-        if job.device is not None:
-            raise_floors(node, node.devices[job.device])
-        self._close_lease(job, JobExited, now)
-        if job.state is JobState.QUEUED:
-            node.queue.remove(job.id)
-        failed = JobState.CANCELLED if job.is_cancelled else JobState.FAILED
-        node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
-        code = "exit code unknown" if event.code is None else f"exit code {event.code}"
-        job.reason = event.reason or code
-        job.leaving_for, job.parked_bytes = None, 0
-        effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
-        if job.device is not None:
-            device = node.devices[job.device]
-            lanes.remove(device, job)
-            ledger.release(device, job)
-            reset_marks(node, device)
-        if job.state is JobState.FINISHED and job.spec.fingerprint and job.steps:
-            known = job.needs or (job.history.needs if job.history is not None else None)
-            past = History(needs=known, steps=job.steps, step_ns=job.step_ns, served_ns=job.served_ns)
-            node.histories[job.spec.fingerprint] = past
-            effects.append(RememberJob(fingerprint=job.spec.fingerprint, history=past))
-        self._bytes_changed = True
+    def _on_leaving(self, job: Job, event: JobDetached | JobExited | CancelAsked, now: Nanos) -> list[Effect]:
+        was, effects = job.state, list[Effect]()
+        match event:
+            case JobDetached():
+                endings.detach(self._node, job, event, now=now)
+            case JobExited():
+                effects = endings.end(self._node, job, event, now=now)
+            case CancelAsked():
+                effects = endings.cancel(self._node, job, event, now=now)
+        self._bytes_changed = job.state is not was
         return effects
 
-    def _on_cancel(self, job: Job, event: CancelAsked, now: Nanos) -> list[Effect]:
-        job.is_cancelled = True
-        if job.state is not JobState.QUEUED:
-            return [] if event.is_told else [StopJob(job=job.id)]
-        self._node.queue.remove(job.id)
-        self._node.move(job, CancelAsked, now=now)
-        job.reason = "cancelled before it started"
-        self._bytes_changed = True
-        return [CloseJob(job=job.id, state=job.state, reason=job.reason)]
+    def _on_room(self, job: Job, event: parking.ParkingEvent | JobResized | MigrateAsked, now: Nanos) -> list[Effect]:
+        """What changes who holds which bytes where."""
+        effects: list[Effect] = []
+        if isinstance(event, JobResized):
+            reason = resize.refusal(self._node, job, event)
+            effects = [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
+        elif isinstance(event, MigrateAsked):
+            effects = migration.take(self._node, job, event, now=now)
+        else:
+            parking.take(self._node, job, event, now=now)
+            rotation.note_move(self._node, job, now=now)
+        self._bytes_changed = not any(isinstance(effect, RejectEvent) for effect in effects)
+        return effects
+
+    def refusal_of(self, event: JobResized) -> str | None:
+        """Why this would be rejected; None if it would not."""
+        return resize.refusal(self._node, self._node.jobs[event.job], event)
 
     def _on_tick(self, now: Nanos) -> list[Effect]:
         effects: list[Effect] = []
@@ -374,24 +384,4 @@ class Scheduler:
             self._bytes_changed = self._bytes_changed or is_due
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True
-        return effects
-
-    def _close_lease(self, job: Job, cause: type, now: Nanos) -> None:
-        if job.lease is not None:
-            self._node.move_lease(job, cause, now=now)
-            reset_marks(self._node, self._node.device_of(job))
-
-    def _tell_lanes(self) -> list[Effect]:
-        now_told: dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]] = {}
-        for device in self._node.devices.values():
-            for lane in device.lanes.values():
-                now_told[lane.id] = (device.id, lane.bytes, tuple(lane.jobs))
-        effects: list[Effect] = []
-        for lane_id, told in self._lanes_told.items():
-            if lane_id not in now_told:
-                effects.append(ResizeLane(device=told[0], lane=lane_id, lane_bytes=0, jobs=()))
-        for lane_id, facts in now_told.items():
-            if self._lanes_told.get(lane_id) != facts:
-                effects.append(ResizeLane(device=facts[0], lane=lane_id, lane_bytes=facts[1], jobs=facts[2]))
-        self._lanes_told = now_told
         return effects

@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, migration, parking, reasons, rotation
+from carpool.core import admission, hogs, lanes, ledger, migration, parking, reasons, rotation, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -22,10 +22,12 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
     returns = migration.settle(node, now=now)
     for device in node.devices.values():
         raise_floors(node, device)
+        hogs.forgive(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
+        waiting.give(node, device, now=now)
         returns += parking.unpark_fitting(node, device, _rivals(node, device, now=now), now=now)
         rotation.review(node, device, now=now)
     effects += _admit(node, now=now)

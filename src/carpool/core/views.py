@@ -44,17 +44,19 @@ class JobPicture:
     arrived_ns: Nanos
     state_ns: Nanos  # time in the present state
     served_ns: Nanos
-    waited_ns: Nanos
-    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row: run, turn, memory, parked, move, idle, start
-    waited_for_ns: dict[str, Nanos]  # of the row `turn`: by the name of the job that had it
+    waited_ns: Nanos  # for memory, also in the queue, and for turns
+    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row (accounts.py)
+    waited_for_ns: dict[JobId, Nanos]  # of the row `turn`: who had it
     silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
     is_hog: bool
     needs: Needs | None
     promised_bytes: int
     live_bytes: int
+    pending_bytes: int  # what its allocations wait for
     cap_bytes: int | None
     is_suspended: bool
     leaving_for: JobId | None  # it is to be parked, or is being parked, so that this job gets memory
+    is_shrinking: bool  # its cap was made smaller than what it needs
     parked_bytes: int
     move_ns: Nanos
     move_trouble: str

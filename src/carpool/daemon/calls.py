@@ -7,12 +7,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
+from carpool.core.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
 from carpool.core.model import DeviceId, JobId, JobState
 from carpool.core.views import JobPicture
@@ -37,6 +37,18 @@ class Submission(msgspec.Struct, kw_only=True):
     environment: dict[str, str]
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+
+
+class Resize(msgspec.Struct, kw_only=True):
+    """What `carpool resize` says; a thing that is not said stays as it is."""
+
+    job: str
+    cap_bytes: Positive | None = None
+    weight_milli: Positive | None = None
+    may_end: bool = False
+
+
 class Calls:
     def __init__(
         self,
@@ -59,20 +71,6 @@ class Calls:
                 return self.status()
             case "ps":
                 return self.ps(with_ended=bool(arguments.get("all")))
-            case "job":
-                return self.job(str(arguments.get("job", "")))
-            case "cancel":
-                return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
-            case "suspend":
-                return self.suspend(str(arguments.get("job", "")), is_resumed=False)
-            case "resume":
-                return self.suspend(str(arguments.get("job", "")), is_resumed=True)
-            case "migrate":
-                return self.migrate(str(arguments.get("job", "")), str(arguments.get("device", "")))
-            case "checkpoint":
-                return self.checkpoint(
-                    str(arguments.get("job", "")), str(arguments.get("file", "")), stop=bool(arguments.get("stop"))
-                )
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -80,6 +78,23 @@ class Calls:
                 return {}
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
+            case _:
+                return self._answer_of_job(verb, str(arguments.get("job", "")), arguments)
+
+    def _answer_of_job(self, verb: str, job: str, arguments: dict[str, object]) -> dict[str, object]:
+        match verb:
+            case "job":
+                return self.job(job)
+            case "cancel":
+                return self.cancel(job, is_told=bool(arguments.get("is_told")))
+            case "suspend" | "resume":
+                return self.suspend(job, is_resumed=verb == "resume")
+            case "resize":
+                return self.resize(arguments)
+            case "migrate":
+                return self.migrate(job, str(arguments.get("device", "")))
+            case "checkpoint":
+                return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
             case _:
                 raise UsageError(f"the daemon knows no '{verb}'")
 
@@ -150,6 +165,27 @@ class Calls:
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         self._loop.tell(event)
+        return self.job(job)
+
+    def resize(self, arguments: dict[str, object]) -> dict[str, object]:
+        """Give a live job more or less than before."""
+        try:
+            asked = msgspec.convert(arguments, Resize)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the new size cannot be read: {error}") from error
+        job = self._find_live(asked.job)
+        if job is None:
+            raise UsageError(f"no job '{asked.job}' is running or queued; see: carpool ps")
+        live = self._loop.jobs[job]
+        self._loop.look_at(live)
+        event = JobResized(job=job, cap_bytes=asked.cap_bytes, weight_milli=asked.weight_milli, may_end=asked.may_end)
+        reason = self._loop.scheduler.refusal_of(event)
+        if reason is not None:
+            raise RefusedError(reason)
+        self._loop.tell(event)
+        live.file.spec = self._loop.scheduler.spec_of(job)
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
         return self.job(job)
 
     def migrate(self, wanted: str, device: str) -> dict[str, object]:

@@ -18,6 +18,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fair"
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
+    hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store takes
 
     def check(self) -> None:
@@ -34,7 +35,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         return POLICIES[self.policy].quantum_ns if told is None else told
 
     def settings(self) -> Settings:
+        late = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
         return Settings(
+            **late,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )

@@ -176,6 +176,7 @@ class Desk:
 
     def _drop_member(self, live: LiveJob, member: Member) -> None:
         """A member's connection is gone: what it held is free at once."""
+        self._loop.look_at(live)  # its last words in the page
         self._tell(parking.dropped(live, member, self._state_of(live)))
         if member.is_holding or member.is_asking:
             self._return(live, member, wants_more=False)
@@ -212,7 +213,8 @@ class Desk:
             return
         live.runner, live.file.runner_pid = peer, message.pid
         peer.job = live
-        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
+        account = self._loop.journal.account_of(live.id) if message.job else None
+        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec, account=account))
 
     def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
         live.runner, live.file.runner_pid = peer, message.pid
@@ -307,7 +309,8 @@ class Desk:
             elif not file.child_pid and file.environment is not None:
                 file.device = ""
                 self._loop.jobs[live.id] = live
-                self._loop.tell(JobSubmitted(job=live.id, spec=file.spec))
+                account = self._loop.journal.account_of(live.id)
+                self._loop.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
                 if file.child_pid:
                     self._loop.note_lost(live, End.load(directory))
@@ -347,6 +350,7 @@ class Desk:
             is_parked=bool(away) and len(away) == len(live.members),
             parked_bytes=sum(parked.moved_bytes for parked in away),
             is_suspended=live.file.is_suspended,
+            account=self._loop.journal.account_of(live.id),
         )
         self._loop.tell(event)
         state = self._loop.scheduler.state_of(live.id)

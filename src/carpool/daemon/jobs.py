@@ -78,7 +78,8 @@ class LiveJob:
     move_trouble: str = ""  # why one of them could not
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
-    last_look: tuple[int, int] = (0, 0)
+    last_look: tuple[int, int, int] = (0, 0, 0)
+    noted_ns: int = -1  # since when it does what its account in the journal says
 
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
@@ -157,6 +158,15 @@ class LiveJob:
     def steps(self) -> int:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
 
+    def stalls_ns(self) -> tuple[int, int]:
+        """How long it waited for its input, in all and while it had its turn; of several processes the longest."""
+        if self.page is None:
+            return 0, 0
+        bases = [pages.slot_base(member.slot) for member in self.members.values()]
+        words = self.page.words
+        found = [(words[base + pages.S_STALL_NS], words[base + pages.S_STALL_HELD_NS]) for base in bases]
+        return max(found, default=(0, 0))
+
     def cpu_ns(self) -> int:
         return sum(processes.cpu_ns(pid) for pid in self.members)
 
@@ -166,6 +176,13 @@ class LiveJob:
             return 0
         claimed = self.page.pids()
         return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
+
+    def pending_bytes(self) -> int:
+        """Bytes for which allocations of its living processes wait."""
+        if self.page is None:
+            return 0
+        found = [(self.page.pending_bytes(slot), pid) for slot, pid in self.page.pids().items()]
+        return sum(pending for pending, pid in found if pending and processes.is_alive(pid))
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""

@@ -17,7 +17,7 @@ import msgspec
 
 from carpool.core.effects import Effect
 from carpool.core.events import Event
-from carpool.core.model import History
+from carpool.core.model import Account, History
 from carpool.core.views import JobPicture
 from carpool.daemon.translate import plain
 
@@ -33,6 +33,7 @@ create table if not exists runs (run integer primary key, wall_s real, mono_ns i
 create table if not exists log (run integer, at_ns integer, kind text, name text, body blob);
 create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
 create table if not exists histories (fingerprint text primary key, body blob);
+create table if not exists accounts (job text primary key, body blob);
 """
 
 
@@ -44,6 +45,7 @@ class Journal:
         self._encode = msgspec.json.Encoder().encode
         self._jobs: dict[str, tuple[object, ...]] = {}
         self._histories: dict[str, bytes] = {}
+        self._accounts: dict[str, bytes] = {}
         self._retry_at = 0.0
         self._flushed = 0  # rows since old ones were last forgotten
         self.trouble = ""
@@ -93,9 +95,14 @@ class Journal:
     def note_job(self, number: int, picture: JobPicture, argv: list[str]) -> None:
         body = json.dumps({**plain(picture), "argv": argv})
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
+        self._accounts.pop(picture.id, None)
 
     def note_history(self, fingerprint: str, history: History) -> None:
         self._histories[fingerprint] = msgspec.json.encode(history)
+
+    def note_account(self, job: str, account: Account) -> None:
+        """Keep where a live job's time went, until it ends."""
+        self._accounts[job] = self._encode(account)
 
     def flush(self, *, rows_max: int | None = None) -> None:
         """Write what was collected, at most so many rows of the log; called by the daemon's timer and at its end."""
@@ -110,6 +117,8 @@ class Journal:
             self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
             self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
             self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
+            self._db.executemany("insert or replace into accounts values (?, ?)", self._accounts.items())
+            self._db.executemany("delete from accounts where job = ?", [(job,) for job in self._jobs])
             self._flushed += len(rows)
             if self._flushed >= PRUNE_EVERY:
                 self._flushed = 0
@@ -121,6 +130,7 @@ class Journal:
         del self._pending[: len(rows)]
         self._jobs.clear()
         self._histories.clear()
+        self._accounts.clear()
 
     def _prune(self, db: sqlite3.Connection) -> None:
         """Forget the oldest rows, more than came since the last time but few enough that no hand-over waits long."""
@@ -141,6 +151,14 @@ class Journal:
             except msgspec.MsgspecError:
                 continue
         return found
+
+    def account_of(self, job: str) -> Account | None:
+        """Where the time of a job went that an earlier daemon knew."""
+        rows = self._read("select body from accounts where job = ?", job)
+        try:
+            return msgspec.json.decode(rows[0][0], type=Account) if rows else None
+        except msgspec.MsgspecError:
+            return None
 
     def last_number(self) -> int:
         """The highest job number ever given out."""

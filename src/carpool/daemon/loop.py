@@ -30,6 +30,7 @@ from carpool.core.effects import (
     SetCap,
     StartJob,
     StopJob,
+    TrimJob,
     UnparkJob,
 )
 from carpool.core.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
@@ -66,7 +67,7 @@ class Loop:
         self._due_ns = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
-        self._looked_ns = 0
+        self._looked_ns = self._accounted_ns = 0
         self._passed: GrantLease | None = None
         self._passes = Passes()
 
@@ -156,14 +157,27 @@ class Loop:
     def _flush(self) -> None:
         """Write the journal in small pieces, so that no hand-over waits for a big one."""
         self._flusher = None
+        self._note_accounts()
         self.journal.flush(rows_max=FLUSH_ROWS)
         if self.journal.is_dirty:
             pause = FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS
             self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
 
+    def _note_accounts(self) -> None:
+        """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
+        now = time.monotonic_ns()
+        if now - self._accounted_ns < FLUSH_SECONDS * 1e9:
+            return
+        self._accounted_ns = now
+        for job_id, live in self.jobs.items():
+            account = self.scheduler.account_of(job_id, now=now)
+            if account.row == "turn" or live.noted_ns != account.row_since_ns:
+                live.noted_ns = account.row_since_ns
+                self.journal.note_account(job_id, account)
+
     def look(self, *, everybody: bool = False) -> None:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
-        for job_id in list(self.jobs) if everybody else self.scheduler.holders():
+        for job_id in list(self.jobs) if everybody else self.scheduler.watched():
             live = self.jobs.get(job_id)
             if live is not None:
                 self.look_at(live)
@@ -171,10 +185,21 @@ class Loop:
     def look_at(self, live: LiveJob) -> None:
         if live.page is not None:
             steps, cpu_ns, live_bytes = live.steps(), live.cpu_ns(), live.live_bytes()
-            if not live.is_granted and live.last_look == (steps, live_bytes):
+            pending_bytes = live.pending_bytes()
+            if not live.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
                 return  # nothing new: `top` must not fill the journal
-            live.last_look = (steps, live_bytes)
-            self.tell(ProgressSeen(job=live.id, steps=steps, cpu_ns=cpu_ns, live_bytes=live_bytes))
+            live.last_look = (steps, live_bytes, pending_bytes)
+            stall_ns, stall_held_ns = live.stalls_ns()
+            event = ProgressSeen(
+                job=live.id,
+                steps=steps,
+                cpu_ns=cpu_ns,
+                live_bytes=live_bytes,
+                stall_ns=stall_ns,
+                stall_held_ns=stall_held_ns,
+                pending_bytes=pending_bytes,
+            )
+            self.tell(event)
 
     # --- one short method an effect ----------------------------------------------------------------------
 
@@ -203,6 +228,7 @@ class Loop:
         | ParkJob
         | UnparkJob
         | MoveJob
+        | TrimJob
         | StopJob
         | CloseJob
         | ExplainWait
@@ -221,7 +247,7 @@ class Loop:
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
                     self.tell(LeaseAsked(job=effect.job))
-            case ParkJob() | UnparkJob() | MoveJob():
+            case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
                 self._move(effect)
             case StopJob():
                 self._starter.stop(self.jobs[effect.job])
@@ -238,10 +264,13 @@ class Loop:
             case _:
                 assert_never(effect)
 
-    def _move(self, effect: ParkJob | UnparkJob | MoveJob) -> None:
+    def _move(self, effect: ParkJob | UnparkJob | MoveJob | TrimJob) -> None:
         live = self.jobs[effect.job]
         if isinstance(effect, MoveJob):
             self._starter.moved(live, effect.device)
+            return
+        if isinstance(effect, TrimJob):
+            parking.trim(live)
             return
         event = parking.park(live, effect.limit_bytes) if isinstance(effect, ParkJob) else parking.unpark(live)
         if event is not None:  # no process of the job could be told

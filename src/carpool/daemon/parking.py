@@ -25,6 +25,13 @@ def unpark(live: LiveJob) -> Event | None:
     return _order(live, [member for member in live.members.values() if member.parked is not None], m.Unpark())
 
 
+def trim(live: LiveJob) -> None:
+    """Tell every process that waits to give back what it can; one that is not there is told when it comes again."""
+    for member in live.members.values():
+        if member.is_asking and member.peer is not None:
+            member.peer.send(m.Trim())
+
+
 def follow(live: LiveJob, member: Member, state: JobState | None) -> bool:
     """A process begins to wait while its job is away: it goes too. False if the job is not."""
     if member.peer is None:

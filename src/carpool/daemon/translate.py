@@ -5,7 +5,7 @@ Other modules of the daemon dispatch messages and events and may know both; none
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,6 +30,8 @@ class SpecBody(msgspec.Struct, kw_only=True):
     weight_milli: Count = 1000
     priority: Count = 0
     cap_bytes: Count | None = None
+    wait_memory_ns: Count | None = None
+    on_hog: Literal["warn", "suspend", "kill"] = "suspend"
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
@@ -43,7 +45,11 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         raise UsageError(f"the job's options cannot be read: {error}") from error
     if said.weight_milli < 1:
         raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
-    for name, value in (("memory cap", said.cap_bytes), ("number of steps", said.steps)):
+    for name, value in (
+        ("memory cap", said.cap_bytes),
+        ("wait for memory", said.wait_memory_ns),
+        ("number of steps", said.steps),
+    ):
         if value is not None and value < 1:
             raise UsageError(f"the {name} {value} is not above 0")
     return JobSpec(
@@ -52,6 +58,8 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         weight_milli=said.weight_milli,
         priority=said.priority,
         cap_bytes=said.cap_bytes,
+        wait_memory_ns=said.wait_memory_ns,
+        on_hog=said.on_hog,
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
@@ -106,8 +114,10 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         needs=file.needs,
         promised_bytes=0,
         live_bytes=0,
+        pending_bytes=0,
         cap_bytes=file.spec.cap_bytes,
         is_suspended=file.is_suspended,
+        is_shrinking=False,
         leaving_for=None,
         parked_bytes=0,
         move_ns=0,
@@ -136,6 +146,7 @@ _LOG_NAMES = {
     "ParkJob": "job.parking",
     "UnparkJob": "job.unparking",
     "MoveJob": "job.moved",
+    "TrimJob": "job.trimming",
     "StopJob": "job.stopped",
     "CloseJob": "job.ended",
     "ExplainWait": "job.waits",

@@ -303,7 +303,7 @@ def jobs_of(recording: Recording, scheduler: Scheduler) -> tuple[list[Recorded],
         )
         closed = facts.closed_ns.get(job)
         completion = closed - came if closed is not None else None
-        found.append(Recorded(script=script, waited_ns=started - came + picture.waited_ns, completion_ns=completion))
+        found.append(Recorded(script=script, waited_ns=picture.waited_ns, completion_ns=completion))
     return found, without
 
 

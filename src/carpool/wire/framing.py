@@ -39,6 +39,7 @@ FRAMES: dict[type[Any], tuple[int, tuple[str, ...]]] = {
     m.Parked: (18, ("moved_bytes", "move_ns")),
     m.Unpark: (19, ()),
     m.Unparked: (20, ("move_ns",)),
+    m.Trim: (21, ()),
 }
 _KINDS = {kind: (cls, words) for cls, (kind, words) in FRAMES.items()}
 _TYPES = {"str": str, "int": int, "bool": bool, "list[str]": list, "dict[str, object]": dict}

@@ -90,6 +90,11 @@ class Unparked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trim:
+    """Daemon to a member that waits: give back what you can spare; answered by Measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detach:
     """Member: I go on without taking turns."""
 
@@ -179,6 +184,7 @@ Message = (
     | Parked
     | Unpark
     | Unparked
+    | Trim
     | Detach
     | Enter
     | Start

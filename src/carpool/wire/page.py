@@ -54,8 +54,10 @@ S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
+S_PENDING = 10  # guest: the part of S_LIVE that is asked for and not yet given
 S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
 S_OFFER = 12  # daemon: the pass by which this process may be rung; agent: 0 when it was
+S_STALL_HELD_NS = 13  # agent: of S_STALL_NS, the part during which it had its turn
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
@@ -191,7 +193,11 @@ class Page:
 
     def live_bytes(self, slot: int) -> int:
         """Bytes the process of this slot holds now."""
-        return signed(self.words[slot_base(slot) + S_LIVE])
+        return max(0, signed(self.words[slot_base(slot) + S_LIVE]) - self.pending_bytes(slot))
+
+    def pending_bytes(self, slot: int) -> int:
+        """Bytes for which an allocation of this slot's process waits."""
+        return self.words[slot_base(slot) + S_PENDING]
 
     def close(self) -> None:
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.

@@ -1,0 +1,71 @@
+"""Where a job's wall time went, in rows and in one sentence; `carpool explain`, and the end of `carpool run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from carpool.units import format_ns
+
+ENDED = {"finished", "failed", "cancelled"}
+ROWS = {
+    "start": "start-up",
+    "run": "running",
+    "input": "its own input",
+    "turn": "waiting for a turn",
+    "memory": "waiting for memory",
+    "move": "moving",
+    "parked": "parked",
+    "idle": "idle (saving, between loops)",
+    "unmanaged": "outside carpool's turns",
+    "away": "without a daemon",
+}
+LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
+NAMED_MAX = 3  # jobs it waited for that the sentence names
+NOBODY_PERCENT = 1  # of the waiting for a turn: less than this without a holder is not worth a row
+
+
+def account_lines(job: dict[str, Any]) -> list[str]:
+    """One line a row, and for a job that is over the sentence."""
+    spent: dict[str, int] = job.get("spent_ns") or {}
+    wall = sum(spent.values())
+    if not wall:
+        return []
+    lines = []
+    for row, words in ROWS.items():
+        if row in spent:
+            lines.append(f"{words:28} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %")
+        if row == "turn":
+            lines += [f"  {'for ' + name:26} {format_ns(span):>12}" for name, span in _waits(job)]
+    lines.append(f"{'wall clock':28} {format_ns(wall):>12}")
+    said = sentence(job)
+    return [*lines, said] if said else lines
+
+
+def sentence(job: dict[str, Any]) -> str:
+    """What sharing cost a job that is over: how long it took, how long it would have taken, and what lies between."""
+    spent: dict[str, int] = job.get("spent_ns") or {}
+    lost = {row: spent[row] for row in LOST if spent.get(row)}
+    if job["state"] not in ENDED or not lost:
+        return ""
+    parts = [(ROWS[row], span) for row, span in lost.items() if row != "turn"]
+    named = [(f"waiting for job {name}", span) for name, span in job["waited_for_ns"].items()]
+    named = sorted(named, key=_longest)[:NAMED_MAX]
+    rest = lost.get("turn", 0) - sum(span for _, span in named)
+    parts += named
+    if rest * 100 > lost.get("turn", 0) * NOBODY_PERCENT:
+        parts.append(("waiting for other turns" if named else "waiting for a turn", rest))
+    wall = sum(spent.values())
+    said = ", ".join(f"{format_ns(span)} {words}" for words, span in sorted(parts, key=_longest))
+    return f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {said}"
+
+
+def _waits(job: dict[str, Any]) -> list[tuple[str, int]]:
+    """For whom it waited, and the rest: a hand-over, or a device that was being cleared to measure somebody."""
+    whom = sorted(job["waited_for_ns"].items(), key=_longest)
+    turn = job["spent_ns"].get("turn", 0)
+    rest = turn - sum(span for _, span in whom)
+    return [*whom, ("hand-overs", rest)] if rest * 100 > turn * NOBODY_PERCENT else whom
+
+
+def _longest(each: tuple[str, int]) -> int:
+    return -each[1]

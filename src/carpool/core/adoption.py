@@ -1,0 +1,41 @@
+"""Taking back a job that runs already, after the driver was restarted: its bytes are facts, and so is its turn."""
+
+from __future__ import annotations
+
+from carpool.core import admission, ledger, resize
+from carpool.core.accounts import begin_wanting, reset_marks, restore
+from carpool.core.effects import Effect, GrantLease, RevokeLease, StartJob
+from carpool.core.events import JobAdopted, LeaseAsked
+from carpool.core.model import Device, Job, JobState, Nanos, Squeeze
+from carpool.core.node import Node
+
+
+def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nanos) -> list[Effect]:
+    """Give a new entry of the queue what it has already, as far as L1 allows."""
+    if event.account is not None:
+        row = "parked" if event.is_parked else "run" if event.holding else "away"
+        restore(job, event.account, row, now=now)
+    node.queue.remove(job.id)
+    node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
+    job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
+    job.is_measured = event.needs is not None
+    job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
+    wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
+    wanted = event.live_bytes if event.is_parked else wanted
+    ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
+    job.squeeze = None if resize.fits(node, job) else Squeeze.ASKED  # it was resized before
+    if event.is_parked:
+        job.stayed_bytes = job.promised_bytes
+        return []
+    lane = admission.enter_lane(node, device, job)
+    if not event.holding:
+        return []
+    if lane.holder is not None:
+        return [RevokeLease(job=job.id, reason="its lane was taken while the daemon was away")]
+    begin_wanting(node, job)
+    node.move(job, LeaseAsked, now=now)
+    node.move_lease(job, GrantLease, now=now)
+    node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.needs is None else None)
+    job.charged_ns = job.last_active_ns = now
+    reset_marks(node, device)
+    return []

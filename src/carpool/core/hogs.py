@@ -1,0 +1,79 @@
+"""Jobs that were asked for their turn and do not reach a boundary: what happens to them, step by step.
+
+Rules
+  H1  A step is taken when the job is late by so many times its patience, each once a turn, in the order of the table.
+  H2  Which steps are taken at all is the job's own choice (`on_hog`); nobody is ended who did not choose it.
+  H3  A job that was put last lets others go first for as long as it kept them waiting, and then counts as before.
+  H4  One that is sent away leaves the device at its next boundary, if it can be parked, and comes back by itself when
+      nobody else is there, or when it is resumed.
+"""
+
+from __future__ import annotations
+
+from carpool.core import reasons
+from carpool.core.effects import Effect, NameHog, StopJob
+from carpool.core.model import RESIDENT, Device, HogStep, Job, JobState, Nanos
+from carpool.core.node import Node
+
+# In this order, when late by so many times its patience (H1).
+STEPS: tuple[tuple[HogStep, int], ...] = (
+    (HogStep.WARNED, 1),
+    (HogStep.LAST, 2),
+    (HogStep.SENT_AWAY, 10),
+    (HogStep.ENDED, 20),
+)
+# How far it goes, by what was said with --on-hog (H2).
+FURTHEST = {"warn": HogStep.LAST, "suspend": HogStep.SENT_AWAY, "kill": HogStep.ENDED}
+
+
+def patience_ns(node: Node, job: Job) -> Nanos:
+    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
+
+
+def deadline(node: Node, job: Job) -> Nanos | None:
+    """When a recalled holder becomes a hog; None if its turn is not recalled."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return None
+    return job.lease.recalled_ns + patience_ns(node, job)
+
+
+def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+    """Take every step that is due and was not taken in this turn."""
+    lease = job.lease
+    if lease is None or lease.recalled_ns is None:
+        return []
+    effects: list[Effect] = []
+    late_ns, patience = now - lease.recalled_ns, patience_ns(node, job)
+    for step, times in STEPS[lease.hog_steps :]:
+        if late_ns < times * patience:
+            break
+        lease.hog_steps, lease.hog_step = lease.hog_steps + 1, step
+        effects.append(NameHog(job=job.id, step=step, reason=reasons.hog(job, late_ns, step)))
+        if step is HogStep.SENT_AWAY:
+            job.is_sent_away = True
+        if step is HogStep.ENDED:
+            job.is_cancelled, job.end_reason = True, reasons.hog(job, late_ns, step)
+            effects.append(StopJob(job=job.id))
+        if step is FURTHEST[job.spec.on_hog]:
+            lease.hog_steps = len(STEPS)
+    return effects
+
+
+def turn_ended(job: Job, *, now: Nanos) -> None:
+    """A hog gives its turn back at last: it rests for as long as the others waited (H3)."""
+    lease = job.lease
+    if lease is not None and lease.recalled_ns is not None and lease.hog_step not in (None, HogStep.WARNED):
+        job.rests_until_ns = now + (now - lease.recalled_ns)
+
+
+def first_those_who_do_not_rest(jobs: list[Job], *, now: Nanos) -> list[Job]:
+    return [job for job in jobs if job.rests_until_ns <= now] or jobs
+
+
+def forgive(node: Node, device: Device) -> None:
+    """Let those who were sent away come back when nobody else is there (H4)."""
+    here = node.jobs_on(device)
+    others = [job for job in here if not job.is_sent_away and job.state in RESIDENT - {JobState.UNMANAGED}]
+    if not others and not node.queue:
+        for job in here:
+            job.is_sent_away = False

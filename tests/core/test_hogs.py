@@ -1,0 +1,77 @@
+"""H1 to H4: a job that does not reach a boundary is warned, put last, sent away, and ended only if it chose that."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.effects import NameHog, ParkJob, RefuseJob, StopJob, UnparkJob
+from carpool.core.model import HogStep, JobState
+from carpool.units import GIB, MS, SECOND
+from tests.core.driver import CoreDriver, needs, only
+
+KNOWN = needs(GIB, GIB)
+STEPS = {
+    "warn": [HogStep.WARNED, HogStep.LAST],
+    "suspend": [HogStep.WARNED, HogStep.LAST, HogStep.SENT_AWAY],
+    "kill": [HogStep.WARNED, HogStep.LAST, HogStep.SENT_AWAY, HogStep.ENDED],
+}
+LATE = {HogStep.WARNED: 2, HogStep.LAST: 4, HogStep.SENT_AWAY: 20, HogStep.ENDED: 40}  # seconds
+
+
+def hogging(core: CoreDriver, on_hog: str, span_ns: int) -> list[tuple[int, HogStep]]:
+    """a is asked for its turn and computes on for so long; the steps, each with the seconds since it was asked."""
+    core.settle_in("a", KNOWN, on_hog=on_hog)
+    core.settle_in("b", KNOWN)
+    core.tick(100 * MS)
+    assert core.recalled == ["a"]
+    asked, found = core.now, []
+    while core.now < asked + span_ns:
+        core.now = min(asked + span_ns, core.scheduler.next_wakeup() or core.now + SECOND)
+        core.report("a", cpu_ns=core.now)
+        found += [((core.now - asked) // SECOND, hog.step) for hog in only(core.tick(), NameHog)]
+    return found
+
+
+@pytest.mark.parametrize("on_hog", STEPS)
+def test_h1_h2_each_step_comes_once_in_its_order_and_no_further_than_chosen(core: CoreDriver, on_hog: str) -> None:
+    assert hogging(core, on_hog, 100 * SECOND) == [(LATE[step], step) for step in STEPS[on_hog]]
+    assert [stop.job for stop in only(core.effects, StopJob)] == (["a"] if on_hog == "kill" else [])
+
+
+def test_h3_a_hog_lets_others_go_first_for_as_long_as_they_waited(core: CoreDriver) -> None:
+    hogging(core, "warn", 10 * SECOND)
+    core.give_back("a")
+    assert core.holders() == ["b"]
+    core.run(9 * SECOND)
+    assert core.longest_gap_ns("b", since_ns=core.now - 9 * SECOND) == 0, "b alone has it"
+    core.run(20 * SECOND)
+    assert core.longest_gap_ns("a", since_ns=core.now - 15 * SECOND) < 15 * SECOND, "then both"
+
+
+def test_h4_one_that_is_sent_away_leaves_at_its_boundary_and_comes_back_when_the_others_are_gone(
+    core: CoreDriver,
+) -> None:
+    hogging(core, "suspend", 30 * SECOND)
+    assert core.reason("a").endswith("; it leaves the device at its next boundary while others want it")
+    [order] = only(core.give_back("a"), ParkJob)
+    assert order.reason == "a kept others waiting too long"
+    core.parked("a", GIB)
+    assert "it comes back when nobody else is here, or with: carpool resume a" in core.reason("a")
+    core.run(60 * SECOND)
+    assert core.state("a") is JobState.PARKED
+    assert [order.job for order in only(core.exit("b"), UnparkJob)] == ["a"]
+
+
+def test_h4_it_can_be_resumed(core: CoreDriver) -> None:
+    hogging(core, "suspend", 30 * SECOND)
+    core.give_back("a")
+    core.parked("a", GIB)
+    assert [order.job for order in only(core.resume("a"), UnparkJob)] == ["a"]
+
+
+def test_one_that_is_ended_says_why(core: CoreDriver) -> None:
+    hogging(core, "kill", 50 * SECOND)
+    core.exit("a", code=-15)
+    assert core.state("a") is JobState.CANCELLED
+    assert "has not reached a boundary" in core.reason("a") and "--on-hog kill" in core.reason("a")
+    assert not only(core.effects, RefuseJob)
