@@ -46,8 +46,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        why = reasons.held_back(holder) if holder.is_held_back else reasons.uncovered(holder, device)
-        return recall(node, holder, why, now=now)
+        return recall(node, holder, _why_not(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
             lane.successor = _successor(node, lane, now=now)
@@ -62,7 +61,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if rotation.make_first_room(node, device, chosen, now=now):
         leaves = holder is not None and holder.is_leaving
         recalls = recall(node, holder, reasons.held_back(holder), now=now) if holder is not None and leaves else []
-        return recalls + parking.park_leaving(node, device, now=now)
+        recalls += parking.park_leaving(node, device, now=now)
+        return recalls if holder is not None else recalls + _serve(node, device, lane, now=now)  # others go on
     if holder is not None:
         why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
         lane.successor = chosen.id if node.policy.lanes_max == 1 else None
@@ -70,6 +70,11 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
     return _grant(node, device, lane, chosen, now=now)
+
+
+def _why_not(holder: Job, device: Device) -> str:
+    """Why a holder may not go on."""
+    return reasons.held_back(holder) if holder.is_held_back else reasons.uncovered(holder, device)
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
@@ -97,7 +102,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
         settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     if rotation.make_first_room(node, device, newcomer, now=now):
-        return parking.park_leaving(node, device, now=now)
+        return parking.park_leaving(node, device, now=now) + dispatch(node, device, now=now)  # others go on meanwhile
     return _grant(node, device, lane, newcomer, now=now)
 
 
@@ -142,12 +147,14 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
     job.charged_ns = now
     job.last_active_ns = now
     reset_marks(node, device)
+    if was_blocked and not node.may_run(job):
+        admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
     effects: list[Effect] = [grant_of(node, lane, job.id)]
     if was_blocked:  # now it may have the memory it waited for (W2)
         job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
         effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
-        if job.is_held_back:  # only to come to its next boundary
-            effects += recall(node, job, reasons.held_back(job), now=now)
+        if not node.may_run(job):  # only to come to its next boundary
+            effects += recall(node, job, _why_not(job, device), now=now)
     return effects
 
 
