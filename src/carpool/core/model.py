@@ -166,6 +166,7 @@ class Job:
     move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
     move_trouble: str = ""  # why the last move failed; empty after one that went well
     move_fails: int = 0  # how often in a row it could not be parked for another
+    is_outlook_told: bool = False  # its user heard that others are to be parked for it
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
 
     @property

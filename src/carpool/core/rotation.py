@@ -8,7 +8,7 @@ several times the device's capacity all run, in turns of residency.
 Rules
   R1  Who is resident is the policy's order: a job is parked only for a claimant which the policy puts before it.
   R2  Only jobs that take turns and can be parked are, no more of them than needed, and only if it is seen beforehand
-      that the claimant then has room on the device and they have room on the host (L5).
+      that the claimant then has room on the device and they have room on the host (L5), also on the way back.
   R3  One claimant a device at a time. Until it has its room or cannot get it, nobody else is let in there.
   R4  Moving takes at most `move_percent` of a device's time: after the moves for one claimant nobody is moved for
       another until the device had `(100 - percent) / percent` times as long without, and nobody is parked who was
@@ -99,6 +99,17 @@ def _is_exempt(node: Node, claimant: Job) -> bool:
     return claimant.state is JobState.QUEUED and node.quantum_ns == 0
 
 
+def lets_start(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
+    """Whether a queued job may have free bytes: not those made free for another (R3), and not if parked jobs would
+    then wait for its end because the host has no room for it (R2)."""
+    if device.claimant not in (None, job.id):
+        return False
+    limit = node.settings.host_bytes_max
+    if limit is None or not parking.awaits_return(node, device, now=now):
+        return True
+    return node.host_bytes() + admission.starting_needs(node, job, device).resident_bytes <= limit
+
+
 def review(node: Node, device: Device, *, now: Nanos) -> None:
     """End a claim that is met, pointless, or whose leavers do not leave."""
     if device.claimant is None:
@@ -171,23 +182,36 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     able = [job for job in movable if now >= job.move_retry_ns]
     if stuck is not None and not has_room(_without(node, device, able)):
         return Plan(why_not=reasons.cannot_leave(stuck))
-    new = [] if _is_exempt(node, claimant) else [job for job in able if now < stays_until(node, device, job)]
-    able = [job for job in able if job not in new]
-    if new and not has_room(_without(node, device, able)):
-        stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
-        return Plan(why_not=reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
+    full = _host_trouble(node, device, claimant, _fewest(node, device, able, has_room))
+    if full:
+        return Plan(why_not=full)
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
     if not has_room(_without(node, device, after)):
         first = next(job for job in able if job not in after)
         return Plan(why_not=reasons.not_before(node.policy.name, first))
+    new = [] if _is_exempt(node, claimant) else [job for job in after if now < stays_until(node, device, job)]
+    after = [job for job in after if job not in new]
+    if new and not has_room(_without(node, device, after)):
+        stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
+        return Plan(why_not=reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
     leaving = _fewest(node, device, _in_order(node, device, after, now=now), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
     if stranded is not None:
         return Plan(why_not=reasons.would_strand(stranded, device))
-    moved_bytes, limit = sum(map(parking.bytes_to_move, leaving)), node.settings.host_bytes_max
-    if limit is not None and node.host_bytes() + moved_bytes > limit:
-        return Plan(why_not=reasons.host_is_full(moved_bytes, node.host_bytes(), limit))
-    return Plan(leaving=tuple(leaving))
+    full = _host_trouble(node, device, claimant, leaving)
+    return Plan(why_not=full) if full else Plan(leaving=tuple(leaving))
+
+
+def _host_trouble(node: Node, device: Device, claimant: Job, leaving: Sequence[Job]) -> str:
+    """Why the host cannot take them; empty if it can. When they come back, the claimant has to go while they are
+    still there, so there must be room for it too."""
+    limit = node.settings.host_bytes_max
+    moved_bytes = sum(map(parking.bytes_to_move, leaving))
+    if claimant.state is not JobState.PARKED:
+        moved_bytes += _wanted(node, device, claimant).resident_bytes
+    if limit is None or node.host_bytes() + moved_bytes <= limit:
+        return ""
+    return reasons.host_is_full(moved_bytes, node.host_bytes(), limit)
 
 
 def stays_until(node: Node, device: Device, job: Job) -> Nanos:
