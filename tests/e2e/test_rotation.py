@@ -30,18 +30,16 @@ def start(node: Node, name: str, *program: str, options: tuple[str, ...] = ()) -
 def test_jobs_of_several_times_the_device_all_run_in_turns_and_no_number_changes(node: Node, alone: Alone) -> None:
     node.start(device=DEVICE)
     jobs = {shape: start(node, shape, *command(shape, 40)) for shape in SHAPES}
-    wait_until(
-        lambda: sum(node.state(shape) == "parked" for shape in jobs) >= 2,
-        "two jobs are parked while others run",
-    )
-    parked = next(shape for shape in jobs if node.state(shape) == "parked")
-    assert "; comes back when " in node.job(parked)["reason"] or node.state(parked) != "parked"
+    wait_until(lambda: any(node.state(shape) == "parked" for shape in jobs), "one is parked for another")
+    [parked, *_] = [job for job in node.ps(ended=False)["jobs"] if job["state"] == "parked"]
+    assert "; comes back when " in parked["reason"]
+    node.kill_daemon()
+    node.start(device=DEVICE)  # the next daemon goes on with who is parked and who is not
     for shape in SHAPES:
-        ended = jobs[shape].wait(seconds=300)
+        ended = jobs[shape].wait(seconds=400)
         assert ended.code == 0, (shape, ended.err)
         assert ended.out == alone.output(*command(shape, 40)), shape
-    moved = {event["job"].rpartition("-")[0] for event in node.journal("JobParked")}
-    assert len(moved) >= 2, moved
+    assert node.journal("JobUnparked")
     assert not node.journal("MoveFailed")
     status = node.ps()
     assert (status["devices"][0]["free_bytes"], status["host_bytes"]) == (CAPACITY, 0)

@@ -38,7 +38,11 @@ def daemon() -> None:
     "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
 )
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
-@click.option("--host-memory", default="", help="What parked jobs may hold together off the device, like 64GiB.")
+@click.option(
+    "--host-memory",
+    default="",
+    help="What parked jobs may hold together off the device, like 64GiB (default: half the memory, for GPUs).",
+)
 def start(policy: str, device: str, quantum: str, hog_after: str, host_memory: str) -> None:
     """Start the daemon in the background.
 

@@ -216,6 +216,7 @@ class Job:
     moving_to: DeviceId | None = None  # somebody asked that it goes on there; None again once it is booked there
     moving_from: DeviceId | None = None  # booked on its target but not arrived: where its room is kept (V2)
     move_refused: str = ""  # why the last move to another device came to nothing
+    is_outlook_told: bool = False  # its user heard that others are to be parked for it
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
 
     @property

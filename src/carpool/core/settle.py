@@ -45,6 +45,7 @@ def _rivals(node: Node, device: Device, *, now: Nanos) -> list[Job]:
         return []
     queued = [node.jobs[job_id] for job_id in node.queue[:ADMIT_TRIES]]
     allowed = [job for job in queued if not job.is_suspended and job.spec.device in (None, device.id)]
+    allowed = [job for job in allowed if rotation.lets_start(node, device, job, now=now)]
     return [job for job in allowed if admission.find_offer(node, job, [device]) is not None]
 
 
@@ -64,7 +65,7 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     for job_id in node.queue:
         job = node.jobs[job_id]
         if job.is_suspended:
-            effects += _explain(job, reasons.suspended_in_queue(job))
+            effects += _explain(job, reasons.suspended_in_queue(job), outlook="")
         else:
             left[job_id] = view_of(node, job, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
@@ -72,7 +73,7 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
         job = _next_in_queue(node, left, now=now)
         del left[job.id]
         allowed = admission.allowed_devices(node, job)
-        devices = [each for each in allowed if each.id not in kept and each.claimant in (None, job.id)]
+        devices = [each for each in allowed if each.id not in kept and rotation.lets_start(node, each, job, now=now)]
         offer = admission.find_offer(node, job, devices)
         while offer is None and _merge_for(node, job, devices):
             offer = admission.find_offer(node, job, devices)
@@ -85,7 +86,8 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
         effects += _free_a_lane_for(node, job, devices, now=now)
-        effects += _explain(job, _queue_reason(node, job, allowed, kept, now=now))
+        reason, outlook = _queue_reason(node, job, allowed, kept, now=now)
+        effects += _explain(job, reason, outlook=outlook)
         if _is_overdue(node, job, now=now):
             kept |= {device.id: job for device in devices}
     return effects
@@ -122,25 +124,29 @@ def _free_a_lane_for(node: Node, job: Job, devices: list[Device], *, now: Nanos)
     return []
 
 
-def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos) -> str:
+def _queue_reason(
+    node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos
+) -> tuple[str, str]:
+    """The sentence, and the part of it that says who will be parked when."""
     device = max(devices, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
     if device.id in kept:
-        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
+        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns), ""
     measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
     need = admission.total_need_bytes(job)
     floor = admission.start_floor_bytes(node, device)
-    return reasons.queue_wait(need, device, floor, measured, rotation.outlook(node, device, job, now=now))
+    outlook = rotation.outlook(node, device, job, now=now)
+    return reasons.queue_wait(need, device, floor, measured, outlook), outlook
 
 
 def _is_being_measured(job: Job) -> bool:
     return job.needs is None and job.spec.cap_bytes is None and job.lane is not None
 
 
-def _explain(job: Job, reason: str) -> list[Effect]:
-    if job.reason == reason:
-        return []
-    job.reason = reason
-    return [ExplainWait(job=job.id, reason=reason)]
+def _explain(job: Job, reason: str, *, outlook: str) -> list[Effect]:
+    """Say why a job waits when that changed; while others rotate the numbers change all the time, so then once."""
+    is_old = job.reason == reason or bool(outlook and job.is_outlook_told)
+    job.reason, job.is_outlook_told = reason, bool(outlook)
+    return [] if is_old else [ExplainWait(job=job.id, reason=reason)]
 
 
 def _set_caps(node: Node) -> list[Effect]:

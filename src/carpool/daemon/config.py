@@ -9,6 +9,7 @@ import msgspec
 from carpool.core.model import Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
+from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
 from carpool.units import parse_bytes, parse_duration_ns
@@ -19,7 +20,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
-    host_memory: str = ""  # of all parked jobs together; empty: as much as the store takes
+    host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
@@ -27,6 +28,12 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(POLICIES)}")
         find_devices(self.device)
         self.settings()
+
+    def with_host_memory(self) -> DaemonConfig:
+        """With a budget where parked jobs would hold the host's own memory and nobody said how much: half of it."""
+        if self.host_memory or all(device.kind == "cpu" for device in find_devices(self.device)):
+            return self
+        return msgspec.structs.replace(self, host_memory=f"{cpu.memory_bytes() // 2 >> 20}MiB")
 
     @property
     def quantum_ns(self) -> Nanos:

@@ -15,7 +15,7 @@ from carpool.core.events import Event, JobAdopted, JobDetached, JobExited, JobSu
 from carpool.core.model import AWAY, HOLDING, DeviceId, JobId, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
-from carpool.daemon.jobs import End, JobFile, LiveJob, Member, load_file
+from carpool.daemon.jobs import End, JobFile, LiveJob, Member, is_parked, load_file
 from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
 from carpool.daemon.starter import Starter
@@ -298,7 +298,10 @@ class Desk:
     def adopt(self) -> None:
         """Take back the jobs of a daemon that died: they are where their files and pages say."""
         files = [(path, load_file(path)) for path in self._places.jobs.iterdir() if path.is_dir()]
-        known = sorted((each for each in files if each[1] is not None), key=lambda each: _number(each[1]))
+        # Parked ones last: they come back at once if there is room, so those that are resident must be known.
+        known = sorted(
+            (each for each in files if each[1] is not None), key=lambda each: (is_parked(each[0]), _number(each[1]))
+        )
         for directory, file in known:
             if file is None:
                 continue

@@ -21,6 +21,7 @@ import msgspec
 
 from carpool.core.model import JobId, JobSpec, Needs
 from carpool.daemon import processes
+from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 
@@ -217,6 +218,17 @@ def load_file(directory: Path) -> JobFile | None:
         return msgspec.convert(json.loads((directory / "job.json").read_bytes()), JobFile)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors too
         return None
+
+
+def is_parked(directory: Path) -> bool:
+    """Whether a process of the job says in its page that its tensors are away."""
+    try:
+        page = pages.Page.open(directory / "page")
+    except PeerError:
+        return False
+    leases = [page.words[pages.slot_base(slot) + pages.S_LEASE] for slot in page.pids()]
+    page.close()
+    return pages.LEASE_PARKED in leases
 
 
 class End(msgspec.Struct, kw_only=True):

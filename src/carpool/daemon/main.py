@@ -112,6 +112,7 @@ def main() -> int:
             make_private(directory)
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()
+        config = config.with_host_memory()
         lock = take_lock(places)
         _start_log(places)
         config.save(places.config)
