@@ -156,7 +156,9 @@ def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: N
     node.start(quantum="20ms")
     jobs = {
         "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
-        "it started processes (data workers": record(node, "workers", "replayed.py", "--workers", "1"),
+        "it started processes (data workers": record(
+            node, "workers", "replayed.py", "--workers", "1", "--epochs", "1000"
+        ),
         "its thread watcher": record(node, "threads", write(tmp_path, "threads", THREADS)),
     }
     for (reason, job), name in zip(jobs.items(), ("writes", "workers", "threads"), strict=True):
@@ -164,10 +166,7 @@ def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: N
         answer = order(node, name, tmp_path / name)
         assert answer["reason"].startswith(reason), answer
         assert not (tmp_path / name).exists()
-        lines = len(job.lines)
-        wait_until(
-            lambda job=job, lines=lines: len(job.lines) > lines or job.process.poll() is not None, "it goes on"
-        )  # type: ignore[misc]  # bound now
+        job.wait_lines(len(job.lines) + 1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no half file is left"
 
 

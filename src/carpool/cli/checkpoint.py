@@ -79,8 +79,8 @@ def _wait(order: dict[str, Any]) -> dict[str, Any]:
         first = found["steps"] if first is None else first
         if found["steps"] - first > STEPS_MAX:
             raise RefusedError(
-                f"job {order['job']} made {found['steps'] - first} iterations, none of which ended with the step of"
-                " an optimizer; only such programs can be written to a file"
+                f"job {order['job']} made {found['steps'] - first} iterations without the step of an optimizer; only"
+                " programs that train with one can be written to a file"
             )
         if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
             is_said = True
