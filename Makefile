@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup demo test check fmt native bench results docs clean
+.PHONY: help setup demo test chaos check fmt native bench results docs clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
+	@echo "make chaos   500 faults against real jobs and a real daemon, thousands against the core"
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
 	@echo "make check   lint, formatting, strict types, import rules"
 	@echo "make fmt     format the code        make native  rebuild the C libraries"
@@ -35,6 +36,9 @@ check: setup
 # Two files of tests at a time: most of them wait for real programs to start.
 test: check
 	$(BIN)/pytest -n 2 --dist loadfile
+
+chaos: setup
+	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 $(BIN)/pytest tests/chaos tests/e2e/test_chaos.py
 
 fmt: setup
 	@$(BIN)/ruff format src tests examples

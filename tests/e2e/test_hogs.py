@@ -1,0 +1,52 @@
+"""A job that stops reaching boundaries: each step is written down and explained; nobody is ended unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.alone import Alone
+from tests.e2e.node import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+HOG = ["hog.py", "--steps", "10"]
+COMPANION = ["plain_loop.py", "--width", "64", "--steps", "100000000"]
+
+
+def steps(node: Node, name: str) -> list[Any]:
+    return [event["step"] for event in node.journal("NameHog") if event["job"].rpartition("-")[0] == name]
+
+
+def test_a_hog_is_sent_away_at_its_boundary_and_comes_back_when_nobody_else_is_there(
+    node: Node, alone: Alone
+) -> None:
+    node.start(quantum="20ms", hog_after="200ms")
+    node.run(*COMPANION, options=["--name", "companion"])
+    node.wait_steps("companion", 5)
+    hog = node.run(*HOG, "--seconds", "20", options=["--name", "hog"])
+    away = node.wait_state("hog", "parked")
+    assert steps(node, "hog") == ["warned", "put last", "sent away"]
+    assert "it comes back when nobody else is here, or with: carpool resume hog-2" in away["reason"]
+    node.wait_steps("companion", node.job("companion")["steps"] + 20)
+    assert node.state("hog") == "parked"
+    assert node.carpool("cancel", "companion").code == 0
+    ended = hog.wait()
+    assert ended.code == 0, ended.err
+    lines = [line for line in ended.lines if not line.startswith("hogged")]
+    truth = alone.output(*HOG, "--seconds", "0").decode().splitlines()
+    assert lines == [line for line in truth if not line.startswith("hogged")]
+    assert node.wait_state("hog", "finished")["spent_ns"]["parked"] > 0
+
+
+def test_a_hog_that_chose_it_is_ended_and_says_why(node: Node) -> None:
+    node.start(quantum="20ms", hog_after="50ms")
+    node.run(*COMPANION, options=["--name", "companion"])
+    node.wait_steps("companion", 5)
+    hog = node.run(*HOG, "--seconds", "300", options=["--name", "hog", "--on-hog", "kill"])
+    assert hog.wait().code == 143
+    assert steps(node, "hog") == ["warned", "put last", "sent away", "ended"]
+    ended = node.wait_state("hog", "cancelled")
+    assert "has not reached a boundary" in ended["reason"] and "it is ended, as --on-hog kill says" in ended["reason"]
+    assert node.job("companion")["state"] in ("running", "waiting")
