@@ -46,6 +46,7 @@ class Cluster:
         self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride
         self.rates = Rates()
         self.regrouped: dict[Job, None] = {}  # hosts whose guests changed since their speeds were set
+        self.in_vain: set[tuple[TenantId, int]] = set()  # pools and shapes for which closing ranks gave no room
 
     # --- pools -----------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,16 @@ class Floor:
             places.append(place)
         return Room(places=tuple(places), left=tuple(other for other in reversed(lifted) if not self._retake(other)))
 
+    def find_without(self, job: Job, others: Sequence[Job]) -> Room | None:
+        """Places for all members once these jobs have left, which are lifted; None changes nothing."""
+        for other in others:
+            self.lift(other)
+        room = self.find(job)
+        if room is None:
+            for other in others:
+                self._retake(other)
+        return room
+
     def _by_loans(self, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
         """For each node with loans enough: who leaves there; best where the most protected of them is least so."""
         nodes = {place.node: None for loan in loans for place in loan.places}

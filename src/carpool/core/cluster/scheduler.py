@@ -14,6 +14,7 @@ from heapq import heappop
 from typing import assert_never
 
 from carpool.core.cluster.books import Books
+from carpool.core.cluster.closing import close_ranks
 from carpool.core.cluster.cluster import EVERYBODY, Cluster
 from carpool.core.cluster.effects import Effect, RefuseJob, RejectEvent, RevokeJob
 from carpool.core.cluster.events import (
@@ -69,10 +70,15 @@ class ClusterScheduler:
             lend(cluster)
         if cluster.order.seats > 1:
             fill_seats(cluster)
+            if cluster.effects or not isinstance(event, JobArrived | Tick):
+                cluster.in_vain.clear()
+            close_ranks(cluster)
             if cluster.books.free_milli > 0:
                 spread_out(cluster)
             regroup(cluster)
             set_speeds(cluster)
+            if cluster.effects:
+                cluster.in_vain.clear()
         cluster.confirm_keys()
         cluster.tries.clear()
         return cluster.effects
