@@ -1,10 +1,11 @@
 """Closing ranks: groups of a pool join each other where that frees the cards that one of its waiting jobs wants.
 
 Without it a wide job waits for as long as there are enough smaller ones that go before it, although those could run
-side by side at little loss: guests ride only where there are no cards, and get cards of their own as soon as some are
-free. So for the first waiting job of every shape it is asked which groups would have to join others of their shape for
-it to find room, and what they would lose by that. If they lose less than the job gains by running, they join. Both are
-counted as in packing.py, as speed × cards by what was measured; a mixture that nobody has measured does not count.
+side by side at little loss: guests ride only where there are no cards, and get cards of their own as soon as some
+are free. So for the first waiting job of every shape it is asked which groups would have to join others of their
+shape for it to find room, and what they would lose by that. If they lose less than the job gains by running, they
+join. Both are counted as in packing.py: speed × cards, by what was measured; a mixture nobody has measured does not
+count.
 
 A job whose cards are wanted is parked as any other, and joins its new host at once or, if the driver takes its time,
 by the rules of packing.py once it has left its cards. Nobody's share is touched: all of this is inside one pool.
