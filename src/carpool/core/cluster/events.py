@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from carpool.core.model import JobId, Nanos, TenantId
-from carpool.core.placement.model import Request
+from carpool.core.placement.model import NodeSpec, Request
 
 DEFAULT_TENANT = TenantId("default")
 
@@ -63,9 +63,24 @@ class ShareGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAdded:
+    """A node is there from now on; one that was there before has its old number again."""
+
+    node: NodeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRemoved:
+    """The node is gone, and with it whatever ran there. What a job lost by that comes as WorkLost."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; sent when `next_wakeup` says so."""
 
 
 JobEvent = JobArrived | JobParked | JobEnded
-Event = JobEvent | WorkLost | RatesMeasured | ShareGiven | Tick
+NodeEvent = NodeAdded | NodeRemoved
+Event = JobEvent | NodeEvent | WorkLost | RatesMeasured | ShareGiven | Tick

@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heappop
 from typing import assert_never
 
-from carpool.core.cluster.books import Books
+from carpool.core.cluster.books import Books, gone
 from carpool.core.cluster.closing import close_ranks
 from carpool.core.cluster.cluster import EVERYBODY, Cluster
 from carpool.core.cluster.effects import Effect, RefuseJob, RejectEvent, RevokeJob
@@ -23,6 +23,8 @@ from carpool.core.cluster.events import (
     JobEnded,
     JobEvent,
     JobParked,
+    NodeAdded,
+    NodeRemoved,
     RatesMeasured,
     ShareGiven,
     Tick,
@@ -31,7 +33,7 @@ from carpool.core.cluster.events import (
 from carpool.core.cluster.model import Job, Settings, State
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
-from carpool.core.cluster.sharing import lend, settle_pool, split_evenly
+from carpool.core.cluster.sharing import fit_shares, lend, settle_pool, split_evenly
 from carpool.core.model import JobId, Nanos
 from carpool.core.placement.model import Request
 from carpool.core.tenants import Pool
@@ -80,7 +82,7 @@ class ClusterScheduler:
             if cluster.effects:
                 cluster.in_vain.clear()
         cluster.confirm_keys()
-        cluster.tries.clear()
+        cluster.floor.seated.clear()
         return cluster.effects
 
     def next_wakeup(self) -> Nanos | None:
@@ -125,6 +127,10 @@ class ClusterScheduler:
                 self._on_parked(event)
             case ShareGiven():
                 self._on_share(event)
+            case NodeAdded():
+                self._on_node_added(event)
+            case NodeRemoved():
+                self._on_node_removed(event)
             case RatesMeasured():
                 self._cluster.rates.learn(event)
                 undo_losses(self._cluster)
@@ -211,6 +217,27 @@ class ClusterScheduler:
             raise UsageError(
                 f"the shares are {given_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
             )
+
+    def _on_node_added(self, event: NodeAdded) -> None:
+        books, spec = self._cluster.books, event.node
+        number = books.find_node(spec.name)
+        if number is not None and books.has_node(number):
+            raise UsageError(f"node {spec.name} is here already; remove it first")
+        books.set_node(number, spec)
+        if number is None:
+            self._cluster.floor.add_node()
+        self._too_wide.clear()
+        fit_shares(self._cluster)
+
+    def _on_node_removed(self, event: NodeRemoved) -> None:
+        books = self._cluster.books
+        number = books.find_node(event.name)
+        if number is None or not books.has_node(number):
+            raise UsageError(f"there is no node {event.name}")
+        self._cluster.lose_node(number)
+        books.set_node(number, gone(event.name))
+        self._too_wide.clear()
+        fit_shares(self._cluster)
 
     def _on_tick(self) -> None:
         cluster = self._cluster

@@ -11,7 +11,6 @@ from carpool.core.cluster.packing import find_host
 from carpool.core.tenants import Pool, victim_rank
 from carpool.errors import InternalError
 
-TRIES_MAX = 3  # how often a job makes room for itself in one decision: sizes that fit badly could go on for ever
 Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan
 
 
@@ -75,6 +74,25 @@ def split_evenly(cluster: Cluster) -> None:
         cluster.touch(pool)
 
 
+def fit_shares(cluster: Cluster) -> None:
+    """Bring all shares to the size that the cluster has now (T7)."""
+    capacity_milli = cluster.books.capacity_milli
+    if cluster.order.splits_evenly:
+        split_evenly(cluster)
+        return
+    given_milli = sum(pool.given_milli for pool in cluster.pools.values())
+    for pool in cluster.pools.values():
+        if not cluster.has_shares:
+            pool.share_milli = capacity_milli
+        elif given_milli > capacity_milli:
+            pool.share_milli = pool.given_milli * capacity_milli // given_milli
+        else:
+            pool.share_milli = pool.given_milli
+        while pool.owned.size_milli > pool.share_milli:
+            disown_last(cluster, pool)
+        cluster.touch(pool)
+
+
 def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
     """The first waiting job of each shape, and the first loan of each shelf, that may find room in the share."""
     now = cluster.now
@@ -117,8 +135,7 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
         disowned.append(disown_last(cluster, pool))
     room = cluster.floor.find(job)
     host = find_host(cluster, job) if room is None and cluster.order.seats > 1 else None
-    if host is None and room is None and cluster.tries.get(job, 0) < TRIES_MAX:
-        cluster.tries[job] = cluster.tries.get(job, 0) + 1
+    if host is None and room is None:
         room = _make_room(cluster, job)
     if room is None:
         for other in disowned:
@@ -127,7 +144,10 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
             cluster.join(job, host)
         return host is not None
     for other in room.left:
+        cluster.floor.seated.discard(other)
         cluster.evict(other, by=job)
+    if room.left:
+        cluster.floor.seated.add(job)
     cluster.run(job, room, is_owned=True)
     return True
 
