@@ -1,5 +1,7 @@
-"""The cluster under everything at once: parts of cards, CPU, memory, labels, tenants, slow parking, nodes that come and
-go. All rules hold after every event, and what the effects add up to never asks a machine for more than it has."""
+"""The cluster under everything at once: parts of cards, CPU, memory, labels, tenants, slow parking, changing nodes.
+
+All rules hold after every event, and what the effects add up to never asks a machine for more than it has.
+"""
 
 from __future__ import annotations
 
