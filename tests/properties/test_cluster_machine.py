@@ -88,7 +88,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.riding: dict[str, str] = {}
         self.requests: dict[str, tuple[Request, ...]] = {}
         self.unmeasured: list[RatesMeasured] = []
-        self.tenants = TENANTS
+        self.tenants: tuple[str, ...] = TENANTS
         if shares and self.order != "fair" and sum(shares) * 1000 <= self.fleet.capacity_milli:
             self.tenants = TENANTS[: len(shares)]
             for tenant, share in zip(self.tenants, shares, strict=True):

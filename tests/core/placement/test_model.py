@@ -165,8 +165,8 @@ def test_exclusion_keeps_every_other_label_and_the_unlabelled_away() -> None:
     assert fleet.usable_cards(share(100), 0) == [1, 2]
 
 
-def whole_with(cards: int = 1, **labels: str) -> Request:
-    return share(1000, cards=cards, **labels)
+def whole_with(**labels: str) -> Request:
+    return share(1000, cpus=0, cards=1, **labels)
 
 
 def test_affinity_of_whole_cards_goes_to_the_node_of_its_own_kind_or_to_an_idle_one() -> None:

@@ -35,11 +35,13 @@ class Cluster:
         self.now: Nanos = 0
         self.jobs: dict[JobId, Job] = {}
         self.effects: list[Effect] = []
-        self.has_shares = order.splits_evenly
+        self.has_shares = order.splits_by_weight
+        self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
             self.pools[EVERYBODY] = Pool(EVERYBODY, books.capacity_milli)
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
+        self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
         self.rekeyed: list[Job] = []
         self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
         self.exits = Exits()
