@@ -158,7 +158,8 @@ def _say_left_out(found: Comparison, source: str) -> None:
     for line, reason in found.left_out[:LEFT_OUT_SHOWN]:
         say(f"left out: {source} line {line}: {reason}")
     if len(found.left_out) > LEFT_OUT_SHOWN:
-        say(f"left out: {len(found.left_out)} rows in all; --json lists them")
+        more = len(found.left_out) - LEFT_OUT_SHOWN
+        say(f"left out: and {more} more, {len(found.left_out)} rows in all; --json lists them")
 
 
 @contextlib.contextmanager
