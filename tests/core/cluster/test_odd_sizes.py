@@ -59,7 +59,7 @@ def test_a_job_that_is_owed_cards_waits_only_if_no_node_could_hold_it_without_lo
 def find_wronged(desk: Desk, cards: int) -> list[str]:
     """The jobs that fit into their share, have no cards, and could have some on a node."""
     cluster = desk.scheduler._cluster
-    wronged = []
+    wronged: list[str] = []
     for pool in cluster.pools.values():
         for job in pool.waiting:
             if pool.owns(job, job.key, cluster.now):
