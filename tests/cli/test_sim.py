@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.main import main
+from carpool.cli.main import main, wants_json
+from carpool.cli.replay import name_some
 from tests.sim.test_journal import record
 
 SMALL = "job,submit_s,duration_s,tenant,iterations\nlong,0,30,a,60\nshort,1,10,b,20\n"
@@ -202,6 +203,40 @@ def test_wrong_words_are_a_sentence_and_exit_2(words: list[str], sentence: str) 
     assert sentence in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--trace", "philly", "--jobs", "many"], "'many' is not a valid integer"),
+        (["--generate", "lognormal", "--sigma", "wide"], "'wide' is not a valid float"),
+        (["--no-such-option"], "No such option"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_json_where_that_was_asked(words: list[str], sentence: str) -> None:
+    done = carpool(*words, "--json")
+    assert done.returncode == 2
+    assert sentence in json.loads(done.stdout)["error"]
+    assert json.loads(done.stdout)["exit_code"] == 2
+    plain = carpool(*words)
+    assert (plain.returncode, plain.stdout) == (2, "")
+    assert sentence in plain.stderr
+
+
+def test_json_among_the_words_of_a_program_is_not_for_carpool() -> None:
+    assert wants_json(["run", "--json", "--", "python", "x.py"])
+    assert not wants_json(["run", "--", "python", "x.py", "--json"])
+
+
+def test_names_that_are_cut_say_how_many_more() -> None:
+    assert name_some(["a", "b"]) == "a, b"
+    assert name_some([*"abcdefg"]) == "a, b, c, d, e and 2 more"
+
+
+def test_weights_of_tenants_are_for_fair_on_a_cluster(small: str) -> None:
+    words = ["--trace", small, "--cluster", "2x2x16GiB", "--weights", "default=2", "--json"]
+    assert carpool(*words, "--policy", "fifo,fair").returncode == 0
+    assert "--weights counts under fair" in json.loads(carpool(*words, "--policy", "fifo").stdout)["error"]
+
+
 def test_a_journal_that_is_not_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
     done = carpool("--journal", "--json")
@@ -216,9 +251,11 @@ def test_a_journal_is_replayed_and_says_what_one_more_device_would_have_done(tmp
     said = " ".join(done.stdout.split())
     assert "every one as recorded" in said
     assert "with 1 more device your average wait would have been" in said
+    assert "over 6 jobs" in said
     other = json.loads(carpool("--journal", str(tmp_path / "journal.db"), "--policy", "fifo,srtf", "--json").stdout)
     assert other["reproduced"]
     assert [row["policy"] for row in other["simulated"]] == ["fair", "fifo", "srtf"]
+    assert {row["jobs"] for row in other["simulated"]} == {other["recorded"]["wait_jobs"]} == {other["jobs"]}
 
 
 def test_turn_by_turn_can_be_asked_for_and_nothing_need_be_known(small: str) -> None:

@@ -44,6 +44,16 @@ def test_the_daemon_makes_the_same_decisions_and_its_journal_replays_exactly(pat
     assert more["wait_s"] < same["wait_s"]
 
 
+@pytest.mark.slow
+def test_the_journal_of_a_running_daemon_is_read_up_to_the_last_event(node: Node) -> None:
+    node.start(policy="fifo", device="cpu:1GiB")
+    done = node.carpool("run", "--", PYTHON, str(PROGRAMS / "scripted.py"), "--steps", "5", "--step-ms", "10")
+    assert done.code == 0, done.err
+    answer = json.loads(node.carpool("sim", "--journal", "--json").out)
+    assert (answer["jobs"], answer["recorded"]["completion_jobs"], answer["cut_off"]) == (1, 1, False)
+    assert answer["reproduced"]
+
+
 def play(scenario: Scenario, node: Node) -> None:
     """The scenario's jobs as processes, each submitted at its time; returns when all are over."""
     node.start(policy=scenario.policy, device=f"cpu:{scenario.device}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -81,6 +83,18 @@ class PlacementMachine(RuleBasedStateMachine):
         if self.members:
             self.fleet.give(*self.members.pop(index % len(self.members)))
 
+    @rule(index=st.integers(0, 5), spec=nodes)
+    def change_a_node(self, index: int, spec: NodeSpec) -> None:
+        """A node without members goes, or comes back as another machine."""
+        node = index % len(self.fleet.nodes)
+        if not self.fleet.members[node]:
+            self.fleet.refit(node, spec)
+
+    @rule(spec=nodes)
+    def add_a_node(self, spec: NodeSpec) -> None:
+        if len(self.fleet.nodes) < 9:
+            assert self.fleet.add(spec) == len(self.fleet.nodes) - 1
+
     @invariant()
     def the_rules_hold(self) -> None:
         if hasattr(self, "fleet"):
@@ -105,13 +119,45 @@ def choose_afresh(fleet: Fleet, judge: Rule, request: Request) -> Placement | No
         if not node_has_room(fleet, request, node) or len(usable) < request.cards:
             assert not fleet.fits(request, node)
             continue
-        homes = [card for card in usable if request.affinity in {user.affinity for user in users(fleet, node, card)}]
+        homes = [card for card in usable if request.affinity in company_labels(fleet, request, node, card)]
         is_home = bool(request.affinity and request.cards) and len(homes) >= request.cards
         chosen = homes if is_home else usable if request.cards else []
         rank = (not is_home, judge.cost(fleet, request, node, chosen), node)
         if best is None or rank < best:
             best, cards = rank, judge.cards(fleet, request, node, chosen)
     return Placement(node=best[2], cards=cards) if best else None
+
+
+def company_labels(fleet: Fleet, request: Request, node: int, card: int) -> set[str]:
+    company = everybody(fleet, node) if request.is_whole else users(fleet, node, card)
+    return {user.affinity for user in company}
+
+
+def everybody(fleet: Fleet, node: int) -> list[Request]:
+    """Those on the node who have cards."""
+    held = ((each, place, count) for (each, place), count in fleet.held.items())
+    return [each for each, place, count in held if place.node == node and place.cards for _ in range(count)]
+
+
+def get_along(request: Request, company: list[Request]) -> bool:
+    """Whether the request's own labels allow it beside this company."""
+    if request.affinity and company and request.affinity not in {each.affinity for each in company}:
+        return False
+    if request.anti_affinity and request.anti_affinity in {each.anti_affinity for each in company}:
+        return False
+    return not company or {each.exclusion for each in company} == {request.exclusion}
+
+
+def is_welcome(fleet: Fleet, request: Request, node: int) -> bool:
+    """Whether labels of whole cards, its own or those of others, keep the request from the node."""
+    company = everybody(fleet, node)
+    for other in company:
+        apart = other.anti_affinity and other.anti_affinity == request.anti_affinity
+        if other.is_whole and (apart or (other.exclusion and other.exclusion != request.exclusion)):
+            return False
+    if not request.is_whole:
+        return True
+    return get_along(request, company if request.exclusion else [replace(each, exclusion="") for each in company])
 
 
 def users(fleet: Fleet, node: int, card: int) -> list[Request]:
@@ -128,7 +174,8 @@ def node_has_room(fleet: Fleet, request: Request, node: int) -> bool:
     cpu_milli = sum(each.cpu_milli * count for each, count in held) + request.cpu_milli
     memory_bytes = sum(each.memory_bytes * count for each, count in held) + request.memory_bytes
     is_model = not request.cards or not request.models or spec.model in request.models
-    return is_model and cpu_milli <= spec.cpu_milli and memory_bytes <= spec.memory_bytes
+    has_room = is_model and cpu_milli <= spec.cpu_milli and memory_bytes <= spec.memory_bytes
+    return has_room and (not request.cards or is_welcome(fleet, request, node))
 
 
 def may_use(fleet: Fleet, request: Request, node: int, card: int) -> bool:
@@ -141,11 +188,7 @@ def may_use(fleet: Fleet, request: Request, node: int, card: int) -> bool:
         return False
     if sum(each.card_milli for each in [*company, request]) > fleet.limit_milli:
         return False
-    if request.affinity and request.affinity not in {each.affinity for each in company}:
-        return False
-    if request.anti_affinity and request.anti_affinity in {each.anti_affinity for each in company}:
-        return False
-    return {each.exclusion for each in company} == {request.exclusion}
+    return get_along(request, company)
 
 
 @pytest.mark.slow

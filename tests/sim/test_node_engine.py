@@ -45,6 +45,12 @@ def test_first_come_first_served_runs_one_after_the_other() -> None:
     ]
 
 
+def test_jobs_of_one_moment_come_in_their_order_whatever_they_are_called() -> None:
+    names = [f"job-{number}" for number in range(12)]
+    outcome = NodeEngine("fifo", CARD).run([script(name, steps=2) for name in names])
+    assert [span.job for span in outcome.spans] == names
+
+
 def test_a_short_job_gets_the_turn_at_the_next_boundary_after_the_quantum() -> None:
     settings = Settings(quantum_ns=20 * MS)
     outcome = NodeEngine("srtf", CARD, settings=settings).run([script("a", steps=100), script("b", steps=2, at=41)])
@@ -64,7 +70,7 @@ def test_starting_takes_the_time_the_script_says_while_others_compute() -> None:
     jobs = [replace(script("a", steps=10), start_ns=25 * MS), script("b", steps=5)]
     outcome = NodeEngine("fifo", CARD).run(jobs)
     assert {span.job: span.from_ns // MS for span in reversed(outcome.spans)} == {"b": 0, "a": 30}
-    assert outcome.makespan_ns == 150 * MS
+    assert outcome.makespan_ns // MS == 150
 
 
 def test_a_job_without_room_waits_until_another_ends() -> None:

@@ -4,8 +4,9 @@
   philly_events_per_s  the same, as events that the scheduler handled in a second
   jobs120k_cpu_s       a month of 120,000 jobs on 2,720 cards: Philly's jobs, some of them twice, its 109 days made
                        shorter, so that the cards are as busy as Philly's 512
-  growth_10x           the CPU time of that month over that of every tenth of its jobs on a tenth of the cards, which
-                       are then as busy; 10 is proportional
+  growth_10x           the CPU time of that month over the mean of that of its ten tenths, each every tenth job on a
+                       tenth of the cards, which are then as busy; 10 is proportional. One tenth alone is no measure:
+                       long jobs are few, so tenths differ. Month and tenths in turn, twice, the best of each counts
   peak_mib             the most memory the benchmark's process had by then
 
 Reading the files is not counted. CPU time of the thread, so that other programs on the machine do not count either.
@@ -18,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from statistics import fmean
 
 from carpool.bench.report import Report, Say, Target
 from carpool.core.placement.model import NodeSpec
@@ -31,6 +33,7 @@ PHILLY_NODES = 64
 MONTH_NS = 30 * 86_400 * SECOND
 MONTH_JOBS = 120_000
 MONTH_NODES = 340
+ROUNDS = 2
 QUICK_JOBS = 2_000
 
 
@@ -43,11 +46,14 @@ def measure_jobs(report: Report, say: Say, *, quick: bool) -> None:
     report.add("philly_cpu_s", spent_s, Target(limit=20))
     report.add("philly_events_per_s", result.events / spent_s, Target(limit=10_000, is_least=True))
     month = make_month(philly, QUICK_JOBS if quick else MONTH_JOBS)
-    tenth_s, _ = _time(month[::10], MONTH_NODES // 10)
-    say(f"sim: {len(month):,} jobs of a month on {MONTH_NODES * NODE_CARDS} cards")
-    month_s, _ = _time(month, MONTH_NODES)
-    report.add("jobs120k_cpu_s", month_s, Target(limit=40))
-    report.add("growth_10x", month_s / tenth_s, Target(limit=13))
+    tenths_s, months_s = [], []
+    for part in range(1 if quick else ROUNDS):
+        say(f"sim: {len(month):,} jobs of a month on {MONTH_NODES * NODE_CARDS} cards, and its tenths ({part + 1})")
+        tenths_s.append([_time(month[first::10], MONTH_NODES // 10)[0] for first in range(10)])
+        months_s.append(_time(month, MONTH_NODES)[0])
+    tenth_s = fmean(min(each) for each in zip(*tenths_s, strict=True))
+    report.add("jobs120k_cpu_s", min(months_s), Target(limit=40))
+    report.add("growth_10x", min(months_s) / tenth_s, Target(limit=13))
     report.add("peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, Target(limit=1024))
 
 

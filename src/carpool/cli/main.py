@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import click
@@ -72,6 +73,12 @@ def read_environment(command: click.Command) -> None:
 read_environment(carpool)
 
 
+def wants_json(words: list[str]) -> bool:
+    """Whether --json stands among carpool's own words; what comes after -- is the program's."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--json" in own
+
+
 def main() -> None:
     """Entry point; exit codes: 0 done, 1 refused or failed, 2 misuse, 3 daemon not reached."""
     try:
@@ -79,7 +86,10 @@ def main() -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        if wants_json(sys.argv[1:]):
+            print(json.dumps({"error": error.format_message(), "exit_code": 2}))
+        else:
+            error.show()
         sys.exit(2)
     except CarpoolError as error:
         print(f"carpool: {error}", file=sys.stderr)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carpool.cli.tables import console, show_table
+from carpool.errors import CarpoolError
 from carpool.units import SECOND, parse_bytes
+
+NAMES_SHOWN = 5
 
 if TYPE_CHECKING:  # loaded when it is used, as the whole simulator
     from carpool.sim.journal import Recorded, Recording, Replay, Supposed
+    from carpool.wire.places import Places
 
 
 def replay(options: dict[str, object], as_json: bool) -> int:
@@ -20,7 +24,10 @@ def replay(options: dict[str, object], as_json: bool) -> int:
     from carpool.sim.compare import check_policies
     from carpool.wire.places import find_places
 
-    path = Path(str(options["journal"])) if options["journal"] else find_places().journal
+    places = find_places()
+    path = Path(str(options["journal"])) if options["journal"] else places.journal
+    if path.absolute() == places.journal.absolute():
+        _flush(places)
     policies = [each.strip() for each in str(options["policies"]).split(",")] if options["policies"] else []
     if policies:
         check_policies([each for each in policies if each != "srsf"] or ["srsf"], is_node=True)
@@ -39,6 +46,18 @@ def replay(options: dict[str, object], as_json: bool) -> int:
     else:
         _show(recording, replayed, jobs, without, rows)
     return 1 if replayed.difference else 0
+
+
+def _flush(places: Places) -> None:
+    """Have a running daemon write out what it has recorded up to now."""
+    from carpool.cli.reach import call, is_running
+
+    if not is_running(places):
+        return
+    try:
+        call(places, "flush")
+    except CarpoolError as error:
+        _say(f"note: the newest events may be missing, the daemon did not write them out: {error}")
 
 
 def _supposed_devices(
@@ -72,13 +91,19 @@ def _as_json(
         "cut_off": replayed.is_cut,
         "jobs": len(jobs),
         "jobs_without_turns": without,
-        "recorded": {"wait_s": waits, "completion_s": completions},
+        "recorded": {
+            "wait_s": waits,
+            "wait_jobs": len(jobs),
+            "completion_s": completions,
+            "completion_jobs": len(_ended(jobs)),
+        },
         "simulated": [
             {
                 "policy": row.policy,
                 "devices": [{"device": name, "bytes": size} for name, size in row.devices],
                 "wait_s": round(row.wait_s, 6),
                 "completion_s": round(row.completion_s, 6),
+                "jobs": row.jobs,
                 "refused": row.refused,
             }
             for row in rows
@@ -86,9 +111,14 @@ def _as_json(
     }
 
 
+def _ended(jobs: list[Recorded]) -> list[int]:
+    """The completion times of those that were over when the journal ended."""
+    return [job.completion_ns for job in jobs if job.completion_ns is not None]
+
+
 def _recorded_means(jobs: list[Recorded]) -> tuple[float | None, float | None]:
     """Average wait of all jobs, and average completion time of those that were over."""
-    ended = [job.completion_ns for job in jobs if job.completion_ns is not None]
+    ended = _ended(jobs)
     waits = round(sum(job.waited_ns for job in jobs) / len(jobs) / SECOND, 6) if jobs else None
     return waits, round(sum(ended) / len(ended) / SECOND, 6) if ended else None
 
@@ -107,13 +137,17 @@ def _show(
     if replayed.is_cut:
         _say("note: the journal ends in the middle of a call, as a killed daemon leaves it")
     if without:
-        _say(f"note: {len(without)} jobs never took a turn and are not simulated: {', '.join(without[:5])}")
+        _say(f"note: {len(without)} jobs never took a turn and are not simulated: {name_some(without)}")
     if not rows:
         return
     waits, completions = _recorded_means(jobs)
-    body: list[tuple[Cell, ...]] = [("recorded", policy, len(recording.devices), waits, completions)]
-    body += [("simulated", row.policy, len(row.devices), row.wait_s, row.completion_s) for row in rows]
-    columns = ("", "policy", "devices", "average wait s", "average completion s")
+    body: list[tuple[Cell, ...]] = [
+        ("recorded", policy, len(recording.devices), waits, len(jobs), completions, len(_ended(jobs)))
+    ]
+    body += [
+        ("simulated", row.policy, len(row.devices), row.wait_s, row.jobs, row.completion_s, row.jobs) for row in rows
+    ]
+    columns = ("", "policy", "devices", "average wait s", "of jobs", "average completion s", "of jobs")
     show_table(Plain(title="The recorded jobs, seconds", columns=columns, rows=tuple(body)))
     for row in rows[1:]:
         more = len(row.devices) - len(recording.devices)
@@ -122,9 +156,15 @@ def _show(
         )
         under = f" under {row.policy}" if more > 0 and row.policy != policy else ""
         was = f"{rows[0].wait_s:.3f} s as simulated, {waits:.3f} s as recorded"
-        out.print(
-            f"with {change}{under} your average wait would have been {row.wait_s:.3f} s ({was})", highlight=False
-        )
+        over = f"over {row.jobs} jobs" + (f", {row.refused} would have been refused" if row.refused else "")
+        said = f"with {change}{under} your average wait would have been {row.wait_s:.3f} s {over} ({was})"
+        out.print(said, highlight=False)
+
+
+def name_some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 def _say(text: str) -> None:

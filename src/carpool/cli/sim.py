@@ -36,6 +36,7 @@ LEFT_OUT_SHOWN = 5
 @click.option("--quantum", metavar="TIME", help="Turn by turn: the least length of a turn.")
 @click.option("--unknown", is_flag=True, help="Turn by turn: needs and lengths are learnt.")
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
+@click.option("--weights", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run; count them.")
 @click.option("--journal", is_flag=False, flag_value="", metavar="[FILE]", help="Replay what a daemon recorded.")
 @click.option("--run", type=int, metavar="N", help="Journal: which life of the daemon.")
@@ -106,7 +107,8 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         turns=bool(options["turns"]),
         quantum_ns=parse_duration_ns(str(options["quantum"])) if options["quantum"] else None,
         is_unknown=bool(options["unknown"]),
-        shares_milli=_shares(str(options["shares"])) if options["shares"] else {},
+        shares_milli=_by_tenant("shares", str(options["shares"])) if options["shares"] else {},
+        weights_milli=_by_tenant("weights", str(options["weights"])) if options["weights"] else {},
         skips_bad=bool(options["skip_bad"]),
     )
     plot = _check_plot(options["plot"])
@@ -137,8 +139,8 @@ def _check_plot(path: object) -> Path | None:
     return path
 
 
-def _shares(text: str) -> dict[str, int]:
-    """`a=8,b=4.5`: cards by tenant, as thousandths."""
+def _by_tenant(option: str, text: str) -> dict[str, int]:
+    """`a=8,b=4.5`: cards or weights by tenant, as thousandths."""
     shares = {}
     for part in text.split(","):
         tenant, _, cards = part.partition("=")
@@ -147,7 +149,7 @@ def _shares(text: str) -> dict[str, int]:
         except (ValueError, OverflowError):
             milli = -1
         if not tenant or milli <= 0:
-            raise UsageError(f"--shares '{part}' gives tenant '{tenant}' no share; write A=8,B=4")
+            raise UsageError(f"--{option} '{part}' gives tenant '{tenant}' no {option[:-1]}; write A=8,B=4")
         shares[tenant] = milli
     return shares
 
@@ -156,7 +158,8 @@ def _say_left_out(found: Comparison, source: str) -> None:
     for line, reason in found.left_out[:LEFT_OUT_SHOWN]:
         say(f"left out: {source} line {line}: {reason}")
     if len(found.left_out) > LEFT_OUT_SHOWN:
-        say(f"left out: {len(found.left_out)} rows in all; --json lists them")
+        more = len(found.left_out) - LEFT_OUT_SHOWN
+        say(f"left out: and {more} more, {len(found.left_out)} rows in all; --json lists them")
 
 
 @contextlib.contextmanager

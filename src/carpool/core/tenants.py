@@ -12,6 +12,10 @@ Each tenant owns a share of the cluster. Its jobs, in their order, run on the sh
   T4  Of the loans, those of the tenant that is furthest above its share go first; among them those that lose least,
       had least, and hold least.
   T5  A job that cannot promise a boundary within the deadline gets no loan.
+  T6  A job for which others were parked in a decision gives way in that decision only to a larger one. So every
+      decision ends: with each parking, of the sizes of those for whom room was made, the largest that changes grows
+      in number, and there are only so many jobs.
+  T7  While the cluster has less than the shares that were given, each share counts for its part of what there is.
 
 Without shares there is one pool that owns everything: then "owned" are the jobs that the order lets run, and a loan
 is whatever runs in a hole that nobody before it can use.
@@ -28,11 +32,12 @@ from carpool.errors import InternalError
 class Pool:
     """The jobs of one tenant, or of all where nobody was given a share."""
 
-    __slots__ = ("loans", "moving", "owned", "share_milli", "tenant", "waiting")
+    __slots__ = ("given_milli", "loans", "moving", "owned", "share_milli", "tenant", "waiting")
 
     def __init__(self, tenant: TenantId, share_milli: int) -> None:
         self.tenant = tenant
-        self.share_milli = share_milli
+        self.given_milli = share_milli
+        self.share_milli = share_milli  # less than what was given while nodes are missing (T7)
         self.waiting = Queue()
         self.owned = Shelves()
         self.loans = Shelves()

@@ -33,7 +33,7 @@ def read_nodes() -> list[NodeSpec]:
 
 
 def read_pods(workload: str) -> list[Request]:
-    """The pods of one of the published lists: default, gpushare100, multigpu50, gpuspec33."""
+    """The pods of one of the 17 published lists, like default or gpushare100."""
     _, rows = read_table(data_file(f"alibaba2023/pods_{workload}.csv.gz"))
     return [_pod(row) for _, row in rows]
 

@@ -36,6 +36,7 @@ class Choice:
     quantum_ns: int | None = None
     is_unknown: bool = False  # turn by turn: needs and lengths are learnt, not known from earlier runs
     shares_milli: Mapping[str, int] = field(default_factory=dict)
+    weights_milli: Mapping[str, int] = field(default_factory=dict)  # of tenants; for fair only
     skips_bad: bool = False
 
 
@@ -87,6 +88,8 @@ def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> C
     """Run the trace under each policy. What cannot run is an error, or left out and counted if that was asked for."""
     is_node = choice.turns or cards_of(choice.nodes) == 1
     check_policies(choice.policies, is_node=is_node)
+    if choice.weights_milli and (is_node or "fair" not in choice.policies):
+        raise UsageError("--weights counts under fair on a cluster of more than one card; elsewhere nothing reads it")
     jobs, left_out = _fitting(trace, choice, is_node=is_node)
     outcomes = [
         (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress) for policy in choice.policies
@@ -196,6 +199,7 @@ def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress
         order=policy,
         knows_lengths=policy in KNOWS_LENGTHS,
         shares_milli=choice.shares_milli,
+        weights_milli=choice.weights_milli if policy == "fair" else {},
         rates=rates_for(jobs) if policy == "pack" else None,
     )
     result = simulate(jobs, plan, step=_counter(progress, policy, len(jobs)))

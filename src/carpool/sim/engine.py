@@ -22,7 +22,16 @@ from carpool.core.cluster.effects import (
     RejectEvent,
     RevokeJob,
 )
-from carpool.core.cluster.events import Event, JobArrived, JobEnded, RatesMeasured, ShareGiven, Tick, WorkLost
+from carpool.core.cluster.events import (
+    Event,
+    JobArrived,
+    JobEnded,
+    RatesMeasured,
+    ShareGiven,
+    Tick,
+    WeightGiven,
+    WorkLost,
+)
 from carpool.core.cluster.model import Settings
 from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.scheduler import ClusterScheduler
@@ -46,6 +55,7 @@ class Plan:
     order: str
     knows_lengths: bool = False  # the scheduler is told how long each job runs
     shares_milli: Mapping[str, int] = field(default_factory=dict)  # by tenant; empty: nobody owns anything
+    weights_milli: Mapping[str, int] = field(default_factory=dict)  # of tenants, under fair
     settings: Settings = field(default_factory=Settings)
     restart_cost: Cost | None = None  # work done again each time a job goes on after it was parked
     shake_cost: Cost | None = None  # work lost by every running job whenever anything happens in the cluster
@@ -170,6 +180,8 @@ class _Engine:
     def run(self, step: Callable[[int], None] | None) -> Result:
         for tenant, share_milli in self._plan.shares_milli.items():
             self._tell(ShareGiven(tenant=TenantId(tenant), share_milli=share_milli), 0)
+        for tenant, weight_milli in self._plan.weights_milli.items():
+            self._tell(WeightGiven(tenant=TenantId(tenant), weight_milli=weight_milli), 0)
         arrivals = iter(self._outcomes)
         coming = next(arrivals, None)
         while True:
@@ -213,6 +225,7 @@ class _Engine:
             priority=job.priority,
             service_ns=job.service_ns if self._plan.knows_lengths else None,
             program=job.program,
+            weight_milli=job.weight_milli,
         )
 
     def _next_end(self) -> int:

@@ -329,6 +329,7 @@ class Supposed:
     devices: tuple[tuple[str, int], ...]
     wait_s: float  # average: in the queue and for turns
     completion_s: float  # average
+    jobs: int  # that both averages cover
     refused: int
 
 
@@ -344,5 +345,6 @@ def suppose(
         devices=devices,
         wait_s=sum(job.queued_ns for job in outcome.jobs) / count / SECOND,
         completion_s=sum(job.completion_ns for job in outcome.jobs) / count / SECOND,
+        jobs=len(outcome.jobs),
         refused=len(outcome.refused),
     )

@@ -162,7 +162,8 @@ class NodeEngine:
     def _begin(self, scripts: Sequence[Script]) -> None:
         for name, device in self._devices.items():
             self._tell(DeviceAdded(device=DeviceId(name), capacity_bytes=device.capacity_bytes), 0)
-        for script in scripts:
+        at = -1
+        for script in sorted(scripts, key=lambda each: each.submit_ns):
             if script.id in self._jobs:
                 raise InternalError(f"two scripts are called {script.id}")
             if script.is_known:
@@ -171,7 +172,10 @@ class NodeEngine:
                 )
                 self._tell(HistoryLoaded(fingerprint=script.spec.fingerprint, history=past), 0)
             self._jobs[script.id] = _Live(script=script)
-            self._push(script.submit_ns, "submit", script.id)
+            at = max(
+                script.submit_ns, at + 1
+            )  # no daemon hears of two jobs in one nanosecond: first come, first said
+            self._push(at, "submit", script.id)
 
     # --- what happens --------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class TraceJob:
     models: frozenset[str] = frozenset()  # card models it accepts; empty: any
     tenant: str = "default"
     priority: int = 0
+    weight_milli: int = 1000  # of its part among its tenant's jobs
     program: str = ""  # the name of the network or script
     batch: int = 0
     iterations: int = 0  # 0: not known
@@ -106,7 +107,7 @@ def data_file(name: str) -> Path:
 USER_REQUIRED = ("submit_s", "duration_s")
 USER_COLUMNS = (
     *("job", *USER_REQUIRED, "cards", "card_milli", "card_bytes", "cpu_milli", "memory_bytes", "models", "tenant"),
-    *("priority", "program", "iterations", "persistent_bytes", "ephemeral_bytes"),
+    *("priority", "weight_milli", "program", "iterations", "persistent_bytes", "ephemeral_bytes"),
 )
 
 
@@ -141,6 +142,7 @@ def _user_job(row: Row, line: int) -> TraceJob:
         models=frozenset(name for name in row.get("models", "").split("|") if name),
         tenant=row.get("tenant") or "default",
         priority=_whole(row, "priority", default=0, least=-(1 << 31)),
+        weight_milli=_whole(row, "weight_milli", default=1000, least=1, most=1_000_000),
         program=row.get("program", ""),
         iterations=_whole(row, "iterations", default=0),
         persistent_bytes=_bytes(row, "persistent_bytes"),

@@ -152,6 +152,7 @@ def script_of(job: TraceJob, *, is_known: bool = True, busy_milli: int = WHOLE_C
         name=job.id,
         tenant=TenantId(job.tenant),
         priority=job.priority,
+        weight_milli=job.weight_milli,
         steps=steps if is_known else None,
         fingerprint=job.id if is_known else "",
     )

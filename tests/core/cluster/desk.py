@@ -19,9 +19,12 @@ from carpool.core.cluster.events import (
     JobArrived,
     JobEnded,
     JobParked,
+    NodeAdded,
+    NodeRemoved,
     RatesMeasured,
     ShareGiven,
     Tick,
+    WeightGiven,
 )
 from carpool.core.cluster.model import Settings, State
 from carpool.core.cluster.orders.base import ORDERS
@@ -39,11 +42,13 @@ class Desk:
     ) -> None:
         specs = [NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]
         self.scheduler = ClusterScheduler(CardBooks(specs), ORDERS[order](), settings)
+        self.now = 0
         for tenant, share in shares.items():
             self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
 
     def tell(self, event: Event, at: float = 0) -> list[str]:
-        effects = self.scheduler.handle(event, now=int(at * SECOND))
+        self.now = int(at * SECOND)
+        effects = self.scheduler.handle(event, now=self.now)
         self.scheduler.check_invariants()
         return [say(effect) for effect in effects]
 
@@ -57,6 +62,7 @@ class Desk:
         priority: int = 0,
         program: str = "",
         turn: float = 0,
+        weight: float = 1,
     ) -> list[str]:
         arrived = JobArrived(
             job=JobId(job),
@@ -66,8 +72,18 @@ class Desk:
             service_ns=None if run is None else int(run * SECOND),
             program=program,
             turn_ns=int(turn * SECOND),
+            weight_milli=int(weight * 1000),
         )
         return self.tell(arrived, at)
+
+    def weigh(self, tenant: str, weight: float) -> list[str]:
+        return self.tell(WeightGiven(tenant=TenantId(tenant), weight_milli=int(weight * 1000)), self.now / SECOND)
+
+    def add_node(self, name: str, cards: int, *, at: float = 0) -> list[str]:
+        return self.tell(NodeAdded(node=NodeSpec(name=name, cards=cards)), at)
+
+    def lose_node(self, name: str, *, at: float = 0) -> list[str]:
+        return self.tell(NodeRemoved(name=name), at)
 
     def end(self, job: str, *, at: float = 0) -> list[str]:
         return self.tell(JobEnded(job=JobId(job)), at)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.model import Settings
+from carpool.core.cluster.model import Settings, State
 from carpool.core.cluster.orders.base import ORDERS
+from carpool.errors import UsageError
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -92,6 +93,55 @@ def test_fair_gives_each_tenant_its_part_and_takes_it_back() -> None:
     assert desk.come("a2", 1, tenant="a", at=1) == ["place a2 0:3"]
     assert desk.come("b1", 2, tenant="b", at=2) == ["park a1 for b1", "place b1 0:0,1"]
     assert desk.end("b1", at=3) == ["place a1 0:0,1,2"]
+
+
+def test_fair_gives_tenants_cards_by_their_weights_and_the_rest_to_whom_it_was_cut_most() -> None:
+    desk = Desk("fair", cards=8)
+    desk.weigh("a", 2)
+    desk.come("a1", 8, tenant="a")
+    assert desk.come("b1", 3, tenant="b", at=1) == ["park a1 for b1", "place b1 0:0,1,2"]  # 5.33 and 2.67 of 8
+    assert desk.come("a2", 5, tenant="a", at=2) == ["place a2 0:3,4,5,6,7"]
+    desk.weigh("b", 4)
+    assert desk.come("b2", 2, tenant="b", at=4) == ["park a2 for b2", "place b2 0:3,4"]  # 2.67 and 5.33
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_fair_serves_the_jobs_of_a_tenant_by_their_weights(weight: int) -> None:
+    desk = Desk("fair", cards=1)
+    desk.come("heavy", weight=weight)
+    desk.come("light")
+    served = {"heavy": 0.0, "light": 0.0}
+    now = 0.0
+    while now < 400_000:
+        running = next(job for job in served if desk.state(job) is State.RUNNING)
+        then, _ = desk.tick()
+        served[running] += then - now
+        now = then
+    assert served["heavy"] / served["light"] == pytest.approx(weight, rel=0.3)
+
+
+def test_a_newcomer_under_fair_does_not_have_everything_until_it_has_caught_up() -> None:
+    desk = Desk("fair", cards=1)
+    desk.come("old")
+    desk.come("older", at=1)
+    now = 0.0
+    while now < 100_000:
+        now, _ = desk.tick()
+    desk.come("new", at=now)
+    until, had = now + 30_000, 0.0
+    while now < until:
+        is_new = desk.state("new") is State.RUNNING
+        then, _ = desk.tick()
+        had += then - now if is_new else 0
+        now = then
+    assert 0 < had < 20_000  # a third is its part; to catch up it would need all of it
+
+
+def test_weights_are_for_fair_and_above_zero() -> None:
+    with pytest.raises(UsageError, match="knows no weights"):
+        Desk("fifo").weigh("a", 2)
+    with pytest.raises(UsageError, match="not above 0"):
+        Desk("fair").weigh("a", 0)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from carpool.core.cluster.books import PlacerBooks
+from carpool.core.cluster.events import JobArrived, ShareGiven
 from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.scheduler import ClusterScheduler
+from carpool.core.model import JobId, TenantId
+from carpool.core.placement.base import make_rule
+from carpool.core.placement.model import Fleet, NodeSpec, Request
+from carpool.core.placement.placer import Placer
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -99,3 +111,67 @@ def test_a_coming_owner_that_ends_leaves_the_cards_to_the_borrower() -> None:
     desk.come("b1", 1, tenant="b", at=5)
     assert desk.end("b1", at=6) == []
     assert desk.parked("a2", at=9) == ["lend a2 0:1"]
+
+
+# --- room in CPU, memory and company ---------------------------------------------------------------------------
+
+
+def desk_of(*nodes: NodeSpec, settings: Settings | None = None, **shares: int) -> Desk:
+    """A desk where requests of all kinds are placed."""
+    desk = Desk("fifo")
+    books = PlacerBooks(Placer(Fleet(nodes), make_rule("best_fit")))
+    desk.scheduler = ClusterScheduler(books, ORDERS["fifo"](), settings)
+    for tenant, share in shares.items():
+        desk.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
+    return desk
+
+
+def want(desk: Desk, job: str, tenant: str, at: float = 0, *, cards: int = 1, **wants: Any) -> list[str]:
+    member = Request(cards=cards, card_milli=1000 if cards else 0, **wants)
+    return desk.tell(JobArrived(job=JobId(job), members=(member,), tenant=TenantId(tenant)), at)
+
+
+HOST = NodeSpec(name="n", cards=4, cpu_milli=8, memory_bytes=8)
+
+
+@pytest.mark.parametrize("what", ["cpu_milli", "memory_bytes"])
+def test_a_loan_gives_back_cpu_and_memory_too(what: str) -> None:
+    desk = desk_of(HOST, a=2, b=2)
+    want(desk, "a1", "a", cards=2, **{what: 2})
+    assert want(desk, "a2", "a", **{what: 6}) == ["lend a2 0:2"]
+    assert want(desk, "b1", "b", 1, **{what: 3}) == ["park a2 for b1", "place b1 0:2"]
+
+
+def test_a_loan_without_cards_gives_back_its_cpu() -> None:
+    desk = desk_of(NodeSpec(name="n", cards=1, cpu_milli=8), a=1)
+    assert want(desk, "cpu", "a", cards=0, cpu_milli=8) == ["place cpu 0:"]
+    assert want(desk, "card", "a", 1, cpu_milli=4) == ["park cpu for card", "place card 0:0"]
+
+
+def test_a_loan_of_the_wrong_label_gives_way() -> None:
+    desk = desk_of(HOST, a=1, b=3)
+    want(desk, "a1", "a")
+    assert want(desk, "a2", "a") == ["lend a2 0:1"]
+    assert want(desk, "b1", "b", 1, exclusion="x") == []  # a1 is owned, and no smaller
+    assert want(desk, "b2", "b", 2, cards=2, exclusion="x") == [
+        *("park a1 for b2", "park a2 for b2", "place b2 0:0,1", "place b1 0:2"),
+    ]
+
+
+def test_an_owner_begins_only_when_the_cpu_it_takes_over_is_free() -> None:
+    desk = desk_of(HOST, settings=Settings(parks_at_once=False), a=2, b=2)
+    want(desk, "a1", "a", cards=2)
+    want(desk, "a2", "a", cpu_milli=8)
+    assert want(desk, "b1", "b", 1, cpu_milli=4) == ["park a2 for b1"]
+    assert want(desk, "b2", "b", 2, cpu_milli=4) == []
+    assert desk.parked("a2", at=3) == ["place b1 0:2", "place b2 0:3"]
+
+
+def test_of_several_who_leave_one_card_the_last_counts() -> None:
+    desk = desk_of(NodeSpec(name="n", cards=1), settings=Settings(parks_at_once=False), a=0, b=1)
+    for name in "xy":
+        half = JobArrived(job=JobId(name), members=(Request(cards=1, card_milli=500),), tenant=TenantId("a"))
+        assert desk.tell(half) == [f"lend {name} 0:0"]
+    assert want(desk, "b1", "b", 1) == ["park x for b1", "park y for b1"]
+    assert desk.parked("y", at=2) == []
+    assert desk.parked("x", at=3) == ["place b1 0:0"]

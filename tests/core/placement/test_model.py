@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.placement.model import CHANGES_KEPT, Fleet, Request
+from carpool.core.placement.model import CHANGES_KEPT, Fleet, NodeSpec, Request
 from carpool.errors import InternalError, UsageError
 from carpool.units import GIB
 from tests.core.placement.fleets import at, cpu_only, memory, node, share, whole
@@ -163,6 +163,81 @@ def test_exclusion_keeps_every_other_label_and_the_unlabelled_away() -> None:
     assert fleet.usable_cards(share(100, exclusion="a"), 0) == [0, 2]
     assert fleet.usable_cards(share(100, exclusion="b"), 0) == [2]
     assert fleet.usable_cards(share(100), 0) == [1, 2]
+
+
+def whole_with(**labels: str) -> Request:
+    return share(1000, cpus=0, cards=1, **labels)
+
+
+def test_affinity_of_whole_cards_goes_to_the_node_of_its_own_kind_or_to_an_idle_one() -> None:
+    fleet = Fleet([node(3), node(3), node(3)])
+    fleet.take(whole_with(affinity="a"), at(0, 0))
+    fleet.take(whole(), at(1, 0))
+    assert [fleet.fits(whole_with(affinity="a"), number) for number in range(3)] == [True, False, True]
+    assert [fleet.fits(whole_with(affinity="b"), number) for number in range(3)] == [False, False, True]
+    assert all(fleet.fits(whole(), number) for number in range(3)), "affinity keeps nobody else away"
+
+
+def test_anti_affinity_of_whole_cards_keeps_its_own_kind_from_the_node_shared_cards_too() -> None:
+    fleet = Fleet([node(3), node(3)])
+    fleet.take(whole_with(anti_affinity="a"), at(0, 0))
+    assert not fleet.fits(whole_with(anti_affinity="a"), 0)
+    assert not fleet.fits(share(100, anti_affinity="a"), 0)
+    assert fleet.fits(whole_with(anti_affinity="b"), 0)
+    fleet.take(share(100, anti_affinity="a"), at(1, 2))
+    assert not fleet.fits(whole_with(anti_affinity="a"), 1)
+
+
+def test_exclusion_of_whole_cards_keeps_all_others_from_the_node() -> None:
+    fleet = Fleet([node(4), node(4)])
+    fleet.take(whole_with(exclusion="a"), at(0, 0))
+    fleet.take(whole(), at(1, 0))
+    assert fleet.fits(whole_with(exclusion="a"), 0)
+    assert fleet.fits(share(100, exclusion="a"), 0)
+    for other in (whole(), whole_with(exclusion="b"), share(100), share(100, exclusion="b")):
+        assert not fleet.fits(other, 0)
+    assert not fleet.fits(whole_with(exclusion="a"), 1), "somebody without a label is there"
+    fleet.give(whole_with(exclusion="a"), at(0, 0))
+    assert fleet.fits(whole(), 0)
+
+
+def test_labels_of_shares_bind_only_their_card() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(100, exclusion="a", anti_affinity="a"), at(0, 0))
+    assert fleet.usable_cards(whole(), 0) == [1]
+
+
+@pytest.mark.parametrize("labels", [{"exclusion": "a"}, {"anti_affinity": "a"}])
+def test_p5_broken_on_a_node_of_whole_cards_is_noticed(labels: dict[str, str]) -> None:
+    fleet = Fleet([node(2)])
+    enter_unchecked(fleet, whole_with(**labels), 1)
+    other = share(100, anti_affinity=labels.get("anti_affinity", ""))
+    fleet.held[other, at(0, 1)] = 1
+    fleet._move(other, at(0, 1), sign=1)
+    with pytest.raises(InternalError, match="P5 broken on n:"):
+        fleet.check_invariants()
+
+
+# --- nodes come and go -----------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_gone_has_nothing_and_may_come_back() -> None:
+    fleet = Fleet([node(2), node(4)])
+    fleet.refit(1, NodeSpec(name="n", cards=0))
+    assert fleet.capacity_milli == 2000
+    assert not fleet.could_ever_fit(whole(4))
+    assert not fleet.fits(cpu_only(1), 1)
+    fleet.refit(1, node(4))
+    assert fleet.fits(whole(4), 1)
+    assert fleet.add(node(1)) == 2
+    assert fleet.capacity_milli == 7000
+
+
+def test_p7_a_node_with_members_stays() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(100), at(0, 0))
+    with pytest.raises(InternalError, match="P7 broken"):
+        fleet.refit(0, NodeSpec(name="n", cards=0))
 
 
 def test_a_label_leaves_with_its_member() -> None:

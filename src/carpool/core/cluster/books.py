@@ -26,13 +26,29 @@ class Books(Protocol):
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """How many there are, with those that are gone."""
+
+    @property
+    def counts_cards_only(self) -> bool:
+        """Whether enough free card time on a node is enough for a request."""
+
+    def find_node(self, name: str) -> int | None:
+        """The number of a node that is there or was there."""
+
+    def set_node(self, node: int | None, spec: NodeSpec) -> None:
+        """A node more, or with a number another one in the place of one that nobody is on; without cards: gone."""
+
+    def has_node(self, node: int) -> bool:
+        """Whether the node is there."""
 
     def could_ever_fit(self, member: Request) -> bool:
         """Whether an empty node would hold it."""
 
     def place(self, member: Request) -> Placement | None:
         """Take the best free place."""
+
+    def fits_on(self, member: Request, node: int) -> bool:
+        """Whether there is a free place on this node."""
 
     def place_on(self, member: Request, node: int) -> Placement | None:
         """Take a free place on this node."""
@@ -53,11 +69,31 @@ class Books(Protocol):
 class PlacerBooks:
     """Requests of every kind: shares of cards, CPU, memory, models, labels."""
 
+    counts_cards_only = False
+
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
         self._fleet = placer.fleet
-        self.capacity_milli = self._fleet.capacity_milli
-        self.nodes = len(self._fleet.nodes)
+
+    @property
+    def capacity_milli(self) -> int:
+        return self._fleet.capacity_milli
+
+    @property
+    def nodes(self) -> int:
+        return len(self._fleet.nodes)
+
+    def find_node(self, name: str) -> int | None:
+        return next((number for number, spec in enumerate(self._fleet.nodes) if spec.name == name), None)
+
+    def set_node(self, node: int | None, spec: NodeSpec) -> None:
+        if node is None:
+            self._fleet.add(spec)
+        else:
+            self._fleet.refit(node, spec)
+
+    def has_node(self, node: int) -> bool:
+        return self._fleet.nodes[node] != gone(self._fleet.nodes[node].name)
 
     @property
     def free_milli(self) -> int:
@@ -68,6 +104,9 @@ class PlacerBooks:
 
     def place(self, member: Request) -> Placement | None:
         return self._placer.place(member)
+
+    def fits_on(self, member: Request, node: int) -> bool:
+        return self._fleet.fits(member, node)
 
     def place_on(self, member: Request, node: int) -> Placement | None:
         usable = self._fleet.usable_cards(member, node)
@@ -98,26 +137,56 @@ class PlacerBooks:
 class CardBooks:
     """Whole cards and nothing else: each node has a list of free cards, and nodes stand in rows by how many."""
 
+    counts_cards_only = True
+
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
-        self._cards = [node.cards for node in nodes]
-        self._free = [list(range(node.cards)) for node in nodes]
-        most = max(self._cards, default=0)
-        self._rows: list[list[int]] = [[] for _ in range(most + 1)]  # nodes by the number of their free cards
-        for node, cards in enumerate(self._cards):
-            self._rows[cards].append(node)
-        self.capacity_milli = WHOLE_MILLI * sum(self._cards)
-        self.free_milli = self.capacity_milli
-        self.nodes = len(self._cards)
+        self._names: list[str] = []
+        self._cards: list[int] = []
+        self._free: list[list[int]] = []
+        self._rows: list[list[int]] = [[]]  # nodes by the number of their free cards
+        self.capacity_milli = 0
+        self.free_milli = 0
+        for node in nodes:
+            self.set_node(None, node)
+
+    @property
+    def nodes(self) -> int:
+        return len(self._names)
+
+    def find_node(self, name: str) -> int | None:
+        return self._names.index(name) if name in self._names else None
+
+    def set_node(self, node: int | None, spec: NodeSpec) -> None:
+        if node is None:
+            node = len(self._names)
+            self._names.append(spec.name)
+            self._cards.append(0)
+            self._free.append([])
+            self._rows[0].append(node)
+        if len(self._free[node]) != self._cards[node]:
+            raise InternalError(f"P7 broken: somebody is on {spec.name}, which changes")
+        self._rows += [[] for _ in range(spec.cards + 1 - len(self._rows))]
+        self._move(node, self._cards[node], spec.cards)
+        self.capacity_milli += WHOLE_MILLI * (spec.cards - self._cards[node])
+        self.free_milli += WHOLE_MILLI * (spec.cards - self._cards[node])
+        self._cards[node] = spec.cards
+        self._free[node] = list(range(spec.cards))
+
+    def has_node(self, node: int) -> bool:
+        return self._cards[node] > 0
 
     def could_ever_fit(self, member: Request) -> bool:
         is_plain = member == Request(cards=member.cards, card_milli=WHOLE_MILLI)
-        return is_plain and member.cards <= len(self._rows) - 1
+        return is_plain and member.cards <= max(self._cards, default=0)
 
     def place(self, member: Request) -> Placement | None:
         for row in self._rows[member.cards :]:
             if row:
                 return self._take(row[0], self._free[row[0]][: member.cards])
         return None
+
+    def fits_on(self, member: Request, node: int) -> bool:
+        return len(self._free[node]) >= member.cards
 
     def place_on(self, member: Request, node: int) -> Placement | None:
         free = self._free[node]
@@ -170,3 +239,8 @@ class CardBooks:
         row = self._rows[before]
         del row[bisect_left(row, node)]
         insort(self._rows[after], node)
+
+
+def gone(name: str) -> NodeSpec:
+    """What is left of a node that went away."""
+    return NodeSpec(name=name, cards=0)

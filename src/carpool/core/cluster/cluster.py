@@ -10,7 +10,8 @@ from collections import deque
 from heapq import heappush
 
 from carpool.core.cluster.books import Books
-from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, ParkJob, PlaceJob
+from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, ParkJob, PlaceJob, RevokeJob
+from carpool.core.cluster.exits import Exits
 from carpool.core.cluster.floor import Floor, Room
 from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, Job, Key, Settings, State
 from carpool.core.cluster.orders.base import Order
@@ -34,18 +35,20 @@ class Cluster:
         self.now: Nanos = 0
         self.jobs: dict[JobId, Job] = {}
         self.effects: list[Effect] = []
-        self.has_shares = order.splits_evenly
+        self.has_shares = order.splits_by_weight
+        self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
             self.pools[EVERYBODY] = Pool(EVERYBODY, books.capacity_milli)
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
+        self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
         self.rekeyed: list[Job] = []
-        self.tries: dict[Job, int] = {}  # how often a job made room for itself in this decision
         self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
-        self.leaving: dict[tuple[int, int], Job] = {}  # by node and card
+        self.exits = Exits()
         self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride
         self.rates = Rates()
         self.regrouped: dict[Job, None] = {}  # hosts whose guests changed since their speeds were set
+        self.in_vain: set[tuple[TenantId, int]] = set()  # pools and shapes for which closing ranks gave no room
 
     # --- pools -----------------------------------------------------------------------------------------------------
 
@@ -80,7 +83,7 @@ class Cluster:
         self.pool_of(job).waiting.remove(job)
         self.floor.put(job, room.places)
         job.is_owned = is_owned
-        if self.leaving and self.is_kept_waiting(job):
+        if self.exits and self.exits.keep_waiting(job):
             job.state = State.COMING
             job.changes += 1
         else:
@@ -122,9 +125,7 @@ class Cluster:
         job.is_owned = False
         job.state = State.LEAVING
         job.changes += 1
-        for place in job.places:
-            for card in place.cards:
-                self.leaving[place.node, card] = job
+        self.exits.add(job)
         heappush(self.wakeups, (by_ns, job.number, job.changes, job))
 
     def park(self, job: Job, *, key: Key | None = None) -> None:
@@ -150,19 +151,28 @@ class Cluster:
         moving = self.pool_of(job).moving
         if job in moving:
             moving.remove(job)
-        for card in [card for card, other in self.leaving.items() if other is job]:
-            del self.leaving[card]
+        self.exits.remove(job)
         for node in dict.fromkeys(place.node for place in job.places):
             for other in self.floor.on_node[node]:
-                if other.state is State.COMING and not self.is_kept_waiting(other):
+                if other.state is State.COMING and not self.exits.keep_waiting(other):
                     shelf = self.shelf_of(other)
                     shelf.remove(other)
                     self.begin(other)
                     shelf.add(other, self.speed(other), self.now)
 
-    def is_kept_waiting(self, job: Job) -> bool:
-        """Whether somebody has yet to leave the cards of the job."""
-        return any((place.node, card) in self.leaving for place in job.places for card in place.cards)
+    def lose_node(self, node: int) -> None:
+        """The node is gone: whoever was on it, with any of its members, waits again."""
+        for job in list(self.floor.on_node[node]):
+            self.send_guests_off(job, reason="the node of its host is gone")
+            self.shelf_of(job).remove(job)
+            self.floor.lift(job)
+            self.touch(self.pool_of(job))
+            if job.state is State.RUNNING:
+                self.effects.append(RevokeJob(job=job.id))
+            self.park(job)
+        for job in self.exits.on_node(node):
+            self.effects.append(RevokeJob(job=job.id))
+            self.has_left(job)
 
     def remove(self, job: Job) -> None:
         """Take an ended job out of all books."""

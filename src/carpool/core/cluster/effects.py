@@ -36,7 +36,7 @@ class ParkJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeJob:
-    """The job was to be parked and came to no boundary in time: take it off its cards now."""
+    """Take the job off all its cards now: it was to be parked and came to no boundary in time, or a node is gone."""
 
     job: JobId
 

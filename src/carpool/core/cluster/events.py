@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carpool.core.model import JobId, Nanos, TenantId
-from carpool.core.placement.model import Request
+from carpool.core.model import WEIGHT_ONE, JobId, Nanos, TenantId
+from carpool.core.placement.model import NodeSpec, Request
 
 DEFAULT_TENANT = TenantId("default")
 
@@ -21,6 +21,7 @@ class JobArrived:
     priority: int = 0
     service_ns: Nanos | None = None  # how long it runs alone, if anybody knows
     program: str = ""  # equal programs behave alike beside others
+    weight_milli: int = WEIGHT_ONE  # of its part of what its tenant has, under fair
     turn_ns: Nanos = 0  # the longest it goes without a boundary at which it can be parked
 
 
@@ -63,9 +64,32 @@ class ShareGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGiven:
+    """From now on the tenant counts for so much under fair, in thousandths; one that nobody named counts 1000."""
+
+    tenant: TenantId
+    weight_milli: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAdded:
+    """A node is there from now on; one that was there before has its old number again."""
+
+    node: NodeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRemoved:
+    """The node is gone, and with it whatever ran there. What a job lost by that comes as WorkLost."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; sent when `next_wakeup` says so."""
 
 
 JobEvent = JobArrived | JobParked | JobEnded
-Event = JobEvent | WorkLost | RatesMeasured | ShareGiven | Tick
+NodeEvent = NodeAdded | NodeRemoved
+Event = JobEvent | NodeEvent | WorkLost | RatesMeasured | ShareGiven | WeightGiven | Tick

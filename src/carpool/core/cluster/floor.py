@@ -1,7 +1,8 @@
 """Who is where: the jobs on each node, and how room is made for one more.
 
 Room is made in two ways: loans leave; or owned jobs smaller than the newcomer leave too, and get other cards
-afterwards. Nothing is changed unless every member finds a place.
+afterwards. Whether enough have left is asked of the books, so that CPU, host memory, bytes of shared cards and labels
+count as card time does. Nothing is changed unless every member finds a place.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Floor:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.on_node: list[dict[Job, int]] = [{} for _ in range(books.nodes)]  # with the card time they have there
+        self.seated: set[Job] = set()  # those for whom room was made in this decision
+
+    def add_node(self) -> None:
+        self.on_node.append({})
 
     def put(self, job: Job, places: tuple[Placement, ...]) -> None:
         """Enter a job whose places the books already hold."""
@@ -61,6 +66,7 @@ class Floor:
 
     def make_room(self, job: Job, rank: Rank, *, loans: Sequence[Job], moves_smaller: bool) -> Room | None:
         """Places for all members after loans, and perhaps smaller owned jobs, left; None changes nothing."""
+        loans = [loan for loan in loans if self._gives_way(loan, job)]
         lifted: list[Job] = []
         places: list[Placement] = []
         for member in job.members:
@@ -68,7 +74,7 @@ class Floor:
             if place is None:
                 still = [loan for loan in loans if loan not in lifted]
                 by_size = self._by_size(job, member, rank, still) if moves_smaller else None
-                place = self._clear(member, by_size or self._by_loans(member, rank, still), lifted)
+                place = self._clear(member, by_size or self._by_loans(job, member, rank, still), lifted)
             if place is None:
                 self._give_all(job, places)
                 for other in lifted:
@@ -77,12 +83,26 @@ class Floor:
             places.append(place)
         return Room(places=tuple(places), left=tuple(other for other in reversed(lifted) if not self._retake(other)))
 
-    def _by_loans(self, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+    def find_without(self, job: Job, others: Sequence[Job]) -> Room | None:
+        """Places for all members once these jobs have left, which are lifted; None changes nothing."""
+        for other in others:
+            self.lift(other)
+        room = self.find(job)
+        if room is None:
+            for other in others:
+                self._retake(other)
+        return room
+
+    def _gives_way(self, other: Job, job: Job) -> bool:
+        """T6: who made room for itself in this decision gives way in it only to a larger job."""
+        return other not in self.seated or other.size_milli < job.size_milli
+
+    def _by_loans(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
         """For each node with loans enough: who leaves there; best where the most protected of them is least so."""
         nodes = {place.node: None for loan in loans for place in loan.places}
         choices: list[tuple[tuple[int, ...], int, list[Job]]] = []
         for node in nodes:
-            jobs = [other for other in self.on_node[node] if not other.is_owned]
+            jobs = [other for other in self.on_node[node] if not other.is_owned and self._gives_way(other, job)]
             leaving = self._enough(member, node, sorted(jobs, key=rank))
             if leaving:
                 moved_milli = sum(other.size_milli for other in leaving)
@@ -105,8 +125,11 @@ class Floor:
                 first.append((moved_milli, node))
                 break
         for node in chain((node for moved, node in sorted(_known(first))), empty_first):
-            jobs_there = self.on_node[node]
-            may_leave = [other for other in jobs_there if not other.is_owned or other.size_milli < job.size_milli]
+            may_leave = [
+                other
+                for other in self.on_node[node]
+                if other.size_milli < job.size_milli or (not other.is_owned and self._gives_way(other, job))
+            ]
             leaving = self._enough(member, node, sorted(may_leave, key=rank))
             if leaving:
                 yield node, leaving
@@ -137,15 +160,25 @@ class Floor:
         return None
 
     def _enough(self, member: Request, node: int, jobs: list[Job]) -> list[Job] | None:
-        """As many of the jobs, in their order, as leave enough card time on the node; None if all are too few."""
+        """As many of the jobs, in their order, as must leave for the member to fit; None if all are too few."""
         missing_milli = member.total_milli - self.books.usable_milli(member, node)
-        leaving = []
-        for other in jobs:
-            if missing_milli <= 0:
-                break
-            leaving.append(other)
-            missing_milli -= self.on_node[node][other]
-        return leaving if missing_milli <= 0 else None
+        count = 0
+        while count < len(jobs) and missing_milli > 0:
+            missing_milli -= self.on_node[node][jobs[count]]
+            count += 1
+        if missing_milli > 0:
+            return None
+        if self.books.counts_cards_only:
+            return jobs[:count]
+        for other in jobs[:count]:
+            self.lift(other)
+        while count < len(jobs) and not self.books.fits_on(member, node):
+            self.lift(jobs[count])
+            count += 1
+        fits = self.books.fits_on(member, node)
+        for other in reversed(jobs[:count]):
+            self._retake(other)
+        return jobs[:count] if fits else None
 
     def _retake(self, job: Job) -> bool:
         """Put a lifted job back exactly where it was, if that is still free."""

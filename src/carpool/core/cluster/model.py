@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from carpool.core.model import JobId, Nanos, TenantId
+from carpool.core.model import WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.core.placement.model import Placement, Request
 from carpool.units import SECOND
 
@@ -46,12 +46,14 @@ class Job:
     service_ns: Nanos | None
     program: str
     turn_ns: Nanos
+    weight_milli: int = WEIGHT_ONE
     state: State = State.WAITING
     attained_ns: Nanos = 0  # run time it had, as if alone
     lost_ns: Nanos = 0  # of that, what it must run again
     settled_ns: Nanos = 0  # up to when that is counted
     rate_milli: int = 1000  # of its speed alone
     level: int = 0  # for orders that count in levels
+    head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan
     key: Key = NO_KEY

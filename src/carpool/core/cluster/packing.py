@@ -49,10 +49,10 @@ def spread_out(cluster: Cluster) -> None:
     """Give guests free cards of their own, in their order."""
     guests = [guest for hosts in cluster.hosts.values() for host in hosts for guest in host.guests]
     for guest in sorted(guests, key=lambda each: each.key):
-        room = cluster.floor.find(guest)
+        pool = cluster.pool_of(guest)
+        fits = pool.owned.size_milli + guest.size_milli <= pool.share_milli
+        room = cluster.floor.find(guest) if fits or guest.turn_ns <= cluster.settings.deadline_ns else None
         if room is not None:
-            pool = cluster.pool_of(guest)
-            fits = pool.owned.size_milli + guest.size_milli <= pool.share_milli
             cluster.run(guest, room, is_owned=fits)
 
 

@@ -13,26 +13,32 @@ class Rates:
 
     def __init__(self) -> None:
         self._known: dict[Mixture, dict[str, int]] = {}
+        self._totals: dict[Mixture, int] = {}  # summed over the members
         self._tried: set[Mixture] = set()  # including those that are being measured now
 
     def learn(self, event: RatesMeasured) -> None:
-        self._known[event.size_milli, event.programs] = dict(zip(event.programs, event.rates_milli, strict=True))
+        mixture = (event.size_milli, event.programs)
+        speeds = self._known[mixture] = dict(zip(event.programs, event.rates_milli, strict=True))
+        self._totals[mixture] = sum(speeds[program] for program in event.programs)
 
     def find(self, group: list[Job]) -> dict[str, int] | None:
         """The speed of each program of the group; None if nobody has measured it."""
         if len(group) == 1:
             return {group[0].program: 1000}
-        return self._known.get(_mixture(group))
+        return self._known.get(mixture_of(group))
 
     def total(self, group: list[Job]) -> int | None:
-        speeds = self.find(group)
-        return None if speeds is None else sum(speeds[job.program] for job in group)
+        return self.total_of(mixture_of(group))
+
+    def total_of(self, mixture: Mixture) -> int | None:
+        """The summed speed of such a group; None if nobody has measured it."""
+        return 1000 if len(mixture[1]) == 1 else self._totals.get(mixture)
 
     def note_trial(self, group: list[Job]) -> None:
-        self._tried.add(_mixture(group))
+        self._tried.add(mixture_of(group))
 
     def was_tried(self, group: list[Job]) -> bool:
-        return _mixture(group) in self._tried
+        return mixture_of(group) in self._tried
 
     def gain(self, group: list[Job], guest: Job) -> int | None:
         """By how much the guest would raise the group's summed speed; None if that was never measured."""
@@ -40,5 +46,10 @@ class Rates:
         return None if before is None or after is None else after - before
 
 
-def _mixture(group: list[Job]) -> Mixture:
-    return group[0].size_milli, tuple(sorted(job.program for job in group))
+def mixture_of(group: list[Job]) -> Mixture:
+    return group[0].size_milli, tuple(sorted([job.program for job in group]))
+
+
+def join(group: Mixture, party: Mixture) -> Mixture:
+    """Two groups of one size as one."""
+    return group[0], tuple(sorted(group[1] + party[1]))

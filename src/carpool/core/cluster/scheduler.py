@@ -13,7 +13,8 @@ from __future__ import annotations
 from heapq import heappop
 from typing import assert_never
 
-from carpool.core.cluster.books import Books
+from carpool.core.cluster.books import Books, gone
+from carpool.core.cluster.closing import close_ranks
 from carpool.core.cluster.cluster import EVERYBODY, Cluster
 from carpool.core.cluster.effects import Effect, RefuseJob, RejectEvent, RevokeJob
 from carpool.core.cluster.events import (
@@ -22,15 +23,18 @@ from carpool.core.cluster.events import (
     JobEnded,
     JobEvent,
     JobParked,
+    NodeAdded,
+    NodeRemoved,
     RatesMeasured,
     ShareGiven,
     Tick,
+    WeightGiven,
     WorkLost,
 )
 from carpool.core.cluster.model import Job, Settings, State
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
-from carpool.core.cluster.sharing import lend, settle_pool, split_evenly
+from carpool.core.cluster.sharing import fit_shares, least_level, lend, settle, split_by_weight
 from carpool.core.model import JobId, Nanos
 from carpool.core.placement.model import Request
 from carpool.core.tenants import Pool
@@ -63,18 +67,22 @@ class ClusterScheduler:
             cluster.touch(cluster.pool_of(job))
         self._set_back.clear()
         self._take(event)
-        while cluster.touched:
-            settle_pool(cluster, cluster.touched.popleft())
+        settle(cluster, is_room_new=not isinstance(event, JobArrived))
         if cluster.books.free_milli > 0:
             lend(cluster)
         if cluster.order.seats > 1:
             fill_seats(cluster)
+            if cluster.effects or not isinstance(event, JobArrived | Tick):
+                cluster.in_vain.clear()
+            close_ranks(cluster)
             if cluster.books.free_milli > 0:
                 spread_out(cluster)
             regroup(cluster)
             set_speeds(cluster)
+            if cluster.effects:
+                cluster.in_vain.clear()
         cluster.confirm_keys()
-        cluster.tries.clear()
+        cluster.floor.seated.clear()
         return cluster.effects
 
     def next_wakeup(self) -> Nanos | None:
@@ -119,6 +127,12 @@ class ClusterScheduler:
                 self._on_parked(event)
             case ShareGiven():
                 self._on_share(event)
+            case WeightGiven():
+                self._on_weight(event)
+            case NodeAdded():
+                self._on_node_added(event)
+            case NodeRemoved():
+                self._on_node_removed(event)
             case RatesMeasured():
                 self._cluster.rates.learn(event)
                 undo_losses(self._cluster)
@@ -147,15 +161,18 @@ class ClusterScheduler:
             service_ns=event.service_ns,
             program=event.program,
             turn_ns=event.turn_ns,
+            weight_milli=event.weight_milli,
             shape=self._shapes.setdefault((event.members, is_lendable), len(self._shapes)),
         )
         reason = self._refusal(job)
         if reason:
             cluster.effects.append(RefuseJob(job=job.id, reason=reason))
             return
-        if cluster.order.splits_evenly and job.tenant not in cluster.pools:
-            cluster.pools[job.tenant] = Pool(job.tenant, 0)
-            split_evenly(cluster)
+        if cluster.order.splits_by_weight:
+            if job.tenant not in cluster.pools:
+                cluster.pools[job.tenant] = Pool(job.tenant, 0)
+                split_by_weight(cluster)
+            job.level = least_level(cluster, cluster.pool_of(job))
         cluster.jobs[job.id] = job
         job.key = cluster.order.key(job)
         cluster.begin_waiting(job)
@@ -171,9 +188,9 @@ class ClusterScheduler:
         pool = cluster.pool_of(job)
         cluster.remove(job)
         cluster.touch(pool)
-        if cluster.order.splits_evenly and pool.is_empty:
+        if cluster.order.splits_by_weight and pool.is_empty:
             del cluster.pools[pool.tenant]
-            split_evenly(cluster)
+            split_by_weight(cluster)
 
     def _on_parked(self, event: JobParked) -> None:
         job = self._cluster.jobs.get(event.job)
@@ -190,8 +207,8 @@ class ClusterScheduler:
 
     def _on_share(self, event: ShareGiven) -> None:
         cluster = self._cluster
-        if cluster.order.splits_evenly:
-            raise UsageError(f"the order {cluster.order.name} splits the cluster evenly; it takes no shares")
+        if cluster.order.splits_by_weight:
+            raise UsageError(f"the order {cluster.order.name} splits the cluster by weight; it takes no shares")
         if cluster.jobs:
             raise UsageError("shares are given before the first job comes")
         cluster.pools.pop(EVERYBODY, None)
@@ -205,6 +222,36 @@ class ClusterScheduler:
             raise UsageError(
                 f"the shares are {given_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
             )
+
+    def _on_weight(self, event: WeightGiven) -> None:
+        cluster = self._cluster
+        if not cluster.order.splits_by_weight:
+            raise UsageError(f"the order {cluster.order.name} knows no weights of tenants; fair does")
+        if event.weight_milli <= 0:
+            raise UsageError(f"tenant {event.tenant}: a weight of {event.weight_milli / 1000:g} is not above 0")
+        cluster.weights[event.tenant] = event.weight_milli
+        split_by_weight(cluster)
+
+    def _on_node_added(self, event: NodeAdded) -> None:
+        books, spec = self._cluster.books, event.node
+        number = books.find_node(spec.name)
+        if number is not None and books.has_node(number):
+            raise UsageError(f"node {spec.name} is here already; remove it first")
+        books.set_node(number, spec)
+        if number is None:
+            self._cluster.floor.add_node()
+        self._too_wide.clear()
+        fit_shares(self._cluster)
+
+    def _on_node_removed(self, event: NodeRemoved) -> None:
+        books = self._cluster.books
+        number = books.find_node(event.name)
+        if number is None or not books.has_node(number):
+            raise UsageError(f"there is no node {event.name}")
+        self._cluster.lose_node(number)
+        books.set_node(number, gone(event.name))
+        self._too_wide.clear()
+        fit_shares(self._cluster)
 
     def _on_tick(self) -> None:
         cluster = self._cluster
@@ -243,6 +290,6 @@ class ClusterScheduler:
         member = self._too_wide[job.shape]
         if member is not None:
             return f"job {job.id} can never run: no node holds {member.cards} cards as it wants them; ask for fewer"
-        if cluster.has_shares and not cluster.order.splits_evenly and job.tenant not in cluster.pools:
+        if cluster.has_shares and not cluster.order.splits_by_weight and job.tenant not in cluster.pools:
             return f"job {job.id} can never run: tenant {job.tenant} has no share of this cluster; give it one"
         return None

@@ -8,11 +8,27 @@ from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.floor import Room
 from carpool.core.cluster.model import NO_KEY, Job, Key
 from carpool.core.cluster.packing import find_host
+from carpool.core.model import WEIGHT_ONE
 from carpool.core.tenants import Pool, victim_rank
 from carpool.errors import InternalError
 
-TRIES_MAX = 3  # how often a job makes room for itself in one decision: sizes that fit badly could go on for ever
 Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan
+
+
+def settle(cluster: Cluster, *, is_room_new: bool) -> None:
+    """Settle all pools in which something changed; those with a job that is owed cards whenever there may be room."""
+    while True:
+        if is_room_new:
+            for pool in cluster.owed:
+                if pool.tenant in cluster.pools:
+                    cluster.touch(pool)
+            cluster.owed.clear()
+        if not cluster.touched:
+            return
+        before = len(cluster.effects)
+        while cluster.touched:
+            settle_pool(cluster, cluster.touched.popleft())
+        is_room_new = len(cluster.effects) > before
 
 
 def settle_pool(cluster: Cluster, pool: Pool) -> None:
@@ -65,11 +81,45 @@ def disown_last(cluster: Cluster, pool: Pool) -> Job:
     return job
 
 
-def split_evenly(cluster: Cluster) -> None:
-    """Give every tenant that has jobs an equal number of cards; the first ones, by name, get what is left over."""
-    cards, more = divmod(cluster.books.capacity_milli // 1000, max(1, len(cluster.pools)))
-    for number, pool in enumerate(sorted(cluster.pools.values(), key=lambda each: each.tenant)):
-        pool.share_milli = 1000 * (cards + (number < more))
+def split_by_weight(cluster: Cluster) -> None:
+    """Give every tenant that has jobs its part of all cards, in whole cards.
+
+    What is left over goes, a card each, to those whose parts were cut most, and of equals to the first by name.
+    """
+    weights = {tenant: cluster.weights.get(tenant, WEIGHT_ONE) for tenant in sorted(cluster.pools)}
+    total, cards = sum(weights.values()), cluster.books.capacity_milli // 1000
+    parts = {tenant: divmod(cards * weight, total) for tenant, weight in weights.items()}
+    left = cards - sum(whole for whole, _ in parts.values())
+    for number, tenant in enumerate(sorted(parts, key=lambda each: -parts[each][1])):
+        pool = cluster.pools[tenant]
+        pool.share_milli = 1000 * (parts[tenant][0] + (number < left))
+        while pool.owned.size_milli > pool.share_milli:
+            disown_last(cluster, pool)
+        cluster.touch(pool)
+
+
+def least_level(cluster: Cluster, pool: Pool) -> int:
+    """The level of the pool's job that was served least; 0 if it has none. The first of each row is enough to ask."""
+    firsts = [row[0][2] for row in pool.waiting.rows.values()]
+    for shelves in (pool.owned, pool.loans):
+        firsts += [job for _, job in shelves.firsts(cluster.now)]
+    return min((job.level for job in firsts), default=0)
+
+
+def fit_shares(cluster: Cluster) -> None:
+    """Bring all shares to the size that the cluster has now (T7)."""
+    capacity_milli = cluster.books.capacity_milli
+    if cluster.order.splits_by_weight:
+        split_by_weight(cluster)
+        return
+    given_milli = sum(pool.given_milli for pool in cluster.pools.values())
+    for pool in cluster.pools.values():
+        if not cluster.has_shares:
+            pool.share_milli = capacity_milli
+        elif given_milli > capacity_milli:
+            pool.share_milli = pool.given_milli * capacity_milli // given_milli
+        else:
+            pool.share_milli = pool.given_milli
         while pool.owned.size_milli > pool.share_milli:
             disown_last(cluster, pool)
         cluster.touch(pool)
@@ -117,17 +167,21 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
         disowned.append(disown_last(cluster, pool))
     room = cluster.floor.find(job)
     host = find_host(cluster, job) if room is None and cluster.order.seats > 1 else None
-    if host is None and room is None and cluster.tries.get(job, 0) < TRIES_MAX:
-        cluster.tries[job] = cluster.tries.get(job, 0) + 1
+    if host is None and room is None:
         room = _make_room(cluster, job)
     if room is None:
+        if host is None:
+            cluster.owed[pool] = None
         for other in disowned:
             _own(cluster, pool, other)
         if host is not None:
             cluster.join(job, host)
         return host is not None
     for other in room.left:
+        cluster.floor.seated.discard(other)
         cluster.evict(other, by=job)
+    if room.left:
+        cluster.floor.seated.add(job)
     cluster.run(job, room, is_owned=True)
     return True
 

@@ -9,8 +9,9 @@ Rules, asserted by `Fleet.check_invariants`
   P2  A whole card has exactly one user; only an untouched card becomes one.
   P3  The bytes taken of a card are never above the card's, overcommit or not. A card of unknown size counts none.
   P4  The CPU and memory taken of a node are never above the node's.
-  P5  Labels are kept: see Request.
+  P5  Labels are kept: see labels.py.
   P6  What is given back was taken before, and everything given back leaves the fleet as it was built.
+  P7  A node that is gone has nothing, and nothing is on it. It keeps its number, and has it again if it comes back.
 
 What is deliberately not here: which of several places is best (the rules), which job goes first (the cluster's
 order), and time.
@@ -23,26 +24,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from carpool.core.placement.labels import Labels, check_company
 from carpool.errors import InternalError, UsageError
 
 WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
 CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
 BOOKS = (
     *("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "shapes"),
-    *("sizes", "members", "taken_milli", "_labels"),
+    *("sizes", "members", "taken_milli", "labels"),
 )
 NO_MODELS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one member of a job wants of one node. Equal requests share cached scores.
-
-    The three labels are those of KubeShare. They speak of a shared card; a whole card has no company to choose.
-      affinity        shares a card only where somebody of the same label is, or starts on an untouched card
-      anti_affinity   never on a card with somebody of the same label
-      exclusion       shares a card only with users of exactly the same exclusion label; no label is a label too
-    """
+    """What one member of a job wants of one node. Equal requests share cached scores. The labels: see labels.py."""
 
     cards: int  # 0 = CPU only
     card_milli: int  # thousandths of each card's time, 1..1000; 1000 = whole, exclusive cards; 0 with no cards
@@ -114,31 +110,61 @@ class Fleet:
     def __init__(self, nodes: Sequence[NodeSpec], *, overcommit_percent: int = 0) -> None:
         if overcommit_percent < 0:
             raise UsageError(f"overcommit of {overcommit_percent} %: it is zero or more")
-        self.nodes = tuple(nodes)
         self.overcommit_percent = overcommit_percent
         self.limit_milli = WHOLE_MILLI * (100 + overcommit_percent) // 100
-        self.node_cpu_milli_max = max((node.cpu_milli for node in self.nodes), default=0)
-        self.node_milli_max = WHOLE_MILLI * max((node.cards for node in self.nodes), default=0)
-        self.free_cpu_milli = [node.cpu_milli for node in self.nodes]
-        self.free_memory_bytes = [node.memory_bytes for node in self.nodes]
-        self.free_milli = [[self.limit_milli] * node.cards for node in self.nodes]
-        self.shapes = [tuple(free) for free in self.free_milli]  # the same, sorted: nodes that look alike are alike
-        self.free_bytes = [[node.card_bytes] * node.cards for node in self.nodes]
-        kinds = [replace(node, name="") for node in self.nodes]
-        self._kinds = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        self.kinds = [self._kinds[kind] for kind in kinds]  # nodes of one kind differ only by name
-        self.members = [0] * len(self.nodes)
+        self.nodes: list[NodeSpec] = []
+        self.node_cpu_milli_max = 0
+        self.node_milli_max = 0
+        self.free_cpu_milli: list[int] = []
+        self.free_memory_bytes: list[int] = []
+        self.free_milli: list[list[int]] = []
+        self.shapes: list[tuple[int, ...]] = []  # the same, sorted: nodes that look alike are alike
+        self.free_bytes: list[list[int]] = []
+        self._kinds: dict[NodeSpec, int] = {}
+        self.kinds: list[int] = []  # nodes of one kind differ only by name
+        self.members: list[int] = []
+        self.sizes: list[Counter[int]] = []  # members with cards, by Request.size
         self.held: Counter[tuple[Request, Placement]] = Counter()
-        self.sizes: list[Counter[int]] = [Counter() for _ in self.nodes]  # members with cards, by Request.size
+        self.rebuilt = 0  # how often nodes came or went: what was known of all nodes is then void
         self._changes: list[int] = []  # nodes, in the order of their changes
         self._forgotten = 0  # how many changes came before those
         self._empty: Fleet | None = None  # one node of each kind with nothing on it
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
-        self._labels: dict[tuple[int, int], Counter[tuple[str, str]]] = {}  # of labelled users, by (node, card)
+        self.capacity_milli = 0
+        self.labels = Labels()
+        for node in nodes:
+            self.add(node)
 
-    @property
-    def capacity_milli(self) -> int:
-        return WHOLE_MILLI * sum(node.cards for node in self.nodes)
+    # --- nodes come and go ---------------------------------------------------------------------------------------
+
+    def add(self, spec: NodeSpec) -> int:
+        """A node more, behind all others; its number."""
+        self.nodes.append(spec)
+        for books in (self.free_cpu_milli, self.free_memory_bytes, self.kinds, self.members):
+            books.append(0)
+        self.free_milli.append([])
+        self.free_bytes.append([])
+        self.shapes.append(())
+        self.sizes.append(Counter())
+        self.refit(len(self.nodes) - 1, spec)
+        return len(self.nodes) - 1
+
+    def refit(self, node: int, spec: NodeSpec) -> None:
+        """Another machine in the place of one that nobody is on; of one that is gone, nothing but its name (P7)."""
+        if self.members[node]:
+            raise InternalError(f"P7 broken: {self.members[node]} members are on {spec.name}, which changes")
+        self.capacity_milli += WHOLE_MILLI * (spec.cards - len(self.free_milli[node]))
+        self.nodes[node] = spec
+        self.free_cpu_milli[node] = spec.cpu_milli
+        self.free_memory_bytes[node] = spec.memory_bytes
+        self.free_milli[node] = [self.limit_milli] * spec.cards
+        self.shapes[node] = tuple(self.free_milli[node])
+        self.free_bytes[node] = [spec.card_bytes] * spec.cards
+        self.kinds[node] = self._kinds.setdefault(replace(spec, name=""), len(self._kinds))
+        self.node_cpu_milli_max = max(self.node_cpu_milli_max, spec.cpu_milli)
+        self.node_milli_max = max(self.node_milli_max, WHOLE_MILLI * spec.cards)
+        self.rebuilt += 1
+        self._empty = None
 
     def untouched_cards(self, node: int) -> list[int]:
         """The cards of a node that nobody uses."""
@@ -177,9 +203,16 @@ class Fleet:
         if self.nodes[node].card_bytes:
             wanted, left = self.bytes_on_card(request, node), self.free_bytes[node]
             usable = [card for card in usable if left[card] >= wanted]
-        if self._labels or request.is_labelled:
-            usable = [card for card in usable if self._allows(request, node, card)]
+        if self.labels or request.is_labelled:
+            usable = self._beside_others(request, node, usable)
         return usable if len(usable) >= request.cards else None
+
+    def _beside_others(self, request: Request, node: int, cards: list[int]) -> list[int]:
+        """Those of the cards on which labels allow the request (P5)."""
+        if not self.labels.allow_node(request, node, self.sizes[node].total()):
+            return []
+        free, untouched = self.free_milli[node], self.limit_milli
+        return [card for card in cards if free[card] == untouched or self.labels.allow_card(request, node, card)]
 
     def bytes_on_card(self, request: Request, node: int) -> int:
         """What the request takes of each card's memory; all of it if the card is whole.
@@ -194,21 +227,9 @@ class Fleet:
     def could_ever_fit(self, request: Request) -> bool:
         """Whether some node would hold the request if nothing else were there."""
         if self._empty is None:
-            self._empty = Fleet([*self._kinds], overcommit_percent=self.overcommit_percent)
+            kinds = [replace(node, name="") for node in self.nodes]
+            self._empty = Fleet([*dict.fromkeys(kinds)], overcommit_percent=self.overcommit_percent)
         return any(self._empty.fits(request, node) for node in range(len(self._empty.nodes)))
-
-    def has_affinity(self, node: int, card: int, label: str) -> bool:
-        return ("affinity", label) in self._labels.get((node, card), ())
-
-    def _allows(self, request: Request, node: int, card: int) -> bool:
-        if self.free_milli[node][card] == self.limit_milli:
-            return True
-        labels: Counter[tuple[str, str]] = self._labels.get((node, card), Counter())
-        if request.affinity and ("affinity", request.affinity) not in labels:
-            return False
-        if request.anti_affinity and ("anti_affinity", request.anti_affinity) in labels:
-            return False
-        return request.exclusion == next((label for kind, label in labels if kind == "exclusion"), "")
 
     # --- the two changes -----------------------------------------------------------------------------------------
 
@@ -239,10 +260,10 @@ class Fleet:
         for card in placement.cards:
             self.free_milli[node][card] -= sign * milli
             self.free_bytes[node][card] -= sign * count
-            if request.is_labelled:
-                self._label(request, node, card, sign)
         self.shapes[node] = tuple(sorted(self.free_milli[node]))
         self.taken_milli += sign * request.total_milli
+        if request.is_labelled and request.cards:
+            self.labels.note(request, placement, sign)
         if request.cards:
             sizes = self.sizes[node]
             sizes[request.size] += sign
@@ -253,17 +274,6 @@ class Fleet:
         if len(self._changes) > CHANGES_KEPT:
             self._forgotten += CHANGES_KEPT // 2
             del self._changes[: CHANGES_KEPT // 2]
-
-    def _label(self, request: Request, node: int, card: int, sign: int) -> None:
-        labels = self._labels.setdefault((node, card), Counter())
-        for kind in ("affinity", "anti_affinity", "exclusion"):
-            label = getattr(request, kind)
-            if label:
-                labels[kind, label] += sign
-                if not labels[kind, label]:
-                    del labels[kind, label]
-        if not labels:
-            del self._labels[node, card]
 
     # --- the rules -----------------------------------------------------------------------------------------------
 
@@ -276,8 +286,7 @@ class Fleet:
         for name in BOOKS:
             if getattr(self, name) != getattr(again, name):
                 raise InternalError(f"P6 broken: {name} is not what the members held add up to")
-        for (node, card), users in self._users().items():
-            self._check_company(node, card, users)
+        self._check_company()
         for node, spec in enumerate(self.nodes):
             if self.free_cpu_milli[node] < 0 or self.free_memory_bytes[node] < 0:
                 raise InternalError(f"P4 broken on {spec.name}: more CPU or memory taken than there is")
@@ -286,19 +295,19 @@ class Fleet:
             if min(self.free_bytes[node], default=0) < 0:
                 raise InternalError(f"P3 broken on {spec.name}: more bytes taken of a card than it has")
 
-    def _users(self) -> dict[tuple[int, int], list[Request]]:
-        users: dict[tuple[int, int], list[Request]] = {}
+    def _check_company(self) -> None:
+        on_card: dict[tuple[int, int], list[Request]] = {}
+        on_node: dict[int, list[Request]] = {}
         for (request, placement), count in self.held.items():
+            if placement.cards:
+                on_node.setdefault(placement.node, []).extend([request] * count)
             for card in placement.cards:
-                users.setdefault((placement.node, card), []).extend([request] * count)
-        return users
-
-    def _check_company(self, node: int, card: int, users: list[Request]) -> None:
-        where = f"on card {card} of {self.nodes[node].name}"
-        if len(users) > 1 and any(user.is_whole for user in users):
-            raise InternalError(f"P2 broken {where}: a whole card with {len(users)} users")
-        if len({user.exclusion for user in users}) > 1:
-            raise InternalError(f"P5 broken {where}: users with and without the same exclusion label")
-        apart = [user.anti_affinity for user in users if user.anti_affinity]
-        if len(set(apart)) < len(apart):
-            raise InternalError(f"P5 broken {where}: two users of one anti-affinity label")
+                on_card.setdefault((placement.node, card), []).extend([request] * count)
+        for (node, card), users in on_card.items():
+            where = f"on card {card} of {self.nodes[node].name}"
+            if len(users) > 1 and any(user.is_whole for user in users):
+                raise InternalError(f"P2 broken {where}: a whole card with {len(users)} users")
+            check_company(where, users)
+        for node, users in on_node.items():
+            if any(user.is_whole for user in users):
+                check_company(f"on {self.nodes[node].name}", users)

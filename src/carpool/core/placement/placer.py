@@ -75,6 +75,7 @@ class Placer:
         self.fleet = fleet
         self.rule = rule
         self._boards: dict[Request, Board] = {}  # the one asked for last stands last
+        self._rebuilt = fleet.rebuilt  # as of those boards
 
     def find(self, request: Request) -> Placement | None:
         """The best place, or None if there is none now; changes no books."""
@@ -107,6 +108,9 @@ class Placer:
     def _board(self, request: Request) -> Board:
         """The request's board, with another look at every node that changed since it was last asked for."""
         fleet = self.fleet
+        if self._rebuilt != fleet.rebuilt:
+            self._boards.clear()
+            self._rebuilt = fleet.rebuilt
         board = self._boards.pop(request, None)
         if board is None:
             board = Board(self._costs(request), fleet.change_count)
@@ -144,7 +148,7 @@ class Placer:
         """The cards to choose from, and what to add to the cost: those beside its own kind come first."""
         usable = self.fleet.usable_cards(request, node)
         if usable and request.affinity:
-            homes = [card for card in usable if self.fleet.has_affinity(node, card, request.affinity)]
+            homes = [card for card in usable if self.fleet.labels.is_home(request, node, card)]
             if len(homes) >= request.cards:
                 return homes, -AT_HOME
         return usable, 0

@@ -34,8 +34,8 @@ class Order(Protocol):
         """How many jobs may run side by side on the same cards."""
 
     @property
-    def splits_evenly(self) -> bool:
-        """Whether the tenants that have jobs own equal parts of the cluster, whatever they were given."""
+    def splits_by_weight(self) -> bool:
+        """Whether the tenants that have jobs own the cluster by their weights, whatever they were given."""
 
     def key(self, job: Job) -> Key:
         """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""

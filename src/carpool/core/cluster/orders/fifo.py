@@ -11,7 +11,7 @@ class Fifo:
 
     name = "fifo"
     seats = 1
-    splits_evenly = False
+    splits_by_weight = False
 
     def key(self, job: Job) -> Key:
         return (job.number, 0)

@@ -16,7 +16,7 @@ class LeastAttained:
 
     name = "las"
     seats = 1
-    splits_evenly = False
+    splits_by_weight = False
 
     def key(self, job: Job) -> Key:
         raise_level(job)

@@ -7,11 +7,11 @@ from carpool.core.model import Nanos
 
 
 class Priority:
-    """The highest priority goes first; among equals who came first. `Settings.starvation_ns` bounds the wait."""
+    """The highest priority goes first; among equals who came first. `Settings.wait_ns` bounds the wait."""
 
     name = "priority"
     seats = 1
-    splits_evenly = False
+    splits_by_weight = False
 
     def key(self, job: Job) -> Key:
         return (-job.priority, job.number)

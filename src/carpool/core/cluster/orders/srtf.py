@@ -15,7 +15,7 @@ class ShortestTime:
 
     name = "srtf"
     seats = 1
-    splits_evenly = False
+    splits_by_weight = False
 
     def key(self, job: Job) -> Key:
         return (self.remaining_ns(job), job.number)

@@ -18,7 +18,7 @@ class Tiresias:
 
     name = "tiresias"
     seats = 1
-    splits_evenly = False
+    splits_by_weight = False
 
     def __init__(self) -> None:
         self._count = 0
