@@ -138,6 +138,8 @@ def _ratios(row: Row, results: list[Result], traces: Sequence[int]) -> list[floa
 
 def _targets(row: Row, results: list[Result], traces: Sequence[int]) -> list[Target]:
     ratios = _ratios(row, results, traces)
+    if row.plan.settings.gang_wait_ns is not None:
+        return []  # shown as what not to do
     gap_max = GAP_MAX.get(row.plan.order)
     if gap_max is not None:
         worst = max(abs(ratio - 1) for ratio in ratios)
