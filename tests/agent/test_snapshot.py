@@ -37,7 +37,8 @@ class Program:
         self.rounds = rounds
         for _ in range(rounds):
             self.optimizer.zero_grad()
-            self.model(torch.randn(8, 4, generator=self.generator)).square().mean().backward()
+            loss: torch.Tensor = self.model(torch.randn(8, 4, generator=self.generator)).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             self.optimizer.step()
 
     def numbers(self) -> list[float]:

@@ -331,6 +331,8 @@ def _wrap_save(torch: Any, recorder: Recorder) -> None:
     def save(what: Any, where: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.mode is not Mode.RECORD and isinstance(where, str | os.PathLike):
             return None
+        if not recorder.depth and not isinstance(where, str | os.PathLike):
+            recorder.unskippable = recorder.unskippable or "it saves tensors into something that is no file"
         before, recorder.depth = recorder.depth, 1
         try:
             return real(what, where, *args, **kwargs)
