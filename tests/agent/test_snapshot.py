@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,12 @@ class Program:
         self.window = self.flat[8:24].view(4, 4).t()
         self.generator = torch.Generator().manual_seed(seed)
         mean = torch.randn(3)
-        self.read = lambda: mean.sum().item()
+        self.read: Callable[[], float] = lambda: float(mean.sum())
         self.rounds = rounds
         for _ in range(rounds):
             self.optimizer.zero_grad()
             loss: torch.Tensor = self.model(torch.randn(8, 4, generator=self.generator)).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()
             self.optimizer.step()
 
     def numbers(self) -> list[float]:
