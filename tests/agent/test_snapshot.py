@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,8 @@ class Program:
 
     def __init__(self, seed: int, *, rounds: int = 2) -> None:
         torch.manual_seed(seed)
+        random.seed(7)  # Python's and numpy's must be the same without help
+        numpy.random.seed(7)
         self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
         self.model[2].weight = self.model[0].weight
         self.optimizer = torch.optim.Adam(self.model.parameters())
