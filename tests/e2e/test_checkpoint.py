@@ -220,7 +220,7 @@ THREADS = LOOP.format(
     before="threading.Thread(target=lambda: time.sleep(600), name='watcher', daemon=True).start()",
     inside="",
 )
-MOODY = LOOP.format(steps=10**6, before="moods = 0", inside="moods += time.time_ns() // 1000 % 2")
+MOODY = LOOP.format(steps=10**6, before="moods = 0", inside="moods += time.time_ns() % 1_000_003")
 CLOSURE = """
 import time, torch
 from torch import nn

@@ -70,11 +70,13 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
     loader = DataLoader(Noisy(256), batch_size=8, shuffle=True, num_workers=args.workers)
     tests = Noisy(64)
-    best, mean = 0.0, torch.zeros(())
+    best, share, mean = 0.0, 0.0, torch.zeros(())
     for epoch in range(args.epochs):
         total = 0.0
         for count, (x, y) in enumerate(loader, start=1):
-            loss = nn.functional.cross_entropy(model(x), y) / args.every
+            out = model(x)
+            share += x[out.argmax(1) == y].shape[0] / 100  # a shape that depends on values
+            loss = nn.functional.cross_entropy(out, y) / args.every
             loss.backward()
             total += loss.item()
             if count % args.every == 0:
@@ -83,7 +85,10 @@ def main() -> None:
                 optimizer.zero_grad()
                 time.sleep(args.pause)
                 mean = 0.9 * mean + 0.1 * loss.detach()
-                print(f"epoch={epoch} count={count} loss={total!r} norm={norm:.6f} mean={mean}", flush=True)
+                print(
+                    f"epoch={epoch} count={count} loss={total!r} share={share!r} norm={norm:.6f} mean={mean}",
+                    flush=True,
+                )
                 if norm > 0.5:
                     print(f"steep {random.random()!r}", flush=True)
         schedule.step()

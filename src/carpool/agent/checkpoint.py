@@ -58,7 +58,7 @@ class Recording:
         self._draft: Draft | None = None
         self._tries = 0
         self.before = {id(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
-        self.begun: dict[str, Any] = _begun()
+        self.begun: dict[str, Any] = _begun(torch)
 
     def on_step(self) -> None:
         if self._words[page.H_CHECKPOINT] != self._seen:
@@ -242,18 +242,20 @@ def _compare_sources(there: dict[str, str]) -> None:
             raise RefusedError(f"its file of module {name} is another than when it was recorded")
 
 
-def _begun() -> dict[str, Any]:
-    """The random states the program starts with: Python and numpy take theirs from the operating system."""
+def _begun(torch: Any) -> dict[str, Any]:
+    """The random states the program starts with: nobody has to seed them."""
     version, words, gauss = random.getstate()
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy is not None else None
     return {
+        "torch": torch.get_rng_state().tolist(),
         "python": [version, list(words), gauss],
         "numpy": [state[0], state[1].tolist(), *state[2:]] if state is not None else None,
     }
 
 
-def _begin_as(begun: dict[str, Any]) -> None:
+def _begin_as(torch: Any, begun: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.tensor(begun["torch"], dtype=torch.uint8))
     version, words, gauss = begun["python"]
     random.setstate((version, tuple(words), gauss))
     numpy = sys.modules.get("numpy")
@@ -312,7 +314,7 @@ def _install_replay(torch: Any, curtain: Curtain, directory: Path) -> Recorder:
     if refusal:
         curtain.fail(refusal)
     contents = file.contents
-    _begin_as(contents["begun"])
+    _begin_as(torch, contents["begun"])
     mode = Mode.RECOMPUTE if curtain.how == "recompute" else Mode.SKIP
     recorder = Recorder(torch, Tape(file.read(contents["tape"])), mode, last=contents["first"])
     recording = Recording(torch, recorder, curtain, directory)
@@ -331,6 +333,8 @@ def _wrap_save(torch: Any, recorder: Recorder) -> None:
     def save(what: Any, where: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.mode is not Mode.RECORD and isinstance(where, str | os.PathLike):
             return None
+        if not recorder.depth and not isinstance(where, str | os.PathLike):
+            recorder.unskippable = recorder.unskippable or "it saves tensors into something that is no file"
         before, recorder.depth = recorder.depth, 1
         try:
             return real(what, where, *args, **kwargs)

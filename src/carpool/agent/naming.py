@@ -24,6 +24,7 @@ from typing import Any
 PLAIN = (int, float, bool, str, type(None))
 COMPARED = (int, bool, type(None))
 IGNORE, COMPARE, PUT_BACK = range(3)
+LIBRARYS = "library "  # the name of a function that is not the program's own begins with this
 
 _OURS = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
@@ -64,7 +65,7 @@ class Namer:
 
     def name_all(self, frame: FrameType | None) -> Named:
         for root, value in self._roots(frame):
-            self._see(root, value, COMPARE, None, None)
+            self._see(root, value, IGNORE if root.startswith(LIBRARYS) else COMPARE, None, None)
             while self._todo:
                 self._see(*self._todo.popleft())
         self._note_nameless()
@@ -80,8 +81,10 @@ class Namer:
         frames = []
         while frame is not None:
             code = frame.f_code
-            if frame.f_locals is not frame.f_globals and not code.co_filename.startswith((_OURS, self._home())):
-                frames.append((code.co_qualname, frame))
+            if frame.f_locals is not frame.f_globals and not code.co_filename.startswith(_OURS):
+                frames.append(
+                    (code.co_qualname if is_users(code.co_filename) else LIBRARYS + code.co_qualname, frame)
+                )
             frame = frame.f_back
         roots += [(f"{name}()", dict(each.f_locals)) for name, each in reversed(frames)]
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter
@@ -91,9 +94,6 @@ class Namer:
             elif issubclass(type(each), loader):
                 roots.append(("data loader", each))
         return _unlike(roots)
-
-    def _home(self) -> str:
-        return str(Path(self._torch.__file__).parent)
 
     # --- one thing after another --------------------------------------------------------------------------
 

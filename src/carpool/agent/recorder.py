@@ -26,8 +26,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from enum import Enum
 from threading import get_ident, main_thread
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from carpool.agent import leaks
+from carpool.agent.naming import is_users
 from carpool.agent.tape import DivergedError, Tape
 
 if TYPE_CHECKING:
@@ -73,21 +76,25 @@ class Recorder:
         self.steps = 0  # of all optimizers
         self.last = last  # of a replay: the step at which the state is put back
         self.depth = 0  # inside a module call, a backward pass, an optimizer step, or our own work
+        self.is_computing = False  # inside a module call, a backward pass or an optimizer step
         self.is_real = True
         self.unskippable = ""  # why the steps of this program cannot be skipped
         self.on_step: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[Exception], None] = lambda error: None
         self._optimizers = 0  # made so far
         self._graded: dict[int, Any] = {}
+        self._codes: set[CodeType] = set()  # that read inside a computation
         self._answers: dict[Any, Any] = {}
-        self._main = main_thread().ident
+        self.main = main_thread().ident
 
     # --- reads --------------------------------------------------------------------------------------------
 
     def wrap_read(self, kind: int, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def read(*args: Any, **kwargs: Any) -> Any:
-            if self.depth or get_ident() != self._main:
+            if self.depth or get_ident() != self.main:
+                if self.is_computing:
+                    self._note_inner(sys._getframe(1).f_code)
                 return real(*args, **kwargs)
             if self.mode is Mode.SKIP:
                 return self._answer(kind, name, real, args, kwargs)
@@ -103,6 +110,13 @@ class Recorder:
             return value
 
         return read
+
+    def _note_inner(self, code: CodeType) -> None:
+        """A read inside a computation: if it is the program's own code that reads, skipping would lose the value."""
+        if code not in self._codes:
+            self._codes.add(code)
+            if is_users(code.co_filename):
+                self.unskippable = self.unskippable or f"{code.co_qualname} reads tensors inside a module or a step"
 
     def _answer(self, kind: int, name: str, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self.guarded():
@@ -144,23 +158,34 @@ class Recorder:
     # --- computation --------------------------------------------------------------------------------------
 
     @property
+    def is_recording(self) -> bool:
+        return self.mode is Mode.RECORD
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether what tensors hold is of no meaning now."""
+        return self.mode is Mode.SKIP
+
+    @property
     def _is_skipping(self) -> bool:
         return self.mode is Mode.SKIP and not self.is_real
 
     def wrap_call(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it stands in for this method
-            if self.depth or get_ident() != self._main:
+            if self.depth or get_ident() != self.main:
                 return real(module, *args, **kwargs)
             key: Any = None
             if self.mode is Mode.SKIP:
                 key = (id(module), module.training, self._torch.is_grad_enabled(), self._sign((args, kwargs)))
                 if self._is_skipping and key in self._answers:
                     return self._make(self._answers[key])
-            self.depth = 1
+            self.depth, self.is_computing = 1, True
             try:
                 result = real(module, *args, **kwargs)
             finally:
-                self.depth = 0
+                self.depth, self.is_computing = 0, False
+            if not self.unskippable and not self._is_tensors(result):
+                self.unskippable = f"calling its {type(module).__name__} gives more than tensors"
             if key is not None:
                 self._learn(key, self._sign(result, is_result=True))
             return result
@@ -170,16 +195,16 @@ class Recorder:
     def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self.depth or get_ident() != self._main:
+            if self.depth or get_ident() != self.main:
                 return real(*args, **kwargs)
             if self._is_skipping:
                 self._fill_gradients()
                 return None
-            self.depth = 1
+            self.depth, self.is_computing = 1, True
             try:
                 result = real(*args, **kwargs)
             finally:
-                self.depth = 0
+                self.depth, self.is_computing = 0, False
             if self.mode is Mode.SKIP:
                 self._note_gradients()
             return result
@@ -198,17 +223,17 @@ class Recorder:
     def wrap_step(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.depth or get_ident() != self._main:
+            if self.depth or get_ident() != self.main:
                 return real(optimizer, *args, **kwargs)
             if args or any(value is not None for value in kwargs.values()):
                 self.unskippable = self.unskippable or "its optimizer's step takes a closure"
             if self._is_skipping:
                 return None
-            self.depth = 1
+            self.depth, self.is_computing = 1, True
             try:
                 return real(optimizer, *args, **kwargs)
             finally:
-                self.depth = 0
+                self.depth, self.is_computing = 0, False
 
         step._is_carpools = True  # type: ignore[attr-defined]  # a mark on a function
         return step
@@ -227,7 +252,7 @@ class Recorder:
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step hook: it ends an iteration."""
-        if self.depth or get_ident() != self._main:
+        if self.depth or get_ident() != self.main:
             return
         number = optimizer.__dict__.get("_carpool_number", 255)
         self.steps += 1
@@ -268,6 +293,14 @@ class Recorder:
             return ("plain", value)
         return ("other", id(value))
 
+    def _is_tensors(self, value: Any) -> bool:
+        """Whether a result is made of tensors only: a number in it would have come out of one unseen."""
+        if value is None or issubclass(type(value), self._torch.Tensor):
+            return True
+        if type(value) is dict:
+            return all(self._is_tensors(each) for each in value.values())
+        return type(value) in (tuple, list) and all(self._is_tensors(each) for each in value)
+
     def _learn(self, key: Any, sign: Any) -> None:
         """Remember what a call gives; one that gives what cannot be made here is always computed."""
         if _is_made_of_tensors(sign):
@@ -302,6 +335,7 @@ class Recorder:
                 setattr(torch.Tensor, name, self.wrap_read(kind, name, real))
             if name in FUNCTIONS:
                 setattr(torch, name, self.wrap_read(kind, name, getattr(torch, name)))
+        leaks.install(torch, self)
         torch.nn.Module.__call__ = self.wrap_call(torch.nn.Module.__call__)
         torch.autograd.backward = self.wrap_backward(torch.autograd.backward)
         torch.autograd.grad = self.wrap_grad(torch.autograd.grad)

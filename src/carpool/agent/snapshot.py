@@ -8,6 +8,7 @@ optimizers. What cannot be put into a file faithfully is refused with a reason.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import sys
 from types import FrameType
@@ -156,9 +157,16 @@ class Snapshot:
         if sizes != [length for _, length in saved["storages"]]:
             raise RefusedError("its tensors lie differently in memory")
         self.compare_values(saved)
+        states = self.random_states()
+        for name in ("python", "numpy"):
+            if _plain(states.get(name)) != _plain(saved["random"].get(name)):
+                raise RefusedError(
+                    f"its random state of {name} is another than in the recorded run: perhaps its modules use it, and"
+                    " their calls were skipped; try --recompute"
+                )
         for kind, mine, theirs in (
             ("value", self._named.put_back, saved["put_back"]),
-            ("random state", self.random_states(), saved["random"]),
+            ("random state", states, saved["random"]),
         ):
             odd = sorted(set(mine) ^ set(theirs))
             if odd:
@@ -197,6 +205,11 @@ def _holds_values(torch: Any, node: Any) -> bool:
             except RuntimeError:
                 continue  # its values are gone: the backward pass is over
     return False
+
+
+def _plain(state: Any) -> str:
+    """As JSON knows it: a tuple and a list are the same there."""
+    return json.dumps(state)
 
 
 def _hex(state: Any) -> str:

@@ -1,0 +1,116 @@
+"""Every tensor of a program has a name, and a state that was written comes back where the names lead."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from carpool.agent.snapshot import Snapshot
+from carpool.errors import RefusedError
+from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
+
+
+@pytest.fixture
+def before() -> set[int]:
+    """The tensors of other tests, and of torch itself."""
+    return {id(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
+
+
+class Program:
+    """A model with tied weights, an optimizer with state, a view, a closure and a generator of its own."""
+
+    def __init__(self, seed: int, *, rounds: int = 2) -> None:
+        torch.manual_seed(seed)
+        random.seed(7)  # Python's and numpy's must be the same without help
+        numpy.random.seed(7)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.model[2].weight = self.model[0].weight
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.flat = torch.randn(64)
+        self.window = self.flat[8:24].view(4, 4).t()
+        self.generator = torch.Generator().manual_seed(seed)
+        mean = torch.randn(3)
+        self.read: Callable[[], float] = lambda: float(mean.sum())
+        self.rounds = rounds
+        for _ in range(rounds):
+            self.optimizer.zero_grad()
+            loss: torch.Tensor = self.model(torch.randn(8, 4, generator=self.generator)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+
+    def numbers(self) -> list[float]:
+        after = torch.randn(2, generator=self.generator).tolist() + torch.rand(2).tolist()
+        held = [*self.model.state_dict().values(), self.window, *(each.grad for each in self.model.parameters())]
+        moments = [each["exp_avg"] for each in self.optimizer.state.values()]
+        return [*after, self.read(), *(float(each.double().sum()) for each in (*held, *moments) if each is not None)]
+
+
+HELD: dict[str, Program] = {}  # a program's variable, to which both states give the same name
+
+
+@pytest.fixture
+def saved(before: set[int], tmp_path: Path) -> tuple[Path, str, list[float]]:
+    """The state of one program, its hash, and the numbers that follow from it; the program is gone."""
+    HELD["program"] = Program(1)
+    taken, writer = Snapshot(torch, before, None), CheckpointWriter(tmp_path / "file")
+    assert taken.obstacle() == ""
+    writer.finish({"state": taken.write(writer)})
+    digest, numbers = taken.digest(), HELD["program"].numbers()
+    del taken, HELD["program"]
+    gc.collect()
+    return tmp_path / "file", digest, numbers
+
+
+def test_a_state_comes_back_into_another_program_of_the_same_shape(
+    before: set[int], saved: tuple[Path, str, list[float]]
+) -> None:
+    path, digest, numbers = saved
+    program = HELD["program"] = Program(2)
+    assert Snapshot(torch, before, None).digest() != digest
+    with CheckpointFile(path) as file:
+        Snapshot(torch, before, None).put_back(file)
+    assert Snapshot(torch, before, None).digest() == digest
+    assert program.numbers() == numbers
+    assert program.model[2].weight is program.model[0].weight
+
+
+def test_other_numbers_and_other_tensors_are_refused_by_name(
+    before: set[int], saved: tuple[Path, str, list[float]]
+) -> None:
+    program = HELD["program"] = Program(2, rounds=3)
+    with (
+        CheckpointFile(saved[0]) as file,
+        pytest.raises(RefusedError, match=r"rounds is 3 after the replay and was 2"),
+    ):
+        Snapshot(torch, before, None).put_back(file)
+    program.rounds, program.flat = 2, torch.randn(65)
+    with (
+        CheckpointFile(saved[0]) as file,
+        pytest.raises(RefusedError, match=r"shape \(65,\) here and .*\(64,\) there"),
+    ):
+        Snapshot(torch, before, None).put_back(file)
+
+
+def test_a_tensor_that_no_variable_leads_to_is_an_obstacle(before: set[int]) -> None:
+    hidden = iter([torch.ones(3)])  # a running iterator shows nobody what it holds
+    assert (
+        "1 tensors that none of its variables leads to, one of shape (3,)"
+        in Snapshot(torch, before, sys._getframe()).obstacle()
+    )
+    next(hidden)
+
+
+def test_a_forward_pass_that_waits_for_its_backward_pass_is_seen(before: set[int]) -> None:
+    model = nn.Linear(3, 3)
+    loss = model(torch.ones(2, 3)).square().mean()
+    assert Snapshot(torch, before, sys._getframe()).has_live_graph()
+    loss.backward()
+    assert not Snapshot(torch, before, sys._getframe()).has_live_graph()
