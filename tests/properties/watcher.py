@@ -153,7 +153,8 @@ class WatchedScheduler:
         if job.is_suspended or job.is_shrinking:
             return False
         device = next(each for each in node.devices if each.id == job.device)
-        return is_covered(job, device) or is_oldest(job, node)
+        is_short = any(each.state is JobState.BLOCKED for each in node.jobs if each.device == job.device)
+        return is_covered(job, device) or (is_oldest(job, node) and not is_short)
 
     # --- the books --------------------------------------------------------------------------------------
 

@@ -203,6 +203,7 @@ class Job:
     may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
     is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
+    gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
     rests_until_ns: Nanos = 0  # it was a hog: until then others go first
     parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
     stayed_bytes: int = 0  # of a parked job: what did not leave the device
@@ -214,12 +215,12 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        return self.is_suspended or self.is_sent_away or self.squeeze is Squeeze.TOO_LARGE
+        return self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is Squeeze.TOO_LARGE
 
     @property
     def is_held_back(self) -> bool:
         """Whether it may have no turn, whatever is free."""
-        return self.is_suspended or self.is_sent_away or self.squeeze is not None
+        return self.is_leaving or self.squeeze is not None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
         waiting.give(node, device, now=now)
+        waiting.make_room(node, device)
         returns += parking.unpark_fitting(node, device, now=now)
     # A job may take its bytes back only after its cap, and those of the others, say so.
     return effects + _admit(node, now=now) + _set_caps(node) + returns
