@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.effects import GrantLease, RevokeLease, SetCap
+from carpool.core.effects import GrantLease, ParkJob, RevokeLease, SetCap
 from carpool.core.model import JobId, JobState
 from carpool.core.waiting import Part, is_safe
 from carpool.units import GIB, SECOND
@@ -131,6 +131,18 @@ def test_w3_where_there_is_no_safe_order_the_first_gets_what_there_is(make_core:
     core.exit("x")
     assert core.holders() == ["a"]
     assert core.state("b") is JobState.BLOCKED
+
+
+def test_w5_nobody_is_started_into_the_same_trouble_and_the_youngest_makes_room(core: CoreDriver) -> None:
+    core.settle_in("a", needs(4 * GIB, 6 * GIB))
+    core.settle_in("b", needs(4 * GIB, 6 * GIB))
+    core.block("a", 11 * GIB, 3 * GIB)
+    assert core.holders() == [], "b has no room for its turn any more"
+    assert [order.reason for order in only(core.effects, ParkJob)] == ["b makes room for an allocation that waits"]
+    core.parked("b", 4 * GIB)
+    assert core.holders() == ["a"]
+    core.give_back("a")
+    assert core.state("b") is JobState.UNPARKING, "and comes back by itself"
 
 
 part = st.builds(

@@ -173,7 +173,8 @@ class WatchedScheduler:
         device = next(each for each in node.devices if each.id == job.device)
         if is_leaving(job) or device.claimant == job.id:
             return False
-        return is_covered(job, device) or is_oldest(job, node)
+        is_short = any(each.state is JobState.BLOCKED for each in node.jobs if each.device == job.device)
+        return is_covered(job, device) or (is_oldest(job, node) and not is_short)
 
     # --- the books --------------------------------------------------------------------------------------
 

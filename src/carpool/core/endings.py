@@ -17,7 +17,7 @@ def detach(node: Node, job: Job, event: JobDetached, *, now: Nanos) -> None:
     _close_lease(node, job, JobDetached, now=now)
     node.move(job, JobDetached, now=now)
     job.reason = event.reason
-    job.is_suspended = job.is_sent_away = False
+    job.is_suspended = job.is_sent_away = job.gives_way = False
     job.leaving_for, job.parked_bytes, job.squeeze = None, 0, None
     lanes.remove(device, job)
     wanted = admission.unmanaged_bytes(node, job)

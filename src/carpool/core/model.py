@@ -203,6 +203,7 @@ class Job:
     may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
     is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
+    gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
     rests_until_ns: Nanos = 0  # it was a hog: until then others go first
     leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
     came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
@@ -223,7 +224,8 @@ class Job:
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
         is_told = self.is_suspended or self.is_sent_away or self.squeeze is Squeeze.TOO_LARGE
-        return is_told or self.leaving_for is not None or self.moving_to is not None
+        makes_room = self.gives_way or self.leaving_for is not None
+        return is_told or makes_room or self.moving_to is not None
 
     @property
     def is_held_back(self) -> bool:

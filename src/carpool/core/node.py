@@ -168,7 +168,11 @@ class Node:
             return ledger.covers(device, job)  # also to come to the boundary where it is held back
         if job.is_held_back or device.claimant == job.id:
             return False
-        return ledger.covers(device, job) or self.is_oldest(job)
+        return ledger.covers(device, job) or (self.is_oldest(job) and not self.is_short(device))
+
+    def is_short(self, device: Device) -> bool:
+        """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
+        return any(job.state is JobState.BLOCKED for job in self.jobs_on(device))
 
     def check_jobs(self) -> None:
         """Assert what must be true of every job by itself; a failure is a bug."""

@@ -60,7 +60,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         live_bytes=job.live_bytes,
         pending_bytes=job.pending_bytes if job.state is JobState.BLOCKED else 0,
         cap_bytes=job.spec.cap_bytes,
-        is_suspended=job.is_suspended or job.is_sent_away,
+        is_suspended=job.is_suspended or job.is_sent_away or job.gives_way,
         is_shrinking=job.squeeze is not None,
         leaving_for=job.leaving_for,
         parked_bytes=job.parked_bytes,

@@ -133,6 +133,8 @@ def held_back(job: Job) -> str:
         return f"{job.spec.name} moves to {job.moving_to}"
     if job.leaving_for is not None:
         return f"{job.spec.name} makes room for {job.leaving_for}"
+    if job.gives_way:
+        return f"{job.spec.name} makes room for an allocation that waits"
     return f"{job.spec.name} was resized to {format_bytes(job.spec.cap_bytes or 0)}"
 
 
@@ -253,6 +255,8 @@ def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
             f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
             f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
         )
+    if job.gives_way:
+        return f"parked for {span}: it makes room for an allocation that waits, and comes back by itself"
     if job.is_sent_away:
         return (
             f"suspended for {span} because it kept others waiting: {format_bytes(job.parked_bytes)} is on the host;"

@@ -140,7 +140,6 @@ class Scheduler:
         return account_of(self._node.jobs[job], now=now)
 
     def spec_of(self, job: JobId) -> JobSpec:
-        """What a job was told to be, as it was last resized."""
         return self._node.jobs[job].spec
 
     def state_of(self, job: JobId) -> JobState | None:
@@ -315,8 +314,10 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if len(device.lanes) > 1 and (
-            node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now)
+        was_given = job.needs is not None and job.promised_bytes > job.needs.resident_bytes  # for this turn (W2)
+        if was_given or (
+            len(device.lanes) > 1
+            and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
         ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []

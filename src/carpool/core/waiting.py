@@ -10,6 +10,8 @@ Rules
       their turns (the banker's algorithm). So two half-filled jobs never wait for each other. Where needs have grown
       so that there is no such order any more, the first in the order of the policy gets what there is.
   W4  Nobody gets more than its own cap; a larger one (resize.py) frees a waiting allocation.
+  W5  While somebody waits, only jobs whose needs are covered get turns. Where nobody can go on like that, the
+      youngest that waits at a boundary makes room: it is parked until the allocation has what it waits for.
 
 How long it waits is counted where it waits (native/meter.c): at its deadline it fails, and the job goes on without.
 """
@@ -24,6 +26,8 @@ from carpool.core.effects import Effect, RevokeLease
 from carpool.core.events import ProgressSeen
 from carpool.core.model import HOLDING, Device, Job, JobState, Nanos
 from carpool.core.node import Node
+
+GOING_ON = HOLDING | {JobState.STARTING, JobState.IDLE, JobState.PARKING, JobState.UNPARKING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,20 @@ def give(node: Node, device: Device, *, now: Nanos) -> None:
             ledger.promise(device, job, before)
         elif not was_safe:
             return
+
+
+def make_room(node: Node, device: Device) -> None:
+    """Send one job off the device if an allocation waits and nobody can go on (W5)."""
+    here = node.jobs_on(device)
+    stuck = [job for job in here if job.state is JobState.BLOCKED and _is_under_cap(job)]
+    if all(ledger.covers(device, job) for job in stuck):
+        for job in here:
+            job.gives_way = False
+        return
+    is_underway = any(job.state in GOING_ON or node.wants_turn(job) and node.may_run(job) for job in here)
+    waiting = [job for job in here if job.state is JobState.WAITING and not job.is_held_back and not job.move_trouble]
+    if not is_underway and waiting:
+        max(waiting, key=lambda job: (job.arrived_ns, job.id)).gives_way = True
 
 
 def part_of(job: Job) -> Part:
