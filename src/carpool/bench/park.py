@@ -38,7 +38,7 @@ from carpool.wire.places import Places
 MIB, GIB = 1 << 20, 1 << 30
 MEMORY_DISK = Path("/dev/shm")
 WAIT_SECONDS = 120.0
-LOOK_SECONDS = 0.002
+LOOK_SECONDS = 0.01  # a look costs the daemon a millisecond of the processor that moves
 ARM_SECONDS = 1800.0
 STAYS_MIB = 60  # of a parked job on the device: the framework's own heap
 SCRATCH_MIB = 60  # activations and what else a turn takes
