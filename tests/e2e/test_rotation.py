@@ -16,7 +16,7 @@ MIB = 1 << 20
 CAP = "400MiB"
 CAPACITY = 560 * MIB
 DEVICE = "cpu:560MiB"
-SHAPES = ["groups", "ema", "views"]
+SHAPES = ["groups", "ema", "accumulation"]
 
 
 def command(shape: str, steps: int) -> list[str]:
