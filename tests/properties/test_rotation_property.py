@@ -14,11 +14,11 @@ from tests.core.driver import CoreDriver, needs
 pytestmark = pytest.mark.slow
 
 QUARTER = GIB // 4
-WARM_UP_SECONDS, SECONDS = 20, 40
+WARM_UP_SECONDS, SECONDS = 10, 25
 size = st.tuples(st.integers(1, 40), st.integers(0, 8), st.integers(0, 2))  # in quarters of a GiB, of 16 GiB
 
 
-@settings(max_examples=25)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(size, min_size=2, max_size=5),
     policy=st.sampled_from(["fair", "las", "pack"]),
@@ -29,7 +29,7 @@ def test_everybody_gets_on_within_every_budget(
     sizes: list[tuple[int, int, int]], policy: str, host: int | None, move_ns: int
 ) -> None:
     limit = host * GIB if host is not None else None
-    core = CoreDriver(policy, settings=Settings(margin_percent=0, host_bytes_max=limit))
+    core = CoreDriver(policy, settings=Settings(margin_percent=0, host_bytes_max=limit, quantum_ns=500 * MS))
     core.move_ns = move_ns
     jobs = [f"job{index}" for index in range(len(sizes))]
     for job, (persistent, ephemeral, overhead) in zip(jobs, sizes, strict=True):

@@ -13,6 +13,9 @@ another without carpool, and all at once under carpool, policy fair. `total_over
 times, start-up included; the median over repeats, arms interleaved. The jobs' results must be the same to the last
 bit. `moving_share_…` is the time in which jobs were on their way, by the wall time of the carpool arm.
 
+`simulated_total_over_sequential_…` is the same ratio for the scheduler in virtual time: jobs of 12 GiB and one minute
+on a device of 16 GiB that moves 20 GiB a second. No program and no copy is in it.
+
 Not measured: a GPU, where bytes go to locked host memory.
 """
 
@@ -32,17 +35,23 @@ from typing import Any
 from carpool.bench.node import Node, open_node, python, run_plain, wait_all
 from carpool.bench.report import Report, Say, Target
 from carpool.cli.reach import call
+from carpool.core.effects import Effect, ParkJob
+from carpool.core.events import Event
+from carpool.core.model import JobSpec, Needs
 from carpool.errors import AnsweredError, PeerError
+from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.wire.places import Places
 
 MIB, GIB = 1 << 20, 1 << 30
 MEMORY_DISK = Path("/dev/shm")
 WAIT_SECONDS = 120.0
-LOOK_SECONDS = 0.002
+LOOK_SECONDS = 0.01  # a look costs the daemon a millisecond of the processor that moves
 ARM_SECONDS = 1800.0
 STAYS_MIB = 60  # of a parked job on the device: the framework's own heap
 SCRATCH_MIB = 60  # activations and what else a turn takes
 FOREVER = 1_000_000
+SIMULATED = (2, 4, 8)
+SIM_CAPACITY, SIM_JOB, SIM_RATE = 16 * GIB, 12 * GIB, 20 * GIB
 
 
 @dataclass(slots=True)
@@ -85,6 +94,8 @@ def run(say: Say, *, moved_mib: int, rounds: int, levels: dict[int, int], steps:
     """`levels`: times the capacity, to the size of a job in MiB."""
     report = Report(bench="park")
     _bench_moves(say, report, moved_mib=moved_mib, rounds=rounds)
+    for times in SIMULATED:
+        report.add(f"simulated_total_over_sequential_{times}x", simulated_total(times, steps=600)[0])
     for times, job_mib in levels.items():
         _bench_level(say, report, level_for(times, job_mib), steps=steps, repeats=repeats)
     return report
@@ -240,3 +251,34 @@ def _run_carpool(level: Level, steps: int) -> tuple[float, list[str], float, int
 
 def _command(level: Level, steps: int, out: Path) -> list[str]:
     return python("hold.py", {"mib": level.job_mib, "steps": steps, "out": out})
+
+
+# --- virtual time -------------------------------------------------------------------------------------------
+
+
+def simulated_total(times: int, *, steps: int) -> tuple[float, int]:
+    """Total time by that of one job after another, and how often one was parked."""
+    needs = Needs(persistent_bytes=SIM_JOB, ephemeral_bytes=GIB, overhead_bytes=GIB // 8)
+    scripts = [
+        Script(
+            id=f"job{number}",
+            submit_ns=number * 1_000_000,
+            spec=JobSpec(name=f"job{number}", fingerprint=f"program {number}"),
+            needs=needs,
+            steps=steps,
+            step_ns=100_000_000,
+            start_ns=5_000_000_000,
+            is_known=True,
+        )
+        for number in range(-(-times * SIM_CAPACITY // SIM_JOB))
+    ]
+    parked = 0
+
+    def watch(_at: int, _event: Event, effects: list[Effect]) -> None:
+        nonlocal parked
+        parked += sum(isinstance(effect, ParkJob) for effect in effects)
+
+    machine = Machine(devices=(("gpu0", SIM_CAPACITY),), move_bytes_per_s=SIM_RATE)
+    outcome = NodeEngine("fair", machine, watch=watch).run(scripts)
+    one_by_one_ns = sum(script.start_ns + script.work_ns for script in scripts)
+    return max(job.end_ns for job in outcome.jobs) / one_by_one_ns, parked

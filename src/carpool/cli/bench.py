@@ -15,6 +15,7 @@ from rich.table import Table
 
 from carpool.bench.report import Report, device_title
 from carpool.cli.tables import console, show
+from carpool.errors import UsageError
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
 
@@ -148,25 +149,28 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
 
 @bench.command()
 @common_options
-@click.option("--mib", type=click.IntRange(48), default=768, show_default=True, help="Of the job that is moved.")
+@click.option("--mib", type=click.IntRange(1), default=768, show_default=True, help="Of the job that is moved.")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of moves.")
-@click.option("--level", "levels", type=click.IntRange(2), multiple=True, default=(2, 4), help="2, 4 and 8, say.")
+@click.option("--levels", default="2,4", show_default=True, help="The jobs' bytes, in times of the device's.")
 @click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Of each job of a level.")
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of both arms of a level.")
-def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: tuple[int, ...], steps: int, repeats: int) -> int:
+def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: int, repeats: int) -> int:
     """How fast jobs leave and come back, and what a device that is several times too small costs.
 
     A level of 8 takes 14 jobs of 1.2 GiB: as much free memory or disk, and half an hour.
 
     \b
-    carpool bench park --level 2 --level 8 --json
+    carpool bench park --levels 2,8 --json
     """
     from carpool.bench import park as park_bench
 
     if quick:
         found = park_bench.run(say, moved_mib=96, rounds=1, levels={2: 336}, steps=4, repeats=1)
         return finish(found, as_json=as_json, quick=quick)
-    sizes = {times: 150 * max(4, times) for times in levels}
+    asked = levels.split(",")
+    if not all(each.isdigit() and int(each) > 1 for each in asked):
+        raise UsageError(f"'{levels}' are no levels; use whole numbers above 1, like 2,4,8")
+    sizes = {int(each): 150 * max(4, int(each)) for each in asked}
     found = park_bench.run(say, moved_mib=mib, rounds=rounds, levels=sizes, steps=steps, repeats=repeats)
     return finish(found, as_json=as_json, quick=quick)
 

@@ -59,10 +59,10 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if chosen is None or chosen is holder:
         return []
     if rotation.make_first_room(node, device, chosen, now=now):
-        leaves = holder is not None and holder.is_leaving
-        recalls = recall(node, holder, reasons.held_back(holder), now=now) if holder is not None and leaves else []
-        recalls += parking.park_leaving(node, device, now=now)
-        return recalls if holder is not None else recalls + _serve(node, device, lane, now=now)  # others go on
+        parked = parking.park_leaving(node, device, now=now)
+        if holder is None:
+            return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
+        return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
         why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
         lane.successor = chosen.id if node.policy.lanes_max == 1 else None
@@ -102,7 +102,8 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
         settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     if rotation.make_first_room(node, device, newcomer, now=now):
-        return parking.park_leaving(node, device, now=now) + dispatch(node, device, now=now)  # others go on meanwhile
+        parked = parking.park_leaving(node, device, now=now)
+        return parked + [effect for each in device.lanes.values() for effect in _serve(node, device, each, now=now)]
     return _grant(node, device, lane, newcomer, now=now)
 
 

@@ -66,7 +66,7 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     for job_id in node.queue:
         job = node.jobs[job_id]
         if job.is_suspended:
-            effects += _explain(job, reasons.suspended_in_queue(job), outlook="")
+            effects += _explain(job, reasons.suspended_in_queue(job))
         else:
             left[job_id] = view_of(node, job, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
@@ -87,8 +87,8 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
         effects += _free_a_lane_for(node, job, devices, now=now)
-        reason, outlook = _queue_reason(node, job, allowed, kept, now=now)
-        effects += _explain(job, reason, outlook=outlook)
+        was_told = job.is_outlook_told
+        effects += _explain(job, _queue_reason(node, job, allowed, kept, now=now), is_told=was_told)
         if _is_overdue(node, job, now=now):
             kept |= {device.id: job for device in devices}
     return effects
@@ -125,28 +125,26 @@ def _free_a_lane_for(node: Node, job: Job, devices: list[Device], *, now: Nanos)
     return []
 
 
-def _queue_reason(
-    node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos
-) -> tuple[str, str]:
-    """The sentence, and the part of it that says who will be parked when."""
+def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos) -> str:
     device = max(devices, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
     if device.id in kept:
-        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns), ""
+        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
     measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
     need = admission.total_need_bytes(job)
     floor = admission.start_floor_bytes(node, device)
     outlook = rotation.outlook(node, device, job, now=now)
-    return reasons.queue_wait(need, device, floor, measured, outlook), outlook
+    job.is_outlook_told = job.is_outlook_told or bool(outlook)
+    return reasons.queue_wait(need, device, floor, measured, outlook)
 
 
 def _is_being_measured(job: Job) -> bool:
     return job.needs is None and job.spec.cap_bytes is None and job.lane is not None
 
 
-def _explain(job: Job, reason: str, *, outlook: str) -> list[Effect]:
+def _explain(job: Job, reason: str, *, is_told: bool = False) -> list[Effect]:
     """Say why a job waits when that changed; while others rotate the numbers change all the time, so then once."""
-    is_old = job.reason == reason or bool(outlook and job.is_outlook_told)
-    job.reason, job.is_outlook_told = reason, bool(outlook)
+    is_old = job.reason == reason or is_told
+    job.reason = reason
     return [] if is_old else [ExplainWait(job=job.id, reason=reason)]
 
 
