@@ -6,7 +6,8 @@
  * thing at a time, in the order of launches, for all processes.
  * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full.
  *
- * Threads: any. Lock: one mutex (`lock`) for every list and count of this process; books.h has its own for the file.
+ * Threads: any. Locks: `lock` for every list and count of this process, inside it
+ * `file_lock` for the file, whose own lock (books.h) keeps out other processes only.
  * Link with -Bsymbolic, or an interposer would catch the calls this library makes to itself. */
 #define _GNU_SOURCE
 #include "books.h"
@@ -101,10 +102,16 @@ static bool claim_row(void) {
     return false;
 }
 
+/* The file's lock is the process's, not the thread's. */
+static pthread_mutex_t file_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static bool charge(unsigned device, uint64_t bytes) {
     unsigned card = card_of[device];
-    if (!books_lock())
+    pthread_mutex_lock(&file_lock);
+    if (!books_lock()) {
+        pthread_mutex_unlock(&file_lock);
         return false;
+    }
     bool fits = bytes <= books->card_bytes && books_used(card) <= books->card_bytes - bytes;
     if (!fits) {
         books_bury();
@@ -113,14 +120,17 @@ static bool charge(unsigned device, uint64_t bytes) {
     if (fits)
         books->row[row].card[card].bytes += bytes;
     books_unlock();
+    pthread_mutex_unlock(&file_lock);
     return fits;
 }
 
 static void uncharge(unsigned device, uint64_t bytes) {
+    pthread_mutex_lock(&file_lock);
     if (books_lock()) {
         books->row[row].card[card_of[device]].bytes -= bytes;
         books_unlock();
     }
+    pthread_mutex_unlock(&file_lock);
 }
 
 static struct block **find(uint64_t at, enum kind kind) {
@@ -236,6 +246,7 @@ static void release_all(CUcontext of) {
 
 static void after_fork(void) {
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&file_lock, NULL);
     is_ready = false;
     is_forked = true;
     row = ROWS;
@@ -478,11 +489,13 @@ API cuCtxGetLimit(size_t *value, CUlimit which) { return (void)which, *value = 0
 
 API cuMemGetInfo_v2(size_t *free_out, size_t *total) {
     NEED_CONTEXT;
-    if (!books_lock())
-        return CUDA_ERROR_NOT_INITIALIZED;
-    books_bury();
+    pthread_mutex_lock(&file_lock);
+    bool is_locked = books_lock();
+    if (is_locked)
+        books_bury();
     uint64_t used = books_used(card_of[context()->device]);
     books_unlock();
+    pthread_mutex_unlock(&file_lock);
     *total = books->card_bytes;
     *free_out = used < *total ? *total - used : 0;
     return CUDA_SUCCESS;

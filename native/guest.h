@@ -1,0 +1,84 @@
+/* What the files of the CUDA guest (gpu.so) share. hooks.c stands in the program's way, resolve.c finds the driver and
+ * is found in its place, budget.c keeps the account of bytes, link.c takes turns. */
+#ifndef CARPOOL_GUEST_H
+#define CARPOOL_GUEST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+/* A lock of this process: 0 free, 1 taken, 2 taken and waited for. Not a pthread one: since glibc 2.34 some of its
+ * functions have new versions, and this one needs no call where nobody waits. */
+typedef atomic_int cp_lock;
+static inline bool cp_try_lock(cp_lock *lock) {
+    int free = 0;
+    return atomic_compare_exchange_strong(lock, &free, 1);
+}
+static inline void cp_take_lock(cp_lock *lock) {
+    if (!cp_try_lock(lock))
+        while (atomic_exchange(lock, 2) != 0)
+            syscall(SYS_futex, lock, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+static inline void cp_drop_lock(cp_lock *lock) {
+    if (atomic_exchange(lock, 0) == 2)
+        syscall(SYS_futex, lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+#pragma GCC visibility push(hidden)
+
+/* resolve.c */
+extern atomic_bool cp_is_ready; /* the driver is found: real_* may be called */
+void cp_find_driver(void);
+void *cp_swap(void *function); /* our hook in place of this function of the driver, or the function itself */
+#define HOOK(symbol, name, since, stream, params, args) \
+    extern CUresult(*real_##symbol) params;             \
+    CUresult cp_##symbol params;
+#define GATE HOOK
+#define NVML(symbol, params, args)              \
+    extern nvmlReturn_t(*real_##symbol) params; \
+    nvmlReturn_t cp_##symbol params;
+#define CALL(symbol, params) extern CUresult(*real_##symbol) params;
+#include "hooks.def"
+extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
+
+/* budget.c */
+typedef _Atomic uint64_t cp_word;
+enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE };
+struct cp_entry {
+    uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
+    uint64_t bytes;
+    uint32_t kind, refs;
+};
+bool cp_reserve(uint64_t bytes);    /* before the driver allocates: false is out of memory */
+void cp_unreserve(uint64_t bytes);  /* after a free, or when the driver refused */
+void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
+bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
+bool cp_is_capped(void);
+void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
+bool cp_take_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out); /* find and remove */
+bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
+bool cp_find_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out);
+void cp_drop_context(uint64_t context);
+cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
+uint64_t cp_new_id(void);
+unsigned cp_my_slot_number(void);
+void cp_say_once(const char *what);
+extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
+extern bool cp_is_configured, cp_must_cap;
+
+/* link.c */
+extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
+void cp_wait_turn(void);         /* the slow side of the gate */
+void cp_end_step(void);          /* the program waited for the device */
+bool cp_is_capturing(void); /* hooks.c */
+void cp_forget_link(void); /* in a forked child */
+void cp_leave(void);
+
+#pragma GCC visibility pop
+#endif
