@@ -167,18 +167,23 @@ static void in_forked_child(void) {
     cp_forget_link();
 }
 
+static void claim(void) {
+    static bool is_following;
+    if (!is_following)
+        is_following = pthread_atfork(NULL, NULL, in_forked_child) == 0;
+    if (is_following)
+        atomic_store(&cp_slot, cp_claim_slot());
+}
+
 __attribute__((cold, noinline)) static cp_word *open_account(void) {
     const char *why = "every slot of the shared page is taken";
     cp_take_lock(&open_lock);
     if (!atomic_load(&cp_slot) && !is_off && cp_is_configured) {
-        static bool is_following;
         int saved = errno;
         if (!cp_page)
             cp_page = cp_map_page(page_path, &why);
-        if (cp_page && !is_following && pthread_atfork(NULL, NULL, in_forked_child) == 0)
-            is_following = true;
         if (cp_page)
-            atomic_store(&cp_slot, cp_claim_slot());
+            claim();
         if (!atomic_load(&cp_slot)) {
             char text[700];
             snprintf(text, sizeof text, "%s (shared page %.300s); %s", why, page_path,
@@ -300,8 +305,8 @@ static void copy_setting(char *out, size_t size, const char *name) {
     snprintf(out, size, "%s", value ? value : "");
 }
 
-/* The settings are taken before the program can edit its environment. An exec keeps the pid, so what stands in its
- * slot is what the program before this one held. */
+/* The settings are taken before the program can edit its environment, and the slot before a Python agent looks for one.
+ * Trouble is said only when the program turns out to use CUDA. */
 __attribute__((constructor)) static void cp_load(void) {
     static atomic_bool is_loaded;
     if (atomic_exchange(&is_loaded, true))
@@ -317,9 +322,7 @@ __attribute__((constructor)) static void cp_load(void) {
     wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
     int saved = errno;
     if (cp_is_configured && (cp_page = cp_map_page(page_path, &why)))
-        for (unsigned s = 1; s < CP_FIRST_LENT; s++)
-            if (GET(cp_slot_at(s)[CP_S_PID]) == (uint64_t)getpid())
-                cp_wipe(cp_slot_at(s), 0);
+        claim();
     errno = saved;
 }
 

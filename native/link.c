@@ -30,8 +30,10 @@
 #define STOPPED_PATIENCE_NS SECOND       /* one that was stopped took its socket with it */
 #define RETRY_NS SECOND
 #define ANSWER_SECONDS 10
+#define LEARN_STEPS 3     /* after so many steps the daemon is told what the program holds … */
+#define RESAMPLE_STEPS 32 /* … and then now and then, if it has grown by a twentieth */
 
-enum { ATTACH = 1, ATTACHED = 2, ASK = 3, GRANT = 4, RETURN = 5, REFUSE = 11 };
+enum { ATTACH = 1, ATTACHED = 2, ASK = 3, GRANT = 4, RETURN = 5, MEASURED = 6, REFUSE = 11 };
 struct frame {
     uint16_t kind, zero;
     uint32_t length;
@@ -45,7 +47,8 @@ cp_word *_Atomic cp_gate = &stop;
 static cp_lock turn_lock;
 static int fd = -1;
 static ino_t fd_inode; /* the program may have closed our descriptor and opened another with its number */
-static bool is_held, is_off, is_alone;
+static bool is_held, is_off, is_alone, is_reported;
+static uint64_t reported_bytes, granted_ns, granted_steps;
 static _Atomic uint64_t alone_since_ns;
 
 static uint64_t now_ns(void) {
@@ -100,9 +103,9 @@ static bool receive(void *data, size_t size) {
     return true;
 }
 
-static bool send_frame(uint16_t kind, uint64_t first, uint64_t second, const char *body) {
-    struct frame frame = {.kind = kind, .length = body ? (uint32_t)strlen(body) : 0, .word = {first, second}};
-    return send_all(&frame, sizeof frame) && (!body || send_all(body, frame.length));
+static bool send_words(uint16_t kind, uint64_t first, uint64_t second, uint64_t fourth) {
+    struct frame frame = {.kind = kind, .word = {first, second, 0, fourth}};
+    return send_all(&frame, sizeof frame);
 }
 
 /* The next message; of its body the beginning, as text. */
@@ -146,9 +149,11 @@ static bool attach(bool holding) {
              "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":1}", cp_job,
              (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version);
     set_patience(ANSWER_SECONDS);
-    if (!send_frame(ATTACH, 0, 0, body) || !next_frame(&answer, text, sizeof text))
+    struct frame head = {.kind = ATTACH, .length = (uint32_t)strlen(body)};
+    if (!send_all(&head, sizeof head) || !send_all(body, head.length) || !next_frame(&answer, text, sizeof text))
         return false;
     set_patience(0);
+    is_reported = false; /* a new daemon may not know */
     if (answer.kind == ATTACHED)
         return true;
     char why[512];
@@ -190,7 +195,7 @@ static void acquire(cp_word *slot, bool is_asked) {
     for (uint64_t started = now_ns();;) {
         set_lease(slot, 2);
         if (!is_asked)
-            is_asked = (is_up() || attach(false)) && send_frame(ASK, 0, 0, NULL);
+            is_asked = (is_up() || attach(false)) && send_words(ASK, 0, 0, 0);
         if (is_asked && wait_granted())
             break;
         is_asked = false;
@@ -208,17 +213,39 @@ static void acquire(cp_word *slot, bool is_asked) {
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     }
     is_alone = false;
+    granted_ns = now_ns();
+    granted_steps = atomic_load(&slot[CP_S_STEPS]);
     set_lease(slot, 1);
 }
 
+/* What a program that is no loop of ours holds, it holds between turns too: all of it is persistent. */
+static void report(cp_word *slot) {
+    uint64_t held = atomic_load(&slot[CP_S_LIVE]), steps = atomic_load(&slot[CP_S_STEPS]), now = now_ns();
+    uint64_t step_ns = steps > granted_steps ? (now - granted_ns) / (steps - granted_steps) : 0;
+    if ((int64_t)held < 0 || (is_reported && held <= reported_bytes + reported_bytes / 20))
+        return;
+    if (send_words(MEASURED, held, 0, step_ns)) {
+        is_reported = true;
+        reported_bytes = held;
+    }
+}
+
 static void give_back(cp_word *slot, bool wants_more) {
+    report(slot);
     uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
-    bool is_told = send_frame(RETURN, steps, wants_more, NULL);
+    bool is_told = send_words(RETURN, steps, wants_more, 0);
     if (!is_told && attach(true)) /* a new daemon has read in the page that we hold it */
-        is_told = send_frame(RETURN, steps, wants_more, NULL);
+        is_told = send_words(RETURN, steps, wants_more, 0);
     set_lease(slot, 0);
     if (wants_more)
         acquire(slot, is_told);
+}
+
+/* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
+static void step_aside(void) {
+    hang_up();
+    is_held = false;
+    atomic_store(&cp_gate, &go_on);
 }
 
 static bool is_left_to_agent(void) {
@@ -234,8 +261,8 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
     int saved = errno;
     cp_take_lock(&turn_lock);
     cp_word *gate = atomic_load(&cp_gate), *slot = cp_my_slot();
-    if (is_off || !slot || !cp_job[0] || !cp_socket_path[0] || (!is_held && is_left_to_agent()))
-        atomic_store(&cp_gate, &go_on);
+    if (is_off || !slot || !cp_job[0] || !cp_socket_path[0] || is_left_to_agent())
+        step_aside();
     else if (!is_held && gate == &stop)
         acquire(slot, false);
     else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
@@ -255,15 +282,19 @@ void cp_end_step(void) {
     if (!slot)
         return;
     atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], now_ns(), memory_order_relaxed);
-    atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed);
-    if (!atomic_load(&slot[CP_S_RECALL]) || cp_is_capturing())
+    uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed) + 1;
+    bool is_sample = steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0;
+    if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_is_capturing())
         return;
     int saved = errno;
     cp_take_lock(&turn_lock);
-    if (is_held && atomic_load(&slot[CP_S_RECALL])) {
+    if (is_left_to_agent())
+        step_aside();
+    else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
         real_cuCtxSynchronize(); /* other streams may still be busy */
         give_back(slot, false);
-    }
+    } else if (is_held)
+        report(slot);
     cp_drop_lock(&turn_lock);
     errno = saved;
 }
@@ -273,7 +304,7 @@ void cp_forget_link(void) {
     if (fd >= 0)
         close(fd);
     fd = -1;
-    is_held = is_off = is_alone = false;
+    is_held = is_off = is_alone = is_reported = false;
     atomic_store(&cp_gate, &stop);
 }
 

@@ -214,10 +214,17 @@ EXPORT void free(void *block) {
 
 /* Load, fork, exit */
 
+static void cp_claim(void) {
+    cp_word *slot = cp_claim_slot();
+    atomic_store(&cp_slot, slot);
+    if (!slot)
+        cp_say("carpool: every slot of the shared page is taken; " NOT_COUNTED "\n");
+}
+
 static void cp_after_fork(void) {
     int saved = errno;
     atomic_flag_clear(&cp_denial_said);
-    atomic_store(&cp_slot, cp_claim_slot());
+    cp_claim();
     errno = saved;
 }
 
@@ -232,7 +239,7 @@ __attribute__((constructor)) static void cp_load(void) {
     else if ((cp_page = cp_map_page(path, &why)) && pthread_atfork(NULL, NULL, cp_after_fork) != 0)
         why = "a fork could not be followed";
     else if (cp_page)
-        atomic_store(&cp_slot, cp_claim_slot());
+        cp_claim();
     if (why) {
         char line[512];
         snprintf(line, sizeof line, "carpool: %s (shared page %.300s); %s\n", why, path, NOT_COUNTED);

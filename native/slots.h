@@ -72,7 +72,7 @@ static bool cp_is_gone(uint64_t pid) {
 }
 
 /* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
-static cp_word *cp_claim_slot(void) {
+static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
     uint64_t self = (uint64_t)getpid();
     cp_word *mine = NULL;
     unsigned at = 0;
@@ -88,10 +88,8 @@ static cp_word *cp_claim_slot(void) {
         if ((pid == 0 || cp_is_gone(pid)) && cp_take(cp_slot_at(s), pid))
             mine = cp_slot_at(at = s);
     }
-    if (!mine) {
-        cp_say("carpool: every slot of the shared page is taken; " NOT_COUNTED "\n");
+    if (!mine)
         return NULL;
-    }
     cp_wipe(mine, self);
     PUT(mine[CP_S_FLAGS], CP_FLAG_METERED);
     cp_raise(&cp_page[CP_H_SLOTS_USED], at + 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -53,6 +54,7 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
             from carpool.agent import torch_hooks
 
             torch_hooks.install(module)
+            os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
             sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
 

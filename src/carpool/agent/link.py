@@ -40,6 +40,7 @@ class Link:
         self.words = self.page.words
         self.base = 0  # word index of this process's slot; 0 until it has one
         self._find_slot()
+        os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
 
     def _find_slot(self) -> None:
         slot = self.page.slot_of(os.getpid())

@@ -7,6 +7,8 @@ from pathlib import Path
 import carpool
 from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
+from carpool.devices.libraries import find_library
+from carpool.errors import UsageError
 from carpool.wire.places import Places
 
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
@@ -15,7 +17,10 @@ INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 def job_environment(
     places: Places, device: DeviceFacts, *, job: str, page: Path, is_capped: bool
 ) -> dict[str, object]:
-    """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has."""
+    """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has.
+
+    A UsageError says why the job's cap could not be kept.
+    """
     prepend = {"PYTHONPATH": str(INJECT)}
     default: dict[str, str] = {}
     settings = {
@@ -23,6 +28,7 @@ def job_environment(
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
         "CARPOOL_DEVICE_KIND": device.kind,
+        "CARPOOL_VERSION": carpool.__version__,
     }
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
@@ -32,5 +38,15 @@ def job_environment(
             prepend["LD_PRELOAD"] = meter
         default.update(device.environment)
     else:
+        guest = find_library("gpu")
+        if guest is not None:
+            prepend["LD_PRELOAD"] = guest
+        elif is_capped:
+            raise UsageError(
+                "--memory cannot be kept on a GPU: the library that does it was not built;"
+                " install gcc and reinstall carpool, or run without --memory"
+            )
+        if device.library_directory:
+            prepend["LD_LIBRARY_PATH"] = device.library_directory
         settings.update(device.environment)
     return {"set": settings, "prepend": prepend, "default": default}

@@ -22,6 +22,7 @@ from carpool.daemon import processes
 from carpool.daemon.environment import job_environment
 from carpool.daemon.jobs import JobFile, LiveJob
 from carpool.devices.base import DeviceFacts
+from carpool.errors import UsageError
 from carpool.wire import messages as m
 from carpool.wire.places import Places
 
@@ -61,6 +62,10 @@ class Starter:
             if live.runner is not None:
                 live.runner.send(m.Refuse(reason=f"job {live.id} {reason}; free some space and try again"))
             return JobExited(job=live.id, code=1, reason=reason)
+        except UsageError as error:
+            if live.runner is not None:
+                live.runner.send(m.Refuse(reason=f"job {live.id} is not started: {error}"))
+            return JobExited(job=live.id, code=1, reason=str(error))
         return None
 
     def send_start(self, live: LiveJob) -> None:
