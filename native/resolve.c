@@ -146,6 +146,8 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
     return answer;
 }
 
+/* Sanitizers come with a dlsym of their own, and call it before anything else can run: their builds leave ours out. */
+#ifndef WITHOUT_DLSYM
 __attribute__((visibility("default"))) void *dlsym(void *handle, const char *symbol);
 #if defined(__x86_64__)
 __asm__(".text\n.globl dlsym\n.type dlsym, @function\ndlsym:\n"
@@ -163,4 +165,5 @@ __asm__(".text\n.globl dlsym\n.type dlsym, %function\ndlsym:\n"
         "  cbz x2, 1f\n  mov x0, x2\n  ret\n"
         "1: adrp x16, cp_real_dlsym\n  ldr x16, [x16, :lo12:cp_real_dlsym]\n  br x16\n"
         ".size dlsym, .-dlsym\n");
+#endif
 #endif
