@@ -15,7 +15,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt native/meter.c native/page.h
+$(STAMP): pyproject.toml constraints.txt $(wildcard native/*.[ch] native/*.def native/fake/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "carpool needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,7 @@ bench: setup
 
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams
+	@$(BIN)/python -m carpool.testing.coverage
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/carpool/_native/*.so
