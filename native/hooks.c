@@ -9,6 +9,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define GRAIN 512 /* the driver's own smallest step */
 #define DEVICES_MAX 64
+#define LARGE_COPY (1u << 20)
 #define READY                                                              \
     do {                                                                   \
         if (!atomic_load_explicit(&cp_is_ready, memory_order_acquire))     \
@@ -472,6 +473,30 @@ __asm__(".text\n.type cp_wait_then_go, @function\ncp_wait_then_go:\n  .cfi_start
     EXPORT CUresult symbol params __attribute__((alias("cp_" #symbol)));
 #endif
 #include "hooks.def"
+
+#define COPY_BLOCKING(symbol, to_type, from_type)                          \
+    CUresult cp_##symbol(to_type to, from_type from, size_t size) {        \
+        READY;                                                             \
+        if (size >= LARGE_COPY)                                            \
+            PASS_GATE;                                                     \
+        return real_##symbol(to, from, size);                              \
+    }
+#define COPY_ASYNC(symbol, to_type, from_type)                                       \
+    CUresult cp_##symbol(to_type to, from_type from, size_t size, CUstream stream) { \
+        READY;                                                                       \
+        if (size >= LARGE_COPY)                                                      \
+            PASS_GATE;                                                               \
+        return real_##symbol(to, from, size, stream);                                \
+    }
+#define COPIES(name, version, to_type, from_type)                  \
+    COPY_BLOCKING(name##version, to_type, from_type)               \
+    COPY_BLOCKING(name##version##_ptds, to_type, from_type)        \
+    COPY_ASYNC(name##Async##version, to_type, from_type)           \
+    COPY_ASYNC(name##Async##version##_ptsz, to_type, from_type)
+COPIES(cuMemcpyHtoD, _v2, CUdeviceptr, const void *)
+COPIES(cuMemcpyDtoH, _v2, void *, CUdeviceptr)
+COPIES(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr)
+COPIES(cuMemcpy, , CUdeviceptr, CUdeviceptr)
 
 #define LAUNCH_GRAPH(symbol)                                        \
     CUresult cp_##symbol(CUgraphExec exec, CUstream stream) {       \

@@ -58,6 +58,8 @@
     X(cuLaunchKernel, cuLaunchKernel, 4000, (CUfunction, DIMS, CUstream, void **, void **))                       \
     X(cuLaunchKernelEx, cuLaunchKernelEx, 11060, (const CUlaunchConfig *, CUfunction, void **, void **))          \
     X(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, (CUfunction, DIMS, CUstream, void **))          \
+    X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, (CUdeviceptr, const void *, size_t))                                   \
+    X(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, (void *, CUdeviceptr, size_t))                                         \
     X(cuEventCreate, cuEventCreate, 2000, (CUevent *, unsigned))                                                  \
     X(cuEventRecord, cuEventRecord, 2000, (CUevent, CUstream))                                                    \
     X(cuStreamCreate, cuStreamCreate, 2000, (CUstream *, unsigned))                                               \
@@ -256,7 +258,18 @@ static void obey(const char *verb, char words[3][64]) {
         answer(result, total);
     } else if (strcmp(verb, "launch") == 0)
         answer(launch(words[0], words[1], stream), 0);
-    else if (strcmp(verb, "sync") == 0)
+    else if (strcmp(verb, "copy") == 0) { /* `a` bytes there and back; answers how many came back changed */
+        char *out = calloc(2, (size_t)a), *back = out + a;
+        CUdeviceptr at = 0;
+        for (long i = 0; i < a; i++)
+            out[i] = (char)(i * 7);
+        CUresult result = p_cuMemAlloc_v2(&at, (size_t)a);
+        result = result ? result : p_cuMemcpyHtoD_v2(at, out, (size_t)a);
+        result = result ? result : p_cuMemcpyDtoH_v2(back, at, (size_t)a);
+        p_cuMemFree_v2(at);
+        answer(result, memcmp(out, back, (size_t)a) != 0);
+        free(out);
+    } else if (strcmp(verb, "sync") == 0)
         answer(p_cuCtxSynchronize(), 0);
     else if (strcmp(verb, "threshold") == 0) {
         CUmemoryPool pool;

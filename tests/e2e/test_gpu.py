@@ -97,15 +97,19 @@ def test_two_programs_take_turns_at_their_kernel_launches(node: Node, built: Bui
     assert all(app.started.err == "" for app in apps)
 
 
-@pytest.mark.parametrize("how", ["plain", "ex", "cooperative"])
-def test_every_form_of_launch_waits_for_the_turn(node: Node, built: Built, how: str) -> None:
+LAUNCHES = ["launch plain busy_1us", "launch ex busy_1us", "launch cooperative busy_1us", "capture 1 1 busy_1us"]
+
+
+@pytest.mark.parametrize("line", [*LAUNCHES, f"copy {2 * MIB}"])
+def test_every_form_of_launch_and_a_large_copy_wait_for_the_turn(node: Node, built: Built, line: str) -> None:
     node.start(device="stub:16GiB", quantum="10s")
     holder, waiter = App(node, built, "holder", "--memory", "1GiB"), App(node, built, "waiter", "--memory", "1GiB")
     holder.tell("loop 2000 1 busy_10ms")
     wait_until(lambda: node.holders() == [node.job("holder")["id"]], "the holder has its turn")
-    waiter.tell(f"launch {how} busy_1us")
+    assert waiter.ask("copy 4096") == (0, 0)
+    waiter.tell(line)
     node.wait_state("waiter", "waiting")
-    assert len(waiter.started.lines) == 1
+    assert len(waiter.started.lines) == 2
     assert holder.answer()[0] == 0
     holder.started.end()
     assert waiter.answer() == (0, 0)
