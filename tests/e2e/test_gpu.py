@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,3 +174,24 @@ def test_a_driver_error_of_one_program_is_its_own(node: Node, built: Built) -> N
     assert good.ask("launch plain busy_1ms")[0] == 0
     assert good.ask("sync")[0] == 0
     assert good.ask(f"alloc plain 0 {10 * MIB}")[0] == 0
+
+
+def test_an_allocation_waits_for_room_where_that_was_asked_for(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    app = App(node, built, "app", "--memory", "1GiB", "--wait-memory", "500ms")
+    started = time.monotonic()
+    assert app.ask(f"alloc plain 0 {2 << 30}")[0] == OUT_OF_MEMORY  # it can never fit: no wait
+    assert app.ask(f"alloc plain 0 {1 << 30}")[0] == 0
+    assert app.ask(f"alloc plain 1 {1 << 30}")[0] == OUT_OF_MEMORY  # nobody but itself could make room
+    assert time.monotonic() - started < 10
+    text = (Path("/proc") / str(app.pid) / "environ").read_bytes().split(b"\0")
+    assert b"CARPOOL_WAIT_MEMORY_NS=500000000" in text
+
+
+def test_a_wait_for_memory_is_refused_where_nobody_can_keep_it(node: Node, built: Built) -> None:
+    node.start(device="cpu:1GiB")
+    done = node.carpool("run", "--wait-memory", "1s", "--", "true")
+    assert done.code == 1
+    assert "--wait-memory works on GPUs only" in done.err
+    node.submit("true", options=["--name", "later", "--wait-memory", "1s"])
+    assert "--wait-memory works on GPUs only" in node.wait_state("later", "failed")["reason"]

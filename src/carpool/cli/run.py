@@ -18,7 +18,7 @@ from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
 from carpool.errors import UsageError
-from carpool.units import parse_bytes
+from carpool.units import parse_bytes, parse_duration_ns
 from carpool.wire.places import find_places
 
 NAME_MAX = 60
@@ -36,6 +36,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
         click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option(
+            "--wait-memory", metavar="TIME", help="On a GPU: wait this long for room under the cap, like 30s."
+        ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
         click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
@@ -121,6 +124,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "weight_milli": max(1, round(options["weight"] * 1000)),
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
+        "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

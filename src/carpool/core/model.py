@@ -81,6 +81,7 @@ class JobSpec:
     weight_milli: int = WEIGHT_ONE
     priority: int = 0
     cap_bytes: int | None = None
+    wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""

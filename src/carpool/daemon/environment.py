@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import carpool
+from carpool.core.model import JobSpec
 from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
 from carpool.devices.libraries import find_library
@@ -14,13 +15,12 @@ from carpool.wire.places import Places
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 
 
-def job_environment(
-    places: Places, device: DeviceFacts, *, job: str, page: Path, is_capped: bool
-) -> dict[str, object]:
+def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: str, page: Path) -> dict[str, object]:
     """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has.
 
-    A UsageError says why the job's cap could not be kept.
+    A UsageError says what of the job's options could not be kept.
     """
+    is_capped = spec.cap_bytes is not None
     prepend = {"PYTHONPATH": str(INJECT)}
     default: dict[str, str] = {}
     settings = {
@@ -32,6 +32,10 @@ def job_environment(
     }
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
+    if spec.wait_memory_ns is not None:
+        if device.kind == "cpu":
+            raise UsageError("--wait-memory works on GPUs only: leave it out, or choose another --device")
+        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns)
     if device.kind == "cpu":
         meter = cpu.meter_path()
         if meter is not None:

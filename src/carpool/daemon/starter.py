@@ -53,6 +53,8 @@ class Starter:
         try:
             live.make_page()
             live.save()
+            if live.page is not None:
+                self._environment(live, live.page.path)  # what cannot be kept is refused before a runner is started
             if live.runner is not None:
                 self.send_start(live)
             elif live.file.environment is not None:
@@ -69,16 +71,12 @@ class Starter:
         return None
 
     def send_start(self, live: LiveJob) -> None:
-        if live.runner is None or live.page is None:
-            return
-        added = job_environment(
-            self._places,
-            self._devices[live.file.device],
-            job=live.id,
-            page=live.page.path,
-            is_capped=live.file.spec.cap_bytes is not None,
-        )
-        live.runner.send(m.Start(job=live.id, environment=added))
+        if live.runner is not None and live.page is not None:
+            live.runner.send(m.Start(job=live.id, environment=self._environment(live, live.page.path)))
+
+    def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
+        device = self._devices[live.file.device]
+        return job_environment(self._places, device, live.file.spec, job=live.id, page=page)
 
     def _spawn_runner(self, live: LiveJob) -> None:
         self._places.logs.mkdir(mode=0o700, exist_ok=True)

@@ -27,6 +27,7 @@ class SpecBody(msgspec.Struct, kw_only=True):
     weight_milli: Count = 1000
     priority: Count = 0
     cap_bytes: Count | None = None
+    wait_memory_ns: Count | None = None
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
@@ -40,7 +41,11 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         raise UsageError(f"the job's options cannot be read: {error}") from error
     if said.weight_milli < 1:
         raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
-    for name, value in (("memory cap", said.cap_bytes), ("number of steps", said.steps)):
+    for name, value in (
+        ("memory cap", said.cap_bytes),
+        ("wait for memory", said.wait_memory_ns),
+        ("number of steps", said.steps),
+    ):
         if value is not None and value < 1:
             raise UsageError(f"the {name} {value} is not above 0")
     return JobSpec(
@@ -49,6 +54,7 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         weight_milli=said.weight_milli,
         priority=said.priority,
         cap_bytes=said.cap_bytes,
+        wait_memory_ns=said.wait_memory_ns,
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
