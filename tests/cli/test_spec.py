@@ -19,6 +19,7 @@ OPTIONS: dict[str, Any] = {
     "weight": 1.0,
     "tenant": "default",
     "memory": None,
+    "wait_memory": None,
     "steps": None,
     "device": None,
     "policy": None,
