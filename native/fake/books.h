@@ -42,6 +42,7 @@ struct books {
         uint64_t pid, birth;
         struct card_row card[CARDS_MAX];
     } row[ROWS];
+    _Atomic uint64_t faults[CARDS_MAX]; /* kernels that broke a context */
 };
 
 static uint64_t now_ns(void) {

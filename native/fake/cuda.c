@@ -4,7 +4,10 @@
  * A kernel is its name: `busy_250us` occupies the card for 250 µs (ns, us, ms or s), `increment` adds one to the n
  * ints at p for parameters (p, n), `fault` breaks its context for good, anything else takes no time. One card does one
  * thing at a time, in the order of launches, for all processes.
+ * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
+ * const unsigned block[3]).
  * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full.
+ * CARPOOL_STUB_SHARED_FAULT=1 makes a fault break every process's contexts on that card, as under a shared server.
  *
  * Threads: any. Locks: `lock` for every list and count of this process, inside it
  * `file_lock` for the file, whose own lock (books.h) keeps out other processes only.
@@ -12,6 +15,7 @@
 #define _GNU_SOURCE
 #include "books.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include "../driver.h"
@@ -21,13 +25,15 @@
 #define GRAIN 512
 #define CHUNK (2u << 20) /* granularity of virtual memory management */
 #define BUCKETS 16384
+#define PTR(p) ((CUdeviceptr)(uintptr_t)(p))
 
-enum kind { PLAIN, POOLED, MAPPED, ARRAY, MIPMAP, EXTERNAL, HANDLE, RANGE };
+enum kind { PLAIN, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, RANGE, IMPORTED };
 
 struct CUctx_st {
     unsigned device;
     int error, uses;
     bool is_primary;
+    uint64_t faults; /* of the card, when the context was made */
     struct CUstream_st *streams;
 };
 struct CUstream_st {
@@ -42,21 +48,30 @@ struct CUevent_st {
     bool is_recorded;
 };
 struct CUmod_st {
-    CUcontext context;
+    CUfunction functions;
 };
+typedef void (*kernel_body)(void **params, const unsigned grid[3], const unsigned block[3]);
 struct CUfunc_st {
     uint64_t ns;
-    enum { TIMED, INCREMENT, FAULT } does;
+    bool is_fault;
+    kernel_body body;
+    char *name;
+    CUmodule module;
+    CUfunction next;
 };
 struct CUmemPoolHandle_st {
     unsigned device;
+    bool is_host; /* holds no byte of a card */
     uint64_t threshold, reserved, used;
 };
+struct keep;
 struct CUgraph_st {
     uint64_t ns, kernels, alloc_bytes;
+    struct keep *objects;
 };
 struct CUgraphExec_st {
     uint64_t ns, kernels, alloc_bytes;
+    struct keep *objects;
     bool is_mapped;
     unsigned device;
 };
@@ -67,6 +82,7 @@ struct block {
     size_t bytes, span; /* charged, and mapped on the host */
     CUcontext context;
     CUmemoryPool pool;
+    int shared_fd; /* of a block that other processes may open */
     struct block *backing, *next;
 };
 
@@ -153,6 +169,8 @@ static struct block *note(uint64_t at, enum kind kind, unsigned device, size_t b
 static void forget(struct block **b) {
     struct block *gone = *b;
     *b = gone->next;
+    if (gone->shared_fd > 0)
+        close(gone->shared_fd);
     if (gone->span)
         munmap((void *)(uintptr_t)gone->at, gone->span);
     free(gone);
@@ -167,6 +185,14 @@ static size_t round_up(size_t size, size_t grain) { return (size + grain - 1) / 
 
 /* Contexts */
 
+static bool shares_faults;
+
+static bool is_broken(CUcontext c) {
+    if (shares_faults && atomic_load(&books->faults[card_of[c->device]]) != c->faults)
+        c->error = CUDA_ERROR_LAUNCH_FAILED;
+    return c->error != 0;
+}
+
 static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
 
 #define NEED_CONTEXT                                                              \
@@ -175,7 +201,7 @@ static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
             return CUDA_ERROR_NOT_INITIALIZED;                                    \
         if (!context())                                                           \
             return CUDA_ERROR_INVALID_CONTEXT;                                    \
-        if (context()->error)                                                     \
+        if (is_broken(context()))                                                 \
             return context()->error;                                              \
     } while (0)
 #define NEED_DEVICE(dev)                          \
@@ -210,7 +236,7 @@ static CUresult allocate(uint64_t *out, size_t size, enum kind kind) {
 static void pool_settle(CUmemoryPool pool, uint64_t keep) {
     uint64_t wanted = pool->used > keep ? pool->used : keep;
     if (pool->reserved > wanted) {
-        uncharge(pool->device, pool->reserved - wanted);
+        uncharge(pool->device, pool->is_host ? 0 : pool->reserved - wanted);
         pool->reserved = wanted;
     }
 }
@@ -292,6 +318,7 @@ API cuInit(unsigned int flags) {
         char *end;
         fails_at = fail ? atol(fail) : 0;
         context_bytes = each ? parse_size(each, &end) : 0;
+        shares_faults = getenv("CARPOOL_STUB_SHARED_FAULT") != NULL;
         choose_devices();
         if (devices == 0)
             result = 100; /* CUDA_ERROR_NO_DEVICE */
@@ -315,16 +342,6 @@ API cuInit(unsigned int flags) {
 }
 
 API cuDriverGetVersion(int *version) { return *version = 13000, CUDA_SUCCESS; }
-
-API cuGetErrorName(CUresult error, const char **text) {
-    *text = error == 0 ? "CUDA_SUCCESS" : error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
-    return CUDA_SUCCESS;
-}
-
-API cuGetErrorString(CUresult error, const char **text) {
-    *text = error == 0 ? "no error" : error == 2 ? "out of memory" : "an error of carpool's stand-in driver";
-    return CUDA_SUCCESS;
-}
 
 API cuGetExportTable(const void **table, const CUuuid *id) {
     (void)table, (void)id;
@@ -361,21 +378,10 @@ API cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
     return *bytes = books->card_bytes, CUDA_SUCCESS;
 }
 
-API cuDeviceGetAttribute(int *out, CUdevice_attribute which, CUdevice dev) {
-    NEED_DEVICE(dev);
-    switch (which) {
-    case 1: *out = 1024; break;          /* threads a block */
-    case 10: *out = 32; break;           /* warp */
-    case 16: *out = 108; break;          /* multiprocessors */
-    case 75: *out = 8; break;            /* compute capability */
-    case 76: *out = 0; break;
-    case 41: case 83: case 102: case 115: *out = 1; break; /* unified, managed, virtual memory, pools */
-    default: *out = 1;
-    }
-    return CUDA_SUCCESS;
+static bool open_context(CUcontext c) {
+    c->faults = atomic_load(&books->faults[card_of[c->device]]);
+    return !context_bytes || charge(c->device, context_bytes);
 }
-
-static bool open_context(CUcontext c) { return !context_bytes || charge(c->device, context_bytes); }
 
 API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev) {
     NEED_DEVICE(dev);
@@ -502,7 +508,7 @@ API cuMemGetInfo_v2(size_t *free_out, size_t *total) {
 }
 
 API cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
-    uint64_t at;
+    uint64_t at = 0;
     CUresult result = allocate(&at, size, PLAIN);
     return result ? result : (*out = at, CUDA_SUCCESS);
 }
@@ -570,7 +576,7 @@ static CUresult wait_until(uint64_t at_ns) {
         struct timespec pause = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
         nanosleep(&pause, NULL);
     }
-    return context() && context()->error ? context()->error : CUDA_SUCCESS;
+    return context() && is_broken(context()) ? context()->error : CUDA_SUCCESS;
 }
 
 static void trim_pools(void) {
@@ -676,7 +682,6 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s)
     memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
     return CUDA_SUCCESS;
 }
-#define PTR(p) ((CUdeviceptr)(uintptr_t)(p))
 API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t n) { return copy(to, PTR(from), n, NULL); }
 API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) { return copy(PTR(to), from, n, NULL); }
 API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(to, from, n, NULL); }
@@ -712,7 +717,7 @@ API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CU
     pthread_mutex_lock(&lock);
     uint64_t wanted = pool->used + bytes, more = wanted > pool->reserved ? wanted - pool->reserved : 0;
     uint64_t at = 0;
-    bool fits = bytes >= size && !injected() && (!more || charge(pool->device, more)) && (at = map_host(bytes));
+    bool fits = bytes >= size && !injected() && (!more || pool->is_host || charge(pool->device, more)) && (at = map_host(bytes));
     if (fits) {
         pool->reserved += more;
         pool->used = wanted;
@@ -734,10 +739,13 @@ API cuMemFreeAsync(CUdeviceptr at, CUstream s) {
 }
 
 API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
-    NEED_DEVICE(props->location.id);
+    bool is_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (is_device)
+        NEED_DEVICE(props->location.id);
     if (!(*out = calloc(1, sizeof **out)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return (*out)->device = (unsigned)props->location.id, CUDA_SUCCESS;
+    **out = (struct CUmemPoolHandle_st){.device = is_device ? (unsigned)props->location.id : 0, .is_host = !is_device};
+    return CUDA_SUCCESS;
 }
 
 API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
@@ -783,6 +791,17 @@ API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
     NEED_DEVICE(dev);
     return current_pool[dev] = pool, CUDA_SUCCESS;
 }
+
+/* The pool of a place, device or host; managed memory counts on a card. */
+API cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+    static struct CUmemPoolHandle_st host_pool = {.is_host = true};
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return cuDeviceGetMemPool(out, location->id);
+    NEED_CONTEXT;
+    bool is_managed = type == 2;
+    return *out = is_managed ? current_pool[context()->device] : &host_pool, CUDA_SUCCESS;
+}
+API cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) { return cuMemGetMemPool(out, location, type); }
 
 /* Virtual memory management. Mapped ranges are host memory of their own; the bytes belong to the handle. */
 
@@ -942,29 +961,10 @@ API cuDestroyExternalMemory(CUexternalMemory memory) { return release(PTR(memory
 
 /* Kernels */
 
-API cuModuleLoadData(CUmodule *out, const void *image) {
-    (void)image;
-    NEED_CONTEXT;
-    return (*out = calloc(1, sizeof **out)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-API cuModuleLoad(CUmodule *out, const char *path) { return cuModuleLoadData(out, path); }
-API cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int n, int *options, void **values) { return (void)n, (void)options, (void)values, cuModuleLoadData(out, image); }
-API cuModuleUnload(CUmodule module) { return free(module), CUDA_SUCCESS; }
+#include "code.h"
 
-API cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
-    (void)module;
-    if (!(*out = calloc(1, sizeof **out)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (strncmp(name, "busy_", 5) == 0) {
-        char *unit;
-        (*out)->ns = strtoull(name + 5, &unit, 10);
-        (*out)->ns *= *unit == 'u' ? 1000 : *unit == 'm' ? 1000000 : *unit == 's' ? 1000000000 : 1;
-    }
-    (*out)->does = strcmp(name, "increment") == 0 ? INCREMENT : strcmp(name, "fault") == 0 ? FAULT : TIMED;
-    return CUDA_SUCCESS;
-}
-
-static CUresult launch(CUfunction f, CUstream s, void **params) {
+#define SHAPE(x, y, z) (const unsigned[]){x, y, z}
+static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned grid[3], const unsigned block[3]) {
     NEED_CONTEXT;
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -974,11 +974,12 @@ static CUresult launch(CUfunction f, CUstream s, void **params) {
         s->capturing->kernels++;
         return CUDA_SUCCESS;
     }
-    if (f->does == INCREMENT)
-        for (int i = 0, *p = (int *)(uintptr_t) * (CUdeviceptr *)params[0]; i < *(int *)params[1]; i++)
-            p[i]++;
-    if (f->does == FAULT)
+    if (f->body)
+        f->body(params, grid, block);
+    if (f->is_fault) {
         context()->error = CUDA_ERROR_LAUNCH_FAILED;
+        atomic_fetch_add(&books->faults[card_of[context()->device]], 1);
+    }
     if (f->ns)
         enqueue(s, f->ns);
     else
@@ -987,30 +988,35 @@ static CUresult launch(CUfunction f, CUstream s, void **params) {
 }
 
 #define DIMS unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared
-#define UNUSED_DIMS (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared
+#define DIMS_OF(config) SHAPE((config)->gridDimX, (config)->gridDimY, (config)->gridDimZ), SHAPE((config)->blockDimX, (config)->blockDimY, (config)->blockDimZ)
 API cuLaunchKernel(CUfunction f, DIMS, CUstream s, void **params, void **extra) {
-    UNUSED_DIMS, (void)extra;
-    return launch(f, s, params);
+    (void)shared, (void)extra;
+    return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
 }
 API cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
     (void)extra;
-    return launch(f, config->hStream, params);
+    return launch(f, config->hStream, params, DIMS_OF(config));
 }
 API cuLaunchCooperativeKernel(CUfunction f, DIMS, CUstream s, void **params) {
-    UNUSED_DIMS;
-    return launch(f, s, params);
+    (void)shared;
+    return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
 }
-API cuLaunch(CUfunction f) { return launch(f, NULL, NULL); }
-API cuLaunchGrid(CUfunction f, int w, int h) { return (void)w, (void)h, launch(f, NULL, NULL); }
-API cuLaunchGridAsync(CUfunction f, int w, int h, CUstream s) { return (void)w, (void)h, launch(f, s, NULL); }
+API cuLaunch(CUfunction f) { return launch(f, NULL, NULL, SHAPE(1, 1, 1), SHAPE(1, 1, 1)); }
+API cuLaunchGrid(CUfunction f, int w, int h) { return launch(f, NULL, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
+API cuLaunchGridAsync(CUfunction f, int w, int h, CUstream s) { return launch(f, s, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
 
 /* Graphs */
+
+#include "objects.h"
 
 API cuGraphCreate(CUgraph *out, unsigned int flags) {
     (void)flags;
     return (*out = calloc(1, sizeof **out)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-API cuGraphDestroy(CUgraph graph) { return free(graph), CUDA_SUCCESS; }
+API cuGraphDestroy(CUgraph graph) {
+    drop_objects(graph->objects);
+    return free(graph), CUDA_SUCCESS;
+}
 
 static CUgraphNode new_node(void) { return (CUgraphNode)(uintptr_t)(0x1000 + 16 * next_handle++); }
 
@@ -1042,6 +1048,10 @@ API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long l
     (*out)->kernels = graph->kernels;
     (*out)->alloc_bytes = graph->alloc_bytes;
     (*out)->device = context()->device;
+    for (struct keep *k = graph->objects; k; k = k->next) {
+        cuUserObjectRetain(k->object, 1);
+        keep_object(&(*out)->objects, k->object, 1);
+    }
     return CUDA_SUCCESS;
 }
 API cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text, size_t size) { return (void)bad, (void)text, (void)size, cuGraphInstantiateWithFlags(out, graph, 0); }
@@ -1068,6 +1078,7 @@ API cuGraphExecDestroy(CUgraphExec exec) {
         graph_mapped[exec->device] -= exec->alloc_bytes;
         graph_cached[exec->device] += exec->alloc_bytes;
     }
+    drop_objects(exec->objects);
     return free(exec), CUDA_SUCCESS;
 }
 
@@ -1098,10 +1109,35 @@ API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out) {
     return *out = stream_of(s)->capturing != NULL, CUDA_SUCCESS;
 }
 
+/* A captured stream's graph; it depends on nothing here. */
+API cuStreamGetCaptureInfo_v3(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after, const CUgraphEdgeData **edges, size_t *count) {
+    NEED_CONTEXT;
+    CUgraph own = stream_of(s)->capturing;
+    *status = own != NULL;
+    if (id)
+        *id = PTR(own);
+    if (graph)
+        *graph = own;
+    if (after)
+        *after = NULL;
+    if (edges)
+        *edges = NULL;
+    if (count)
+        *count = 0;
+    return CUDA_SUCCESS;
+}
+API cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after, size_t *count) {
+    return cuStreamGetCaptureInfo_v3(s, status, id, graph, after, NULL, count);
+}
+API cuGraphUpload(CUgraphExec exec, CUstream s) { return (void)exec, (void)s, CUDA_SUCCESS; }
+
+#include "facts.h"
+#include "sharing.h"
+
 /* Per-thread default streams: here the same as the others, but functions of their own, as in the real library. */
-API cuLaunchKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params, void **extra) { return UNUSED_DIMS, (void)extra, launch(f, s, params); }
-API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) { return (void)extra, launch(f, config->hStream, params); }
-API cuLaunchCooperativeKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params) { return UNUSED_DIMS, launch(f, s, params); }
+API cuLaunchKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params, void **extra) { return (void)shared, (void)extra, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
+API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) { return (void)extra, launch(f, config->hStream, params, DIMS_OF(config)); }
+API cuLaunchCooperativeKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params) { return (void)shared, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
 API cuGraphLaunch_ptsz(CUgraphExec exec, CUstream s) { return cuGraphLaunch(exec, s); }
 API cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t size, CUstream s) { return cuMemAllocAsync(out, size, s); }
 API cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(out, size, pool, s); }
@@ -1113,6 +1149,10 @@ API cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
 API cuGetProcAddress_v2(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
 API cuGetProcAddress(const char *, void **, int, cuuint64_t);
 
+#define ABSENT(symbol, name, since, stream) \
+    API symbol(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+#include "doors.def"
+
 struct door {
     const char *base;
     int since;
@@ -1121,8 +1161,8 @@ struct door {
 };
 static const struct door doors[] = {
 #define DOOR(symbol, base, since, per_thread) {#base, since, per_thread, (void *)symbol},
+#define ABSENT DOOR
 #include "doors.def"
-#undef DOOR
 };
 
 API cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {

@@ -12,6 +12,7 @@
 struct nvmlDevice_st {
     unsigned card;
     uint64_t busy_ns, at_ns; /* when the utilisation was last asked for */
+    uint64_t row_busy_ns[ROWS], rows_at_ns; /* and that of processes */
 };
 
 typedef struct {
@@ -26,6 +27,16 @@ typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
 } nvmlProcessInfo_v1_t;
+typedef struct {
+    char legacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long timeStamp;
+    unsigned int smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
 
 static struct nvmlDevice_st cards[CARDS_MAX];
 
@@ -103,6 +114,38 @@ API nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned int size) {
     return text(out, size, own);
 }
 
+/* Facts that monitors show. What is not answered here is "not supported", which they take for an empty cell. */
+API nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out) {
+    NEED(device);
+    *out = (nvmlPciInfo_t){.bus = device->card + 1};
+    snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
+    snprintf(out->busId, sizeof out->busId, "00000000:%02X:00.0", out->bus);
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *out) {
+    NEED(out);
+    unsigned domain, bus;
+    if (sscanf(text, "%x:%x", &domain, &bus) != 2 || bus < 1 || bus > books->cards)
+        return NVML_ERROR_NOT_FOUND;
+    return *out = &cards[bus - 1], NVML_SUCCESS;
+}
+API nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *out) {
+    NEED(device);
+    return *out = device->card, NVML_SUCCESS;
+}
+API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
+    NEED(device);
+    return *major = 8, *minor = 0, NVML_SUCCESS;
+}
+API nvmlDeviceGetComputeMode(nvmlDevice_t device, int *out) {
+    NEED(device);
+    return *out = 0, NVML_SUCCESS;
+}
+API nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out) {
+    NEED(device);
+    return *out = 108 * 64, NVML_SUCCESS;
+}
+
 API nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
     NEED(device);
     if (!books_lock())
@@ -136,6 +179,34 @@ API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
     return NVML_SUCCESS;
 }
 
+/* How busy each process kept the card since this was last asked, at the first time since its start. */
+API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long since) {
+    (void)since;
+    NEED(device);
+    unsigned found = 0, room = out ? *count : 0;
+    uint64_t now = now_ns(), passed = device->rows_at_ns ? now - device->rows_at_ns : 1000000000u;
+    if (!books_lock())
+        return NVML_ERROR_NOT_FOUND;
+    books_bury();
+    for (unsigned r = 0; r < ROWS; r++) {
+        uint64_t busy = books->row[r].card[device->card].busy_ns, before = device->row_busy_ns[r];
+        if (!books->row[r].pid || !busy)
+            continue;
+        if (found < room) {
+            uint64_t share = (busy > before ? busy - before : 0) * 100 / (passed ? passed : 1);
+            out[found] = (nvmlProcessUtilizationSample_t){
+                .pid = (unsigned)books->row[r].pid, .timeStamp = now / 1000, .smUtil = share > 100 ? 100 : (unsigned)share};
+            device->row_busy_ns[r] = busy;
+        }
+        found++;
+    }
+    books_unlock();
+    *count = found;
+    if (found > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    return device->rows_at_ns = now, found ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
 /* With `size` bytes an entry: the versions differ in what follows pid and bytes. */
 static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, size_t size) {
     NEED(device);
@@ -162,3 +233,16 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, si
 API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list(d, n, (char *)out, sizeof *out); }
 API nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
 API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
+
+/* Nothing is drawn on these cards, and nothing runs through a shared server. */
+#define NOBODY(symbol) API symbol(nvmlDevice_t d, unsigned int *n, void *out) { return (void)d, (void)out, *n = 0, NVML_SUCCESS; }
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+#define ABSENT_NVML(symbol) \
+    API symbol(void) { return NVML_ERROR_NOT_SUPPORTED; }
+#include "doors.def"
