@@ -28,8 +28,9 @@
 #define CP_S_LEASE 6
 #define CP_S_STALL_NS 7
 #define CP_S_FLAGS 8
-#define CP_S_PENDING 9
+#define CP_S_PENDING 10
 
+#define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
 
 #endif

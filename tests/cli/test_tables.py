@@ -41,10 +41,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_job_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     show(job_table({"jobs": [JOB, {**JOB, "id": "b-2", "state": "queued", "step_ns": None, "remaining_ns": None}]}))
-    assert all(len(line) <= 80 for line in printed(capsys))
+    lines = printed(capsys)
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines), "a figure without its unit, or half an id, is worth nothing"
 
 
-def test_a_short_job_is_shown_with_all_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_job_is_shown_with_all_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     short = {**JOB, "id": "a-1", "steps": 10, "steps_declared": 20}
     show(job_table({"jobs": [short]}))
     row = next(line for line in printed(capsys) if "a-1" in line)

@@ -12,9 +12,9 @@ import click
 
 from carpool.cli.reach import call
 from carpool.cli.tables import job_table, show
-from carpool.errors import CapacityError, UsageError
+from carpool.errors import RefusedError, UsageError
 from carpool.units import format_bytes, format_ns
-from carpool.wire.places import find_places
+from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
@@ -24,7 +24,11 @@ FOLLOW_SECONDS = 0.2
 @click.option("--all", "with_ended", is_flag=True, help="Also the last jobs that are over.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def ps(with_ended: bool, as_json: bool) -> None:
-    """List jobs: who runs, who waits, how far they are."""
+    """List jobs: who runs, who waits, how far they are.
+
+    \b
+    carpool ps --all --json
+    """
     answer = call(find_places(), "ps", all=with_ended)
     if as_json:
         print(json.dumps(answer))
@@ -44,7 +48,11 @@ def ps(with_ended: bool, as_json: bool) -> None:
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the sentence and the figures as JSON.")
 def explain(job: str, as_json: bool) -> None:
-    """Say in one sentence what a job does or waits for, with the numbers."""
+    """Say in one sentence what a job does or waits for, with the numbers.
+
+    \b
+    carpool explain train-2     by its id, or by its name while only one has it
+    """
     answer = call(find_places(), "job", job=job)
     found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
     if as_json:
@@ -67,7 +75,11 @@ def explain(job: str, as_json: bool) -> None:
 @click.command()
 @click.argument("job")
 def cancel(job: str) -> None:
-    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL."""
+    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
+
+    \b
+    carpool cancel train-2
+    """
     answer = call(find_places(), "cancel", job=job)
     print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
 
@@ -76,16 +88,18 @@ def cancel(job: str) -> None:
 @click.argument("job")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 def logs(job: str, follow: bool) -> None:
-    """Print what a submitted job wrote."""
+    """Print what a submitted job wrote.
+
+    \b
+    carpool logs -f nightly-7
+    """
     places = find_places()
     answer = call(places, "job", job=job)
     path = Path(str(answer["log"]))
     if not path.exists() and not follow:
         found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
         if found["state"] == "queued":
-            raise CapacityError(
-                f"job {found['id']} has not started: {found['reason']}", needed_bytes=0, available_bytes=0
-            )
+            raise RefusedError(f"job {found['id']} has not started: {found['reason']}")
         raise UsageError(f"job {found['id']} has no log: it was started with carpool run, not submit")
     position = 0
     while True:
@@ -102,6 +116,6 @@ def logs(job: str, follow: bool) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def _is_over(places: Any, job: str) -> bool:
+def _is_over(places: Places, job: str) -> bool:
     found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
     return found["state"] in ENDED

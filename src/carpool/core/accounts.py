@@ -111,19 +111,20 @@ def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
 
 def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
     remaining, is_known = remaining_ns(job, served_ns=job.served_ns)
-    holding = is_holding(job)
+    spec, lease = job.spec, job.lease
+    # By position: one is made for every candidate at every decision, and names would double its cost.
     return JobView(
-        id=job.id,
-        name=job.spec.name,
-        tenant=job.spec.tenant,
-        priority=job.spec.priority,
-        arrived_ns=job.arrived_ns,
-        is_holding=holding,
-        held_ns=now - job.lease.granted_ns if job.lease is not None else 0,
-        waited_ns=0 if holding else now - job.state_since_ns,
-        served_ns=job.served_ns,
-        remaining_ns=remaining,
-        remaining_is_known=is_known,
-        level=job.level,
-        tenant_level=node.tenant_level(job),
+        job.id,
+        spec.name,
+        spec.tenant,
+        spec.priority,
+        job.arrived_ns,
+        lease is not None,
+        now - lease.granted_ns if lease is not None else 0,
+        now - job.state_since_ns if lease is None else 0,
+        job.served_ns,
+        remaining,
+        is_known,
+        job.level,
+        node.tenant_level(job),
     )

@@ -20,8 +20,8 @@ from carpool.core.node import Node
 from carpool.units import MS, SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
-LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait …
-LOOK_NS_MIN = 25 * MS  # … but not more often than this: a Tick costs the daemon about 50 µs
+LOOK_PART = 4  # a holder that has had its quantum is compared again after a quarter of it, or of what it had since
+LOOK_NS_MIN = 1 * MS  # a Tick costs the daemon about 50 µs
 LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
 
 
@@ -193,14 +193,21 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
-                # A holder still preferred at the end of its quantum will not be for long: look again soon.
-                again = now + max(LOOK_NS_MIN, quantum // LOOKS_A_QUANTUM)
-                times.append(due if due > now else again)
+                times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     if node.queue:
         for job in node.jobs_on(device):
             if admission.is_open_and_quiet(job):
                 times.append(max(now + SECOND, job.state_since_ns + node.settings.start_patience_ns))
     return min(times, default=None)
+
+
+def _look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nanos) -> Nanos:
+    """How long until a holder that has had its quantum is compared again: the longer it has been preferred
+    to those who wait now, the longer it will be."""
+    lane = node.lane_of(holder)
+    waiting = node.waiting_in(lane) if lane is not None else []
+    newest = max((job.state_since_ns for job in waiting), default=due)
+    return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
 
 
 def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
@@ -216,8 +223,28 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if holder is None or lane is None:
         return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
     holder_view = view_of(node, holder, now=now)
-    why = node.policy.why(holder_view, view)
-    is_recalled = holder.lease is not None and holder.lease.state is LeaseState.RECALLED
-    if is_recalled:
-        why = node.policy.why(view, holder_view)
-    return reasons.turn_wait(view, holder_view, lane.id, node.policy.name, why, is_recalled=is_recalled)
+    return reasons.turn_wait(view, holder_view, lane.id, _why_not_yet(node, device, lane, job, holder, now=now))
+
+
+def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, *, now: Nanos) -> str:
+    """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
+    if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
+        newcomer = _newcomer(node, device) if node.policy.lanes_max > 1 else None
+        following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
+        if following is None or following == job.id:
+            return reasons.already_recalled(_preference(node, job, holder, now=now))
+        successor = node.jobs[following]
+        return reasons.recalled_for(successor, _preference(node, successor, job, now=now))
+    left_ns = holder.lease.granted_ns + quantum_of(node, holder) - now
+    if left_ns > 0:
+        return reasons.rest_of_quantum(left_ns)
+    kept = _preference(node, holder, job, now=now)
+    return reasons.preferred(kept) if kept else reasons.soon_recalled(_preference(node, job, holder, now=now))
+
+
+def _preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
+    """Why the policy puts one before the other, in its words; empty if it does not."""
+    views = [view_of(node, first, now=now), view_of(node, second, now=now)]
+    if node.policy.pick(views, now=now) != first.id:
+        return ""
+    return f"{node.policy.name}: {node.policy.why(*views)}"

@@ -16,8 +16,9 @@ from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
+from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
-from carpool.errors import CapacityError, UsageError
+from carpool.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
     from carpool.daemon.desk import Desk
@@ -60,6 +61,9 @@ class Calls:
                 return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
             case "submit":
                 return self.submit(desk, arguments)
+            case "flush":
+                self._loop.journal.flush()
+                return {}
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:
@@ -74,13 +78,14 @@ class Calls:
             "version": __version__,
             "pid": os.getpid(),
             "policy": picture.policy,
+            "quantum_ns": self._config.quantum_ns,
             "device": self._config.device,
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
             "journal_trouble": self._loop.journal.trouble,
             "devices": [
-                {**_plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
+                {**plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
                 for device in picture.devices
             ],
         }
@@ -92,7 +97,7 @@ class Calls:
         live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
         self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
-        return {**_plain(picture), "jobs": ended + live, "now_ns": now}
+        return {**plain(picture), "jobs": ended + live, "now_ns": now}
 
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
@@ -123,7 +128,7 @@ class Calls:
         live = desk.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
         self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
         if live.trouble:
-            raise CapacityError(live.trouble, needed_bytes=live.file.spec.cap_bytes or 0, available_bytes=0)
+            raise RefusedError(live.trouble)
         picture = self._loop.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is None:
             raise UsageError(f"job {live.id} vanished")
@@ -132,11 +137,9 @@ class Calls:
     def stop(self, *, is_forced: bool) -> dict[str, object]:
         names = ", ".join(self._loop.jobs)
         if names and not is_forced:
-            raise CapacityError(
+            raise RefusedError(
                 f"{len(self._loop.jobs)} jobs still run ({names}); cancel them first, or stop with --force: they then"
-                " go on without taking turns",
-                needed_bytes=0,
-                available_bytes=0,
+                " go on without taking turns"
             )
         self._stop()
         return {"pid": os.getpid()}
@@ -152,10 +155,4 @@ class Calls:
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
         pids = sorted(live.pids()) if live is not None else []
-        return {**_plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}
-
-
-def _plain(value: object) -> dict[str, object]:
-    result = msgspec.to_builtins(value)
-    assert isinstance(result, dict)
-    return result
+        return {**plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from carpool.core.model import Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.devices.base import find_devices
@@ -24,6 +25,12 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(POLICIES)}")
         find_devices(self.device)
         self.settings()
+
+    @property
+    def quantum_ns(self) -> Nanos:
+        """What a holder keeps its turn for at least: as told, else the policy's own."""
+        told = self.settings().quantum_ns
+        return POLICIES[self.policy].quantum_ns if told is None else told
 
     def settings(self) -> Settings:
         return Settings(quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None)

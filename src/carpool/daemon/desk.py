@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 from pathlib import Path
 
 from carpool import __version__
@@ -266,7 +265,7 @@ class Desk:
         try:
             live.save()
         except BaseException:
-            live.close()
+            live.remove()
             raise
         self._loop.jobs[job_id] = live
         return live
@@ -289,8 +288,7 @@ class Desk:
             else:
                 if file.child_pid:
                     self._loop.note_lost(live, End.load(directory))
-                # At once, not by close(): the runner of a queued job comes back with this very id.
-                shutil.rmtree(directory, ignore_errors=True)
+                live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:

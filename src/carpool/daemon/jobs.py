@@ -177,7 +177,7 @@ class LiveJob:
             self.child_pidfd = None
 
     def close(self) -> None:
-        """The job is over: let go of its page and directory."""
+        """The job is over: let go of its page and of its processes."""
         self.unwatch_child()
         for member in self.members.values():
             if member.peer is not None:
@@ -185,8 +185,10 @@ class LiveJob:
         if self.page is not None:
             self.page.close()
             self.page = None
-        # Not here: on a busy disk this takes longer than many turns.
-        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self.directory, True)
+
+    def remove(self) -> None:
+        """Take its directory away; on a busy disk that takes longer than many turns."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def load_file(directory: Path) -> JobFile | None:

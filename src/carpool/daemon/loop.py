@@ -225,12 +225,14 @@ class Loop:
         if live.runner is not None:
             live.runner.send(m.Refuse(reason=effect.reason))
         live.close()
+        asyncio.get_running_loop().run_in_executor(None, live.remove)
 
     def _close(self, effect: CloseJob) -> None:
         live = self.jobs.pop(effect.job)
         self._note_end(live)
         self._starter.closed(live, is_cancelled=effect.state is JobState.CANCELLED)
         live.close()
+        asyncio.get_running_loop().run_in_executor(None, live.remove)
 
     def note_lost(self, live: LiveJob, end: End | None) -> None:
         """Keep the end of a job that ended while no daemon ran."""

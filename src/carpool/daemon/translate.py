@@ -1,4 +1,7 @@
-"""The one place that knows both messages and core types."""
+"""Converts between what travels or is kept and core types, field by field: specs, needs, grants, pictures, log lines.
+
+Other modules of the daemon dispatch messages and events and may know both; none builds a body from core fields.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +117,13 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
 
 def grant_from(effect: GrantLease) -> m.Grant:
     return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared)
+
+
+def plain(value: object) -> dict[str, object]:
+    """A picture as it travels and is kept: plain lists, dictionaries, words and numbers."""
+    result = msgspec.to_builtins(value)
+    assert isinstance(result, dict)
+    return result
 
 
 _LOG_NAMES = {
