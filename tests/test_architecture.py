@@ -26,7 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 400
-CORE_LINES_MAX = 2500  # the node's brain: without its policies, and without the cluster's
+CORE_LINES_MAX = 3000  # the node's brain with parking: without its policies, and without the cluster's
 CLUSTER_PARTS = {"policies", "placement", "cluster", "orders"}
 
 LAYERS: list[set[str]] = [

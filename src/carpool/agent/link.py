@@ -127,12 +127,11 @@ class Link:
         length = framing.body_length(head)
         return framing.decode(head, self._read(length) if length else b"")
 
-    def wait_grant(self) -> m.Grant:
-        """Block until the turn is granted; the lock of the interpreter is free meanwhile."""
-        while True:
-            message = self.receive()
-            if isinstance(message, m.Grant):
-                return message
+    def fileno(self) -> int:
+        """For select; a connection that is gone is readable at once, and reading then says so."""
+        if self._socket is None:
+            raise LinkLostError("not connected")
+        return self._socket.fileno()
 
     def _read(self, count: int) -> bytes:
         if self._socket is None:

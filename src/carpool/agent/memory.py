@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from carpool.agent.link import Link
+from carpool.agent.parking import Movable
 from carpool.units import format_bytes
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -125,8 +126,9 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
 class Memory:
     """The bytes of this process, less what the framework itself took before the program began."""
 
-    def __init__(self, source: Source, *, overhead_bytes: int) -> None:
+    def __init__(self, source: Source, *, overhead_bytes: int, movable: Movable | None = None) -> None:
         self._source = source
+        self.movable = movable
         self.overhead_bytes = overhead_bytes
 
     @classmethod

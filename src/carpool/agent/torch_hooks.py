@@ -29,6 +29,7 @@ from carpool.agent import turns as turns_module
 from carpool.agent.cuda import CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
+from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
 
 STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
@@ -85,11 +86,12 @@ class Hooks:
             self._step_hook.seat = seat
 
     def make_memory(self, link: Link) -> Memory:
-        if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
-            return Memory(CudaSource(self._torch, link), overhead_bytes=0)
-        if link.is_metered:
-            return Memory(MeterSource(link), overhead_bytes=self._overhead_bytes)
-        return Memory(ResidentSource(link), overhead_bytes=self._overhead_bytes)
+        kind = os.environ.get("CARPOOL_DEVICE_KIND", "cpu")
+        movable = make_storages(self._torch, kind, os.environ.get("CARPOOL_PARKED"))
+        if kind == "cuda":
+            return Memory(CudaSource(self._torch, link), overhead_bytes=0, movable=movable)
+        source = MeterSource(link) if link.is_metered else ResidentSource(link)
+        return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
     def forget_after_fork(self) -> None:
         self._turns = None

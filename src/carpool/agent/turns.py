@@ -7,7 +7,8 @@ given up), others only *yield points*; only clean ones give a turn back.
 
 Rules
   T1  While the turn is held and not recalled, a boundary makes no system call.
-  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts.
+  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts
+      (parking.py moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
   T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
 """
@@ -24,6 +25,7 @@ from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError, say, tell_detached
 from carpool.agent.memory import Memory, Profile
+from carpool.agent.parking import Parking
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -49,6 +51,7 @@ class Turns:
         self.seat.owner = get_ident()
         self._is_shared = False
         self._was_alone = False
+        self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._profile = Profile(memory)
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
@@ -237,11 +240,13 @@ class Turns:
     def _wait_granted(self, *asking: m.Message) -> None:
         """Send what asks for the turn, and wait for it."""
         try:
-            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
+            self._words[self._link.base + page.S_LEASE] = self._parking.lease_word
             for message in asking:
                 self._link.send(message)
-            grant = self._link.wait_grant()
-        except BaseException:
+            grant = self._parking.wait_grant()
+        except BaseException as error:
+            if not isinstance(error, LinkLostError):
+                self._parking.come_back()
             # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
             # connection, because a grant that is on its way would later be taken for the next one.
             if self._link.is_up:
@@ -285,7 +290,7 @@ class Turns:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
         if self.seat.held:
             return
-        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED:
+        if self._words[self._link.base + page.S_LEASE] in (page.LEASE_ASKED, page.LEASE_PARKED):
             self._acquire()
 
     def _rejoin(self) -> None:
@@ -308,10 +313,12 @@ class Turns:
         if not self._was_alone:
             say(f"job {self._link.job}: {why}; the program goes on without taking turns")
         self._was_alone = True
+        self._parking.come_back()
         self.seat.held = True
 
     def _turn_off(self, why: str) -> None:
         self.seat.is_off = True
+        self._parking.come_back()
         say(f"job {self._link.job} runs unmanaged: {why}")
 
     def detach(self, why: str) -> None:

@@ -37,14 +37,15 @@ def daemon() -> None:
 @click.option(
     "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
 )
-def start(policy: str, device: str, quantum: str) -> None:
+@click.option("--host-memory", default="", help="What parked jobs may hold together off the device, like 64GiB.")
+def start(policy: str, device: str, quantum: str, host_memory: str) -> None:
     """Start the daemon in the background.
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
     """
     places = find_places()
-    config = DaemonConfig(policy=policy, device=device, quantum=quantum)
+    config = DaemonConfig(policy=policy, device=device, quantum=quantum, host_memory=host_memory)
     if start_daemon(places, config):
         status = call(places, "status")
         print(f"carpool: daemon {status['pid']} runs (policy {policy}, device {device})", file=sys.stderr)

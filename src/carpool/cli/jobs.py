@@ -1,10 +1,11 @@
-"""`carpool ps`, `explain`, `logs` and `cancel`."""
+"""`carpool ps`, `explain`, `logs`, `cancel`, `suspend` and `resume`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
+ORDER_SECONDS = 0.05
 
 
 @click.command()
@@ -48,7 +50,7 @@ def ps(with_ended: bool, as_json: bool) -> None:
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the sentence and the figures as JSON.")
 def explain(job: str, as_json: bool) -> None:
-    """Say in one sentence what a job does or waits for, with the numbers.
+    """Say what a job does or waits for, with the numbers, and where its wall time went.
 
     \b
     carpool explain train-2     by its id, or by its name while only one has it
@@ -66,10 +68,50 @@ def explain(job: str, as_json: bool) -> None:
             f" {format_bytes(needs['ephemeral_bytes'])} in a turn,"
             f" {format_bytes(needs['overhead_bytes'])} the framework's own"
         )
+    for line in account_lines(found):
+        print(f"  {line}")
     silent = found["silent_ns"]
     if silent is not None and silent > 10 * max(found["step_ns"] or 0, 200_000_000):
         usual = f" (usual step {format_ns(found['step_ns'])})" if found["step_ns"] else ""
         print(f"  no boundary reached for {format_ns(silent)}{usual}")
+
+
+ROWS = {
+    "start": "start-up",
+    "run": "running",
+    "turn": "waiting for a turn",
+    "memory": "waiting for memory",
+    "move": "moving",
+    "parked": "parked",
+    "idle": "idle (input, saving)",
+    "unmanaged": "outside carpool's turns",
+}
+LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
+
+
+def account_lines(job: dict[str, Any]) -> list[str]:
+    """Where its wall time went: one row each, and for a job that is over one sentence."""
+    spent: dict[str, int] = job.get("spent_ns") or {}
+    wall = sum(spent.values())
+    if not wall:
+        return []
+    lines = [
+        f"{ROWS[row]:24} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %" for row in ROWS if row in spent
+    ]
+    whom: dict[str, int] = job["waited_for_ns"]
+    lines += [f"  {'for ' + name:22} {format_ns(span):>12}" for name, span in sorted(whom.items(), key=_longest)]
+    lines.append(f"{'wall clock':24} {format_ns(wall):>12}")
+    lost = {row: spent[row] for row in LOST if spent.get(row)}
+    if job["state"] in ENDED and lost:
+        first = max(whom, key=lambda name: whom[name]) if whom else None
+        words = {**ROWS, "turn": f"waiting for job {first}" if len(whom) == 1 else "waiting for a turn"}
+        parts = [f"{format_ns(span)} {words[row]}" for row, span in sorted(lost.items(), key=_longest)]
+        lines.append(f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {', '.join(parts)}")
+    return lines
+
+
+def _longest(each: tuple[str, int]) -> int:
+    return -each[1]
 
 
 @click.command()
@@ -82,6 +124,65 @@ def cancel(job: str) -> None:
     """
     answer = call(find_places(), "cancel", job=job)
     print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job stops at its next boundary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def suspend(job: str, no_wait: bool, as_json: bool) -> None:
+    """Stop a job at its next boundary and move its memory off the device, until it is resumed.
+
+    Nothing is lost: its numbers are those of an undisturbed run. Ctrl-C ends the waiting, not the suspension.
+
+    \b
+    carpool suspend bert
+    carpool resume bert
+    """
+    found = _order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    _show_order(found, as_json=as_json)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job comes back when there is room.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def resume(job: str, no_wait: bool, as_json: bool) -> None:
+    """Bring a suspended job back to its device, where it goes on as if nothing had been.
+
+    \b
+    carpool resume bert
+    """
+    found = _order("resume", job, no_wait=no_wait, is_done=_is_back)
+    _show_order(found, as_json=as_json)
+
+
+def _order(verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
+    places = find_places()
+    found: dict[str, Any] = call(places, verb, job=job)["job"]  # type: ignore[assignment]  # JSON
+    while not no_wait and not is_done(found):
+        time.sleep(ORDER_SECONDS)
+        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    return found
+
+
+def _is_away(job: dict[str, Any]) -> bool:
+    """Parked; or there is nothing to wait for: it has not started, rests, is over, or cannot be moved."""
+    if job["state"] in {"starting", "running", "profiling", "parking"}:
+        return False
+    return job["state"] != "waiting" or bool(job["move_trouble"])
+
+
+def _is_back(job: dict[str, Any]) -> bool:
+    return job["state"] not in ("parking", "unparking")
+
+
+def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(job))
+    else:
+        print(f"{job['id']}: {job['reason']}")
 
 
 @click.command()

@@ -10,7 +10,7 @@ from carpool import __version__
 from carpool.cli.bench import bench
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
-from carpool.cli.jobs import cancel, explain, logs, ps
+from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
 from carpool.cli.run import run, submit
 from carpool.cli.sim import sim
 from carpool.cli.top import top
@@ -27,12 +27,13 @@ def carpool() -> None:
     carpool submit -- python train.py       the same in the background
     carpool ps, carpool top                 who runs, who waits
     carpool explain JOB                     why it waits, in one sentence
+    carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
 
 
-for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor, sim, bench):
+for command in (run, submit, ps, top, explain, logs, suspend, resume, cancel, daemon, doctor, sim, bench):
     carpool.add_command(command)
 
 

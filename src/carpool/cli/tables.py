@@ -18,7 +18,14 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
 
 PLAIN_WIDTH = 80
 STEP_WIDTH = 100  # from here on there is room for the step time
-COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
+COLOURS = {
+    "running": "green",
+    "profiling": "cyan",
+    "waiting": "yellow",
+    "queued": "magenta",
+    "parked": "blue",
+    "failed": "red",
+}
 
 
 def console() -> Console:

@@ -7,6 +7,7 @@ Rules
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had.
   A3  A step time is measured only over a span in which the same jobs were running.
+  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
                 job.served_ns += span
                 job.level += span * WEIGHT_ONE // job.spec.weight_milli
                 node.tenant_of(job).level += span
+                _charge_waiting(node, job, span, now=now)
                 job.charged_ns = now
+
+
+def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None:
+    """Note with everybody who waits for this holder's lane that it was the holder who had it (A4)."""
+    lane = node.lane_of(holder)
+    for other in node.waiting_in(lane) if lane is not None else []:
+        both = min(span, now - other.state_since_ns)
+        if both > 0:
+            other.waited_for_ns[holder.spec.name] = other.waited_for_ns.get(holder.spec.name, 0) + both
 
 
 def begin_wanting(node: Node, job: Job) -> None:

@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, packing, reasons
+from carpool.core import admission, packing, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -46,7 +46,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        return recall(node, holder, reasons.uncovered(holder, device), now=now)
+        why = reasons.leaving(holder) if holder.is_leaving else reasons.uncovered(holder, device)
+        return recall(node, holder, why, now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
             lane.successor = _successor(node, lane, now=now)
@@ -76,7 +77,8 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
-    unmeasured = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and job.needs is None]
+    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_leaving]
+    unmeasured = [job for job in waiting if job.needs is None]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
 
@@ -163,7 +165,7 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _is_watched(node: Node, device: Device) -> bool:
     """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.WAITING for job in node.jobs_on(device)):
+    if any(job.state is JobState.WAITING and not job.is_leaving for job in node.jobs_on(device)):
         return True
     return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
@@ -194,6 +196,8 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
+    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
+    times += [time for time in tries if time is not None]
     if node.queue:
         for job in node.jobs_on(device):
             if admission.is_open_and_quiet(job):
@@ -214,6 +218,8 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     """Why a waiting job has no turn right now."""
     lane = node.lane_of(job)
     view = view_of(node, job, now=now)
+    if job.is_leaving:
+        return reasons.stays(job, device)
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)

@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -19,13 +19,16 @@ ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Cover outgrown promises, cut lanes, admit the queue, and tell jobs how much they may hold."""
     effects: list[Effect] = []
+    returns: list[Effect] = []
     for device in node.devices.values():
         raise_floors(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-    return effects + _admit(node, now=now) + _set_caps(node)
+        returns += parking.unpark_fitting(node, device, now=now)
+    # A job may take its bytes back only after its cap, and those of the others, say so.
+    return effects + _admit(node, now=now) + _set_caps(node) + returns
 
 
 def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
@@ -40,7 +43,13 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
     if not node.queue:
         return effects
-    left = {job_id: view_of(node, node.jobs[job_id], now=now) for job_id in node.queue}
+    left: dict[JobId, JobView] = {}
+    for job_id in node.queue:
+        job = node.jobs[job_id]
+        if job.is_suspended:
+            effects += _explain(job, reasons.suspended_in_queue(job))
+        else:
+            left[job_id] = view_of(node, job, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for _ in range(min(ADMIT_TRIES, len(left))):
         job = _next_in_queue(node, left, now=now)

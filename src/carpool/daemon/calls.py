@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted
+from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.lifecycle import may_move
 from carpool.core.model import JobId
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
@@ -59,6 +61,10 @@ class Calls:
                 return self.job(str(arguments.get("job", "")))
             case "cancel":
                 return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
+            case "suspend":
+                return self.suspend(str(arguments.get("job", "")), is_resumed=False)
+            case "resume":
+                return self.suspend(str(arguments.get("job", "")), is_resumed=True)
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -119,6 +125,24 @@ class Calls:
             raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
         self._loop.tell(CancelAsked(job=live, is_told=is_told))
         return {"job": live}
+
+    def suspend(self, wanted: str, *, is_resumed: bool) -> dict[str, object]:
+        """Let a job leave the device until it is resumed, or let it come back."""
+        job = self._find_live(wanted)
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
+        if not may_move(picture.state, type(event)):
+            raise UsageError(f"job {job} cannot be suspended: {picture.reason}")
+        if is_resumed and not picture.is_suspended:
+            raise UsageError(f"job {job} is not suspended: {picture.reason}")
+        live = self._loop.jobs[job]
+        live.file.is_suspended = not is_resumed
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
+        self._loop.tell(event)
+        return self.job(job)
 
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
         try:

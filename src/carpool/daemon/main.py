@@ -108,7 +108,7 @@ def main() -> int:
     os.umask(0o077)
     try:
         places = find_places()
-        for directory in (places.run, places.state, places.jobs):
+        for directory in (places.run, places.state, places.jobs, places.parked):
             make_private(directory)
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()
