@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup demo test check fmt native bench docs clean
+.PHONY: help setup demo test check fmt native bench results docs clean
 help:
-	@echo "make demo    set up, then show six programs sharing this machine (under 3 minutes)"
+	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
 	@echo "make check   lint, formatting, strict types, import rules"
 	@echo "make fmt     format the code        make native  rebuild the C libraries"
 	@echo "make bench   all benchmarks         make docs    redraw the state diagrams"
+	@echo "make results run every study of docs/results.md again and print its tables"
 
 setup: $(STAMP)
 
@@ -44,6 +45,9 @@ native:
 
 bench: setup
 	@for name in boundary handover jct throughput; do $(BIN)/carpool bench $$name || exit 1; done
+
+results: setup
+	@for name in salus fgd muri philly itp; do $(BIN)/carpool sim --study $$name || exit 1; done
 
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams

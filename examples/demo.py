@@ -49,6 +49,8 @@ LOOK_SECONDS = 0.4  # seldom enough that the live table costs the programs nothi
 LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
 LIMIT_SECONDS = 900.0
 BAR_WIDTH = 22
+# Both parts are the same work; in the second only start-ups overlap. Beyond this the machine's speed has changed.
+PACE_MIN, PACE_MAX = 0.8, 1.6
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -338,7 +340,15 @@ def result_json(exclusive: Arm, shared: Arm, before: Panel, after: Panel) -> dic
 def report(table: Table, result: dict[str, Any]) -> None:
     print(f"\nFrom arrival to end; {result['device']}:")
     console().print(table)
-    print(f"On average a program ended {result['ratio_of_averages']:.1f} times as soon (CPU device).")
+    spans = result["makespan_s"]
+    pace = spans["exclusive"] / spans["shared"]
+    if PACE_MIN <= pace <= PACE_MAX:
+        print(f"On average a program ended {result['ratio_of_averages']:.1f} times as soon (CPU device).")
+    else:
+        alone, shared = f"{spans['exclusive']:.0f} s", f"{spans['shared']:.0f} s"
+        print(f"One after the other the work took {alone}, shared {shared}: this machine's")
+        print("speed changed meanwhile, so the two columns cannot be compared. Run it again")
+        print("when nothing else runs.")
     if result["changed"]:
         print(f"BUG: {', '.join(result['changed'])} printed other losses or weights when shared; please report this.")
     else:

@@ -33,7 +33,7 @@
 #define LEARN_STEPS 3     /* after so many steps the daemon is told what the program holds … */
 #define RESAMPLE_STEPS 32 /* … and then now and then, if it has grown by a twentieth */
 
-enum { ATTACH = 1, ATTACHED = 2, ASK = 3, GRANT = 4, RETURN = 5, MEASURED = 6, REFUSE = 11 };
+enum { ATTACH = 1, ATTACHED, ASK, GRANT, RETURN, MEASURED, REFUSE = 11, PARK = 17, PARKED, UNPARK, UNPARKED };
 struct frame {
     uint16_t kind, zero;
     uint32_t length;
@@ -146,8 +146,9 @@ static bool attach(bool holding) {
         return false;
     }
     snprintf(body, sizeof body,
-             "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":1}", cp_job,
-             (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version);
+             "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}", cp_job,
+             (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version,
+             CP_PROTOCOL);
     set_patience(ANSWER_SECONDS);
     struct frame head = {.kind = ATTACH, .length = (uint32_t)strlen(body)};
     if (!send_all(&head, sizeof head) || !send_all(body, head.length) || !next_frame(&answer, text, sizeof text))
@@ -172,12 +173,24 @@ static void set_lease(cp_word *slot, uint64_t lease) {
     atomic_store(&cp_gate, is_held ? &slot[CP_S_RECALL] : &stop);
 }
 
+/* Nothing of ours can be moved to the host; to come back from there is then no work. */
+static void answer_order(uint16_t order) {
+    const char *body = order == PARK ? "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}"
+                                     : "{\"reason\":\"\"}";
+    struct frame head = {.kind = order == PARK ? PARKED : UNPARKED, .length = (uint32_t)strlen(body)};
+    if (send_all(&head, sizeof head))
+        send_all(body, head.length);
+}
+
 static bool wait_granted(void) {
     struct frame frame;
     char text[300];
-    while (next_frame(&frame, text, sizeof text))
+    while (next_frame(&frame, text, sizeof text)) {
         if (frame.kind == GRANT)
             return true;
+        if (frame.kind == PARK || frame.kind == UNPARK)
+            answer_order(frame.kind);
+    }
     return false;
 }
 

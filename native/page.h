@@ -5,6 +5,7 @@
 
 #define CP_MAGIC 0x314C4F4F50524143ull
 #define CP_LAYOUT 1
+#define CP_PROTOCOL 2 /* of messages.py */
 #define CP_PAGE_BYTES 16384
 #define CP_SLOT_WORDS 16
 #define CP_SLOTS 128
@@ -28,8 +29,10 @@
 #define CP_S_LEASE 6
 #define CP_S_STALL_NS 7
 #define CP_S_FLAGS 8
-#define CP_S_PENDING 9
+#define CP_S_PARKED 9
+#define CP_S_PENDING 10
 
+#define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
 
 #endif

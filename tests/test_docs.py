@@ -16,9 +16,11 @@ from carpool.core.policies.base import POLICIES
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
 from carpool.wire.framing import FRAMES
+from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+SCREEN_LINES = 40
 COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
 
 
@@ -100,6 +102,32 @@ def test_every_message_is_in_the_protocol_page() -> None:
 
 def test_the_readme_opens_as_agreed() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    screen = "\n".join(lines[:46])
-    for wanted in ("make demo", "make test", "carpool bench", "I want to", "does not do", "CPU device"):
+    screen = "\n".join(lines[:SCREEN_LINES])
+    for wanted in (
+        "make demo",
+        "make test",
+        "carpool bench",
+        "I want to",
+        "does not do",
+        "CPU device",
+        "CONTRIBUTING",
+    ):
         assert wanted in screen
+
+
+def test_the_map_names_every_module_of_the_core_and_the_daemon() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for part in ("core", "daemon"):
+        for module in sorted((ROOT / "src" / "carpool" / part).glob("*.py")):
+            if module.name != "__init__.py":
+                rows = [
+                    line for line in text.splitlines() if f"carpool/{part}/" in line and f"{module.name}`" in line
+                ]
+                assert rows, f"ARCHITECTURE.md does not name {part}/{module.name}"
+
+
+def test_the_contributors_rules_are_the_ones_that_are_checked() -> None:
+    text = (ROOT / "docs" / "style.md").read_text()
+    rows = [line for line in text.splitlines() if " · " in line and "|" not in line]
+    layers = [{word.strip() for word in re.split(r" {2,}", row)[0].split(" · ")} for row in rows]
+    assert layers == [layer for layer in LAYERS[::-1] if len(layer) > 1]

@@ -4,7 +4,8 @@ CarpoolError
 ├── UsageError      you: a wrong argument, name or size; nothing was changed        exit 2
 ├── PeerError       the other side: a process, page or message that cannot be used  exit 1
 │   └── UnreachableError   no daemon answers                                        exit 3
-├── CapacityError   no room: what was asked can never or cannot now fit             exit 1
+├── RefusedError    the state of things: no room for it, jobs still run, not yet    exit 1
+├── AnsweredError   the daemon's no, one of these at its end                        exit as it chose
 └── InternalError   a bug in carpool; carries the last events of the job            exit 1
 
 The message says what, with the numbers, and what to do. Anything else that escapes is a bug too.
@@ -35,13 +36,16 @@ class UnreachableError(PeerError):
     exit_code = 3
 
 
-class CapacityError(CarpoolError):
-    """What was asked does not fit; the numbers are attributes too."""
+class RefusedError(CarpoolError):
+    """What was asked makes sense, but cannot be done as things are; the message says what is in the way."""
 
-    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+
+class AnsweredError(CarpoolError):
+    """The daemon said no to a call; carries the exit code it chose."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
-        self.needed_bytes = needed_bytes
-        self.available_bytes = available_bytes
+        self.exit_code = exit_code
 
 
 class InternalError(CarpoolError):

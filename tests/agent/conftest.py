@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from carpool.agent import points
 from tests.agent.desk import Desk
 
 
@@ -12,3 +13,14 @@ def desk() -> Iterator[Desk]:
     made = Desk()
     yield made
     made.close()
+
+
+@pytest.fixture(params=["c", "python"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hot part of the points, in C and in Python: a test that uses this runs with both."""
+    kind: str = request.param
+    if kind == "python":
+        monkeypatch.setattr(points, "native", None)
+    elif points.native is None:
+        pytest.skip("the C points are not built: they are NOT tested; install gcc, then 'make native'")
+    return kind

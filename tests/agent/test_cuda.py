@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from carpool.agent.cuda import ALLOCATED, PEAK, CudaSource
+from carpool.agent.cuda import ALLOCATED, PEAK, CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, Profile
 from carpool.wire import page
@@ -26,6 +27,7 @@ class StandInCuda:
         self.live = 0
         self.peak = 0
         self.fraction: float | None = None
+        self.waiting: list[Callable[[], None]] = []
 
     def is_initialized(self) -> bool:
         return self.has_context
@@ -53,6 +55,18 @@ class StandInCuda:
     def set_per_process_memory_fraction(self, fraction: float) -> None:
         self.fraction = fraction
 
+    def _lazy_call(self, call: Callable[[], None]) -> None:
+        """As torch does it: at once if there is a context, else when one is made."""
+        if self.has_context:
+            call()
+        else:
+            self.waiting.append(call)
+
+    def make_context(self) -> None:
+        self.has_context = True
+        for call in self.waiting:
+            call()
+
 
 @pytest.fixture
 def link(tmp_path: Path) -> Link:
@@ -75,7 +89,7 @@ def test_live_and_peak_come_from_the_allocator_and_live_is_shown_in_the_page(cud
     cuda.live, cuda.peak = 3 * MIB, 10 * MIB
     assert (source.live_bytes(), source.peak_bytes()) == (3 * MIB, 10 * MIB)
     assert link.words[link.base + page.S_LIVE] == 3 * MIB
-    source.reset_peak()
+    source.reset_peak(is_learning=True)
     assert source.peak_bytes() == 3 * MIB
 
 
@@ -83,7 +97,7 @@ def test_nothing_is_asked_of_a_process_that_has_no_context_yet(cuda: StandInCuda
     cuda.has_context = False
     source = source_of(cuda, link)
     assert (source.live_bytes(), source.peak_bytes()) == (0, 0)
-    source.reset_peak()
+    source.reset_peak(is_learning=True)
     source.finish_device_work(give_back=True)
     assert cuda.calls == []
 
@@ -98,24 +112,32 @@ def test_a_hand_over_waits_for_the_device_and_gives_the_cache_back_only_when_the
     assert cuda.calls == ["synchronize", "synchronize", "empty_cache"]
 
 
-def test_a_declared_cap_becomes_the_allocators_fraction_once(
+def test_a_declared_cap_becomes_the_allocators_fraction_when_the_context_is_made(
     cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
-    monkeypatch.setattr("sys.excepthook", lambda *_: None)
     link.words[page.H_CAP] = 4 * GIB
-    source = source_of(cuda, link)
-    source.live_bytes()
+    cuda.has_context = False
+    cap_from_the_start(cuda, link)
+    assert cuda.fraction is None, "asking would create a context"
+    cuda.make_context()
     assert cuda.fraction == pytest.approx(0.25)
-    cuda.fraction = None
-    source.live_bytes()
-    assert cuda.fraction is None
 
 
 def test_without_a_declared_cap_the_allocator_is_left_alone(cuda: StandInCuda, link: Link) -> None:
     link.words[page.H_CAP] = 4 * GIB  # what happens to be free is no cap of the user's
-    source_of(cuda, link).live_bytes()
+    cap_from_the_start(cuda, link)
     assert cuda.fraction is None
+
+
+def test_after_learning_the_programs_own_peak_is_not_reset(cuda: StandInCuda, link: Link) -> None:
+    source = source_of(cuda, link)
+    cuda.live, cuda.peak = 3 * MIB, 10 * MIB
+    source.reset_peak(is_learning=False)
+    assert "reset_peak" not in cuda.calls
+    assert source.peak_bytes() == 3 * MIB, "nothing higher than ever before"
+    cuda.peak = 11 * MIB
+    assert source.peak_bytes() == 11 * MIB
 
 
 def test_an_uncaught_out_of_memory_error_gets_carpools_sentence(

@@ -28,7 +28,7 @@ class FakeSource:
     def peak_bytes(self) -> int:
         return self.peak
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, *, is_learning: bool) -> None:
         return
 
     def finish_device_work(self, *, give_back: bool) -> None:
@@ -161,7 +161,7 @@ def test_the_meters_words_are_read_from_the_own_slot(link: Link) -> None:
     link.words[link.base + page.S_LIVE] = 5 * MIB
     link.words[link.base + page.S_PEAK] = 9 * MIB
     assert (source.live_bytes(), source.peak_bytes()) == (5 * MIB, 9 * MIB)
-    source.reset_peak()
+    source.reset_peak(is_learning=True)
     assert source.peak_bytes() == 5 * MIB
     link.words[link.base + page.S_LIVE] = (1 << 64) - 7  # freed what was allocated before the meter came
     assert source.live_bytes() == 0
@@ -169,7 +169,7 @@ def test_the_meters_words_are_read_from_the_own_slot(link: Link) -> None:
 
 def test_without_the_meter_the_kernels_figures_are_used_and_shown_in_the_page(link: Link) -> None:
     source = ResidentSource(link)
-    source.reset_peak()
+    source.reset_peak(is_learning=True)
     before = source.live_bytes()
     assert link.words[link.base + page.S_LIVE] == before > MIB
     block = bytearray(os.urandom(64 * MIB))
@@ -177,5 +177,5 @@ def test_without_the_meter_the_kernels_figures_are_used_and_shown_in_the_page(li
     assert held - before > 50 * MIB
     del block
     assert source.peak_bytes() >= held
-    source.reset_peak()
+    source.reset_peak(is_learning=True)
     assert source.peak_bytes() < held

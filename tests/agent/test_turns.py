@@ -33,7 +33,7 @@ class FakeSource:
     def peak_bytes(self) -> int:
         return self.peak
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, *, is_learning: bool) -> None:
         self.calls.append("reset")
 
     def finish_device_work(self, *, give_back: bool) -> None:
@@ -46,7 +46,7 @@ def source() -> FakeSource:
 
 
 @pytest.fixture
-def turns(desk: Desk, source: FakeSource) -> Iterator[Turns]:
+def turns(desk: Desk, source: FakeSource, implementation: str) -> Iterator[Turns]:
     link = desk.link()
     made = Turns(link, Memory(source, overhead_bytes=0))
     yield made
@@ -401,6 +401,7 @@ def test_outside_a_job_a_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_page_that_cannot_be_used_leaves_the_program_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(turns_module, "_is_unmanaged", False)
     for name, value in (("CARPOOL_JOB", "x-1"), ("CARPOOL_SOCKET", "/nowhere"), ("CARPOOL_PAGE", "/nowhere/page")):
         monkeypatch.setenv(name, value)
     with turns_module.turn():

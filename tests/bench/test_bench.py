@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 
 from carpool.bench.handover import Found, find_gaps
-from carpool.bench.jct import count_turns, draw_steps, mean_in_turn, mean_shared
+from carpool.bench.jct import (
+    Burst,
+    count_turns,
+    draw_steps,
+    ideal_means,
+    mean_in_turn,
+    mean_shared,
+    predict,
+    read_workload,
+)
 from carpool.bench.node import plain_environment, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
 from carpool.cli.bench import finish
-from carpool.errors import PeerError
+from carpool.errors import PeerError, UsageError
 
 BENCH_SECONDS = 400
 METRICS = {
@@ -31,7 +40,12 @@ METRICS = {
         "jct_fifo_over_fair",
         "seed",
         "daemon_core_fraction",
+        "predicted_over_live_fifo",
+        "predicted_over_live_srtf",
+        "predicted_over_live_fair",
+        "prediction_error",
     },
+    "sim": {"fgd_default_cpu_s", "placements_per_s", "decision_p99_us"},
     "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
 }
 
@@ -79,7 +93,7 @@ def make_report() -> Report:
 
 
 def test_a_missed_target_is_shown_as_missed_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert finish(make_report(), as_json=False) == 0
+    assert finish(make_report(), as_json=False, quick=False) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert "MISSED" in lines["slow"]
@@ -92,7 +106,7 @@ def test_a_missed_target_is_shown_as_missed_and_is_no_failure(capsys: pytest.Cap
 def test_a_broken_promise_fails_after_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     report = make_report()
     report.failure = "two jobs had the device at the same time"
-    assert finish(report, as_json=True) == 1
+    assert finish(report, as_json=True, quick=False) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out)["metrics"]["slow"] == 5
     assert "same time" in shown.err
@@ -213,3 +227,33 @@ def wait_daemon(directory: Path) -> None:
     while not list(directory.glob("cpb-*/run/daemon.sock")):
         assert time.monotonic() < deadline, f"no daemon in {directory}"
         time.sleep(0.05)
+
+
+# --- workloads and predictions ---------------------------------------------------------------------------------
+
+
+def test_a_workload_is_scaled_to_the_steps_and_its_arrivals_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_s,duration_s\n100,30\n130,10\n140,60\n")
+    burst = read_workload(path, 2, 400, 0.01)
+    assert burst.steps == [300, 100]
+    assert burst.arrivals == pytest.approx([0.0, 3.0])  # 40 s of work became 4 s
+
+
+def test_a_bad_row_of_a_workload_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_s,duration_s\n0,1\n0,nan\n")
+    with pytest.raises(UsageError, match="line 3: duration_s is 'nan'"):
+        read_workload(path, 2, 400, 0.01)
+
+
+def test_ideals_of_jobs_that_come_over_time() -> None:
+    in_turn, shortest, shared = ideal_means([10.0, 1.0], [0.0, 2.0])
+    assert (in_turn, shortest, shared) == pytest.approx(((10 + 9) / 2, (11 + 1) / 2, (11 + 2) / 2))
+
+
+def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before() -> None:
+    burst = Burst(steps=[1000, 200], arrivals=[0.0, 0.0])
+    fifo = predict("fifo", burst, [10.0, 2.0], [0.01, 0.01])
+    assert fifo == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
+    assert predict("srtf", burst, [10.0, 2.0], [0.01, 0.01]) < fifo

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import click
 import pytest
+from click.core import ParameterSource
 from click.testing import CliRunner
 
 from carpool import __version__
 from carpool.cli.main import carpool
+from carpool.core.model import JobSpec
+from carpool.daemon.environment import job_environment
+from carpool.devices.base import find_devices
+from carpool.wire.places import Places
 
 SCREEN_LINES = 40
 SCREEN_COLUMNS = 100
@@ -22,18 +30,73 @@ def every_command(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[
 
 
 COMMANDS = every_command(carpool)
-WITH_EXAMPLE = {("run",), ("submit",), ("daemon", "start"), ("doctor",)}
+NOT_OPTIONS = {"CARPOOL_DIR", "CARPOOL_LOG"}  # read by the daemon and by everybody, not by one command
+
+
+def command_at(path: tuple[str, ...]) -> click.Command:
+    found: click.Command = carpool
+    for name in path:
+        assert isinstance(found, click.Group)
+        found = found.commands[name]
+    return found
+
+
+OPTIONS = [
+    (path, option)
+    for path in COMMANDS
+    for option in command_at(path).params
+    if isinstance(option, click.Option) and not option.is_eager
+]
 
 
 @pytest.mark.parametrize("command", [(), *COMMANDS], ids=" ".join)
-def test_help_fits_a_screen(command: tuple[str, ...]) -> None:
+def test_help_fits_a_screen_and_shows_an_example(command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(carpool, [*command, "--help"])
     lines = done.output.splitlines()
     assert done.exit_code == 0
     assert len(lines) <= SCREEN_LINES
     assert all(len(line) <= SCREEN_COLUMNS for line in lines)
-    if command in WITH_EXAMPLE:
-        assert any(line.strip().startswith("carpool ") for line in lines), "an example"
+    said = " ".join(["carpool", *command])
+    assert any(line.strip().startswith(f"{said} ") or line.strip() == said for line in lines), "no example"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_examples_in_the_help_can_be_typed(path: tuple[str, ...]) -> None:
+    examples = re.findall(r"^  (carpool .*)$", CliRunner().invoke(carpool, [*path, "--help"]).output, re.MULTILINE)
+    for example in examples:
+        words = re.split(r" {3,}", example)[0].split()[1:]
+        command: click.Command = carpool
+        while isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
+        command.make_context("example", words)
+
+
+@pytest.mark.parametrize(
+    ("path", "option"), OPTIONS, ids=[f"{' '.join(path)} {max(option.opts, key=len)}" for path, option in OPTIONS]
+)
+def test_every_option_is_also_read_from_the_environment(
+    path: tuple[str, ...], option: click.Option, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [option_name for option_name in option.opts if option_name.startswith("--")]
+    variable = "CARPOOL_" + words[0].removeprefix("--").replace("-", "_").upper()
+    monkeypatch.setenv(variable, "3")
+    if option.is_flag:
+        monkeypatch.setenv(variable, "1")
+    command = command_at(path)
+    needed = ["x" for parameter in command.params if isinstance(parameter, click.Argument)]
+    context = command.make_context(path[-1], needed)
+    assert option.name is not None
+    assert context.params[option.name] in (True, "3", 3, 3.0, Path("3"))
+    assert context.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
+
+
+def test_no_option_is_read_from_a_variable_with_another_meaning(tmp_path: Path) -> None:
+    places, device = Places(run=tmp_path, state=tmp_path), find_devices("cpu:64MiB")[0]
+    spec = JobSpec(name="a", cap_bytes=1 << 20)
+    added = job_environment(places, device, spec, job="a-1", page=tmp_path)["set"]
+    assert isinstance(added, dict)
+    taken = {option.envvar for _, option in OPTIONS}
+    assert not taken & (NOT_OPTIONS | set(added))
 
 
 @pytest.mark.parametrize("command", [("ps",), ("explain",), ("submit",), ("doctor",), ("daemon", "status")])
@@ -48,3 +111,20 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["ps", "--no-such-option"], ["explain"], ["daemon", "pause"]])
 def test_a_word_that_is_not_known_is_a_misuse(arguments: list[str]) -> None:
     assert CliRunner().invoke(carpool, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_mistyped_option_is_named_and_not_taken_for_the_program(verb: str) -> None:
+    done = CliRunner().invoke(carpool, [verb, "--memroy", "2GiB", "--", "python", "x.py"])
+    assert done.exit_code == 2
+    assert "--memroy" in done.output
+    assert "--memory" in done.output, "what was meant"
+
+
+@pytest.mark.parametrize("between", [[], ["--"]])
+def test_options_behind_the_program_are_the_programs(between: list[str]) -> None:
+    context = command_at(("run",)).make_context(
+        "run", ["--steps", "7", *between, "python", "x.py", "--memroy", "--", "1"]
+    )
+    assert context.params["argv"] == ("python", "x.py", "--memroy", "--", "1")
+    assert (context.params["steps"], context.params["memory"]) == (7, None)

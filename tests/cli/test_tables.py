@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from carpool.cli.jobs import account_lines
 from carpool.cli.tables import device_table, job_table, show
+from carpool.units import SECOND
 
 JOB: dict[str, Any] = {
     "id": "a-job-with-a-rather-long-name-17",
@@ -41,10 +43,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_job_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     show(job_table({"jobs": [JOB, {**JOB, "id": "b-2", "state": "queued", "step_ns": None, "remaining_ns": None}]}))
-    assert all(len(line) <= 80 for line in printed(capsys))
+    lines = printed(capsys)
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines), "a figure without its unit, or half an id, is worth nothing"
 
 
-def test_a_short_job_is_shown_with_all_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_job_is_shown_with_all_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     short = {**JOB, "id": "a-1", "steps": 10, "steps_declared": 20}
     show(job_table({"jobs": [short]}))
     row = next(line for line in printed(capsys) if "a-1" in line)
@@ -57,3 +64,15 @@ def test_the_device_table_names_who_runs(capsys: pytest.CaptureFixture[str]) -> 
     lines = printed(capsys)
     assert any("a-1" in line and "16.0 GiB" in line for line in lines)
     assert any("nobody" in line for line in lines)
+
+
+def test_the_account_of_an_ended_job_ends_with_one_sentence() -> None:
+    job = {
+        "state": "finished",
+        "spent_ns": {"run": 600 * SECOND, "turn": 96 * SECOND, "move": 24 * SECOND},
+        "waited_for_ns": {"bert": 96 * SECOND},
+    }
+    lines = account_lines(job)
+    assert [line.split()[0] for line in lines[:-1]] == ["running", "waiting", "moving", "for", "wall"]
+    assert lines[-1] == "12 min 0 s instead of 10 min 0 s: 1 min 36 s waiting for job bert, 24.0 s moving"
+    assert account_lines({"state": "failed", "spent_ns": {}, "waited_for_ns": {}}) == []

@@ -14,11 +14,16 @@ from carpool.core.events import (
     JobAdopted,
     JobDetached,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     NeedsMeasured,
     ProgressSeen,
+    ResumeAsked,
+    SuspendAsked,
     Tick,
 )
 from carpool.core.model import DeviceId, History, JobId, JobSpec, JobState, Nanos, Needs, TenantId
@@ -152,6 +157,8 @@ class CoreDriver:
         on: str = "gpu0",
         steps_made: int = 0,
         live_bytes: int = 0,
+        parked_bytes: int | None = None,
+        is_suspended: bool = False,
         **fields: Unpack[SpecFields],
     ) -> list[Effect]:
         self.steps[job] = steps_made
@@ -164,6 +171,9 @@ class CoreDriver:
                 steps=steps_made,
                 live_bytes=live_bytes,
                 needs=known,
+                is_parked=parked_bytes is not None,
+                parked_bytes=parked_bytes or 0,
+                is_suspended=is_suspended,
             )
         )
 
@@ -190,6 +200,22 @@ class CoreDriver:
 
     def cancel(self, job: str, *, is_told: bool = False) -> list[Effect]:
         return self.send(CancelAsked(job=JobId(job), is_told=is_told))
+
+    def suspend(self, job: str) -> list[Effect]:
+        return self.send(SuspendAsked(job=JobId(job)))
+
+    def resume(self, job: str) -> list[Effect]:
+        return self.send(ResumeAsked(job=JobId(job)))
+
+    def parked(self, job: str, parked_bytes: int, resident_bytes: int = 0, *, move_ns: Nanos = MS) -> list[Effect]:
+        event = JobParked(job=JobId(job), parked_bytes=parked_bytes, resident_bytes=resident_bytes, move_ns=move_ns)
+        return self.send(event)
+
+    def unparked(self, job: str, *, move_ns: Nanos = MS) -> list[Effect]:
+        return self.send(JobUnparked(job=JobId(job), move_ns=move_ns))
+
+    def move_failed(self, job: str, reason: str = "the disk is full") -> list[Effect]:
+        return self.send(MoveFailed(job=JobId(job), reason=reason))
 
     def tick(self, after_ns: Nanos = 0) -> list[Effect]:
         self.now += after_ns

@@ -277,6 +277,18 @@ def test_effects_come_in_the_order_in_which_they_must_be_done(core: CoreDriver) 
     assert only(core.effects, StartJob)
 
 
+def test_who_comes_while_an_old_turn_goes_on_is_looked_at_soon(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.tick(60 * SECOND)
+    core.settle_in("b", KNOWN)
+    waited = 0
+    while core.holders() == ["a"] and not only(core.tick(), RecallLease):
+        step = (core.scheduler.next_wakeup() or 0) - core.now
+        core.wait(step)
+        waited += step
+        assert waited <= 30 * MS, "the quantum of a is long over"
+
+
 # --- the successor (D5) --------------------------------------------------------------------------------------
 
 

@@ -15,11 +15,16 @@ from carpool.core.events import (
     JobDetached,
     JobEvent,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     NeedsMeasured,
     ProgressSeen,
+    ResumeAsked,
+    SuspendAsked,
 )
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES, may_move
 from carpool.core.model import (
@@ -65,6 +70,11 @@ def event_of(kind: type) -> JobEvent:
         JobDetached: JobDetached(job=J, reason="told to"),
         JobExited: JobExited(job=J, code=0),
         CancelAsked: CancelAsked(job=J),
+        SuspendAsked: SuspendAsked(job=J),
+        ResumeAsked: ResumeAsked(job=J),
+        JobParked: JobParked(job=J, parked_bytes=GIB, resident_bytes=0, move_ns=MS),
+        JobUnparked: JobUnparked(job=J, move_ns=MS),
+        MoveFailed: MoveFailed(job=J, reason="the disk is full"),
     }
     return made[kind]
 
@@ -105,6 +115,21 @@ def _idle(core: CoreDriver) -> None:
     core.give_back("j", wants_more=False)
 
 
+def _parking(core: CoreDriver) -> None:
+    _waiting(core)
+    core.suspend("j")
+
+
+def _parked(core: CoreDriver) -> None:
+    _parking(core)
+    core.parked("j", GIB)
+
+
+def _unparking(core: CoreDriver) -> None:
+    _parked(core)
+    core.resume("j")
+
+
 def _unmanaged(core: CoreDriver) -> None:
     _starting(core)
     core.detach("j")
@@ -133,10 +158,20 @@ WAYS: dict[JobState, Callable[[CoreDriver], None]] = {
     JobState.PROFILING: _profiling,
     JobState.RUNNING: _running,
     JobState.IDLE: _idle,
+    JobState.PARKING: _parking,
+    JobState.PARKED: _parked,
+    JobState.UNPARKING: _unparking,
     JobState.UNMANAGED: _unmanaged,
     JobState.FINISHED: _finished,
     JobState.FAILED: _failed,
     JobState.CANCELLED: _cancelled,
+}
+# What the scheduler orders in the same call, because of what the event said.
+FOLLOWS: dict[tuple[JobState, type], JobState] = {
+    (JobState.WAITING, SuspendAsked): JobState.PARKING,
+    (JobState.PARKED, ResumeAsked): JobState.UNPARKING,
+    (JobState.PARKING, LeaseReturned): JobState.PARKING,  # it is suspended and waits again
+    (JobState.PARKED, LeaseReturned): JobState.PARKING,
 }
 PAIRS = [(state, kind) for state in JobState for kind in EVENTS]
 
@@ -161,7 +196,7 @@ def test_an_event_moves_a_job_by_the_table_or_is_rejected_and_changes_nothing(
         expected = JOB_MOVES[(state, kind)]
         if kind is LeaseReturned:
             expected = JobState.WAITING  # the event said that it wants more
-        assert core.state("j") is expected
+        assert core.state("j") is FOLLOWS.get((state, kind), expected)
         assert not [effect for effect in effects if isinstance(effect, RejectEvent)]
         return
     [rejection] = effects
@@ -204,7 +239,8 @@ def test_the_sets_of_states_are_those_of_the_words() -> None:
 
 
 def test_every_state_but_queued_is_reached_by_the_table() -> None:
-    reached = set(JOB_MOVES.values()) | {JobState.PROFILING, JobState.FAILED, JobState.CANCELLED}
+    moved = {target for (state, _), target in JOB_MOVES.items() if target is not state}
+    reached = moved | {JobState.PROFILING, JobState.FAILED, JobState.CANCELLED}
     assert reached == set(JobState) - {JobState.QUEUED}
 
 

@@ -64,6 +64,20 @@ def test_the_reason_of_a_policy_names_the_job_it_prefers_or_its_tenant(name: str
     assert "first" in POLICIES[name].why(view("first"), view("second", served_ns=SECOND, arrived_ns=1))
 
 
+def test_equals_under_fair_are_not_said_to_be_behind() -> None:
+    first, second = view("first"), view("second")
+    assert POLICIES["fair"].why(first, second) == "both have had their share, and first came first"
+    other = second._replace(tenant=TenantId("other"))
+    assert "have had the same" in POLICIES["fair"].why(first, other)
+
+
+def test_srtf_says_why_it_keeps_a_longer_guess() -> None:
+    holder = view("holder", served_ns=60 * MS)._replace(is_holding=True)
+    other = view("other", served_ns=20 * MS)
+    assert POLICIES["srtf"].pick([holder, other], now=0) == holder.id
+    assert "only for what is shorter by more than 50 ms" in POLICIES["srtf"].why(holder, other)
+
+
 # --- fifo ---------------------------------------------------------------------------------------------------
 
 

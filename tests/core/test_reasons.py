@@ -7,6 +7,7 @@ import re
 import pytest
 
 from carpool.core.model import JobState
+from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.units import GIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs
@@ -51,12 +52,85 @@ def test_a_waiting_job_is_told_who_has_the_lane_and_why(core: CoreDriver) -> Non
     core.settle_in("a", KNOWN)
     core.settle_in("b", KNOWN)
     core.wait(41 * MS)
-    assert core.reason("b").startswith("waits 41 ms for its turn on gpu0/1: a has had it for 41 ms (fair: ")
+    assert core.reason("b") == (
+        "waits 41 ms for its turn on gpu0/1: a has had it for 41 ms and keeps it for another 59 ms of its quantum"
+    )
     core.tick(60 * MS)
     assert core.reason("b") == (
         "waits 101 ms for its turn on gpu0/1: a has had it for 101 ms (fair: b is behind its share by 101 ms);"
         " the turn is already recalled"
     )
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "fair"])
+def test_a_policy_is_not_asked_to_defend_a_quantum(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy, settings=Settings(quantum_ns=SECOND))
+    core.remember("long", KNOWN, steps=6000, step_ns=10 * MS, served_ns=60 * SECOND)
+    core.remember("short", KNOWN, steps=100, step_ns=10 * MS, served_ns=SECOND)
+    core.submit("old", fingerprint="long")
+    core.ask("old")
+    core.submit("young", fingerprint="short")
+    core.ask("young")
+    core.wait(5 * MS)
+    assert core.reason("young") == (
+        "waits 5.0 ms for its turn on gpu0/1: old has had it for 5.0 ms"
+        " and keeps it for another 995 ms of its quantum"
+    )
+
+
+def test_the_policy_defends_a_holder_it_still_prefers_after_its_quantum(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    for job, served_ns in (("short", 2 * SECOND), ("long", 60 * SECOND)):
+        core.remember(job, KNOWN, served_ns=served_ns)
+        core.submit(job, fingerprint=job)
+        core.ask(job)
+    core.wait(SECOND)
+    core.report("short", steps=50)
+    assert core.reason("long").endswith("(srtf: short has 1.0 s left, long has 1 min 0 s left)")
+
+
+def test_between_two_looks_the_policy_says_what_it_will_decide(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN, weight_milli=4000)
+    core.settle_in("b", KNOWN)
+    core.tick(99 * MS)
+    core.wait(2 * MS)
+    assert core.reason("b").endswith("(fair: b is behind its share by 25 ms); the turn is about to be recalled")
+
+
+def test_who_is_not_the_next_is_told_who_is(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    core.settle_in("holder", KNOWN, priority=5)
+    core.settle_in("low", KNOWN)
+    core.settle_in("high", KNOWN, priority=9)
+    said = core.reason("low")
+    assert "; the turn is already recalled for high (priority: high has priority 9, low 0;" in said
+    assert core.reason("high").endswith(
+        "(priority: high has priority 9, holder 5; nobody waits longer than 30.0 s for a turn);"
+        " the turn is already recalled"
+    )
+
+
+def test_the_starvation_bound_is_named_when_it_decides(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    core.settle_in("old", KNOWN)
+    core.settle_in("young", KNOWN)
+    core.wait(31 * SECOND)
+    core.report("old", steps=3100)
+    assert core.reason("young").endswith(
+        "(priority: young has waited 31.0 s; nobody waits longer than 30.0 s for a turn);"
+        " the turn is already recalled"
+    )
+
+
+def test_a_turn_recalled_for_memory_is_not_blamed_on_the_policy(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    core.settle_in("first", KNOWN)
+    core.settle_in("high", KNOWN, priority=9)
+    core.give_back("first")
+    core.measure("high", needs(30 * GIB, GIB))
+    core.wait(MS)
+    said = core.reason("first")
+    assert said.endswith("high has had it for 1.0 ms; the turn is already recalled"), said
 
 
 def test_tenants_are_named_when_they_decide(core: CoreDriver) -> None:
@@ -92,16 +166,16 @@ def test_a_device_that_is_cleared_for_a_newcomer_explains_both_sides(make_core: 
 def test_jobs_that_do_not_wait_say_what_they_do(core: CoreDriver) -> None:
     core.submit("a")
     core.wait(1500 * MS)
-    assert core.reason("a") == "its program runs for 1.5 s and has not reached an iteration boundary yet"
+    assert core.reason("a") == "its program has run for 1.5 s and has not reached an iteration boundary yet"
     core.ask("a")
     core.wait(20 * MS)
-    assert core.reason("a") == "holds one of its first turns for 20 ms; its memory is being measured"
+    assert core.reason("a") == "has held one of its first turns for 20 ms; its memory is being measured"
     core.measure("a", KNOWN)
     core.wait(20 * MS)
-    assert core.reason("a") == "has the device for 20 ms"
+    assert core.reason("a") == "has had the device for 20 ms"
     core.give_back("a", wants_more=False)
     core.wait(2 * SECOND)
-    assert core.reason("a") == "wants no turn for 2.0 s: it loads data, saves, or is between its loops"
+    assert core.reason("a") == "has wanted no turn for 2.0 s: it loads data, saves, or is between its loops"
     core.exit("a")
     assert core.reason("a") == "finished: exit code 0; had the device 40 ms, waited 0 ns for turns"
 
@@ -110,4 +184,4 @@ def test_a_holder_whose_turn_is_recalled_says_so(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN)
     core.settle_in("b", KNOWN)
     core.tick(100 * MS)
-    assert core.reason("a") == "has the device for 100 ms; its turn is recalled"
+    assert core.reason("a") == "has had the device for 100 ms; its turn is recalled"

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.cli.reach import call
-from carpool.daemon.journal import FLUSH_SECONDS
 from carpool.errors import CarpoolError
 from carpool.wire import page as pages
 from carpool.wire.places import Places
@@ -235,7 +234,7 @@ class Node:
 
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """Every event or effect of this kind, in order; each body has its time under `at_ns`."""
-        time.sleep(2 * FLUSH_SECONDS)  # the daemon writes what it has collected now and then
+        call(self.places, "flush")
         with contextlib.closing(sqlite3.connect(self.places.journal)) as db:
             rows = db.execute("select run, at_ns, body from log where name = ? order by rowid", (kind,)).fetchall()
         return [{**json.loads(body), "run": run, "at_ns": at} for run, at, body in rows]

@@ -181,6 +181,7 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
         "meter": "ok",
         "torch": "ok",
         "hooks": "ok",
+        "points": "ok",
         "daemon": "ok",
     }
     ended = done.wait()

@@ -117,6 +117,13 @@ def test_a_daemon_is_not_started_with_nonsense(node: Node, options: list[str], w
     assert not node.places.socket.exists()
 
 
+def test_a_daemon_is_not_started_with_an_unknown_log_level(node: Node) -> None:
+    node.environment["CARPOOL_LOG"] = "loud"
+    words = ["CARPOOL_LOG=LOUD is not a level", "DEBUG, INFO, WARNING, ERROR"]
+    assert_refused(node.carpool("daemon", "start"), 3, *words)
+    assert not node.places.socket.exists()
+
+
 @pytest.mark.parametrize("verb", ["run", "submit"])
 def test_a_job_that_can_never_fit_is_refused_at_once(shared: Node, verb: str) -> None:
     done = shared.carpool(verb, "--name", "huge", "--memory", "2GiB", *TRUE)
@@ -147,7 +154,7 @@ def test_a_second_daemon_is_not_started(shared: Node) -> None:
     assert (same.code, same.out) == (0, b"")
     assert "runs already" in same.err
     other = shared.carpool("daemon", "start", "--device", "cpu:2GiB")
-    assert_refused(other, 3, "a daemon runs already with policy fair and device cpu:1GiB")
+    assert_refused(other, 2, "a daemon runs already with policy fair, device cpu:1GiB and quantum 100 ms")
     direct = Started(shared, [*daemon_command()]).wait()
     assert direct.code == 1
     assert direct.err.startswith("carpool daemon: a daemon is already running")

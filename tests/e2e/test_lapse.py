@@ -104,7 +104,7 @@ def test_a_script_that_trained_and_now_sleeps_blocks_nobody(beside: Beside) -> N
     started = beside.run_beside(scripts.write(beside.files, "sleeps", scripts.TRAINS_THEN_SLEEPS), name="sleeps")
     started.wait_line("trained")
     wait_until(lambda: beside.state("sleeps") == "idle", "it is idle", seconds=30)
-    assert "wants no turn for" in beside.job("sleeps")["reason"]
+    assert "has wanted no turn for" in beside.job("sleeps")["reason"]
     before = len(beside.companion.lines)
     beside.companion.wait_lines(before + 200)
     assert beside.state("sleeps") == "idle"

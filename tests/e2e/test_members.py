@@ -37,6 +37,7 @@ def job(tmp_path: Path) -> Iterator[LiveJob]:
     live.make_page()
     yield live
     live.close()
+    live.remove()
     assert not directory.exists()
 
 

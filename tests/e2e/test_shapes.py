@@ -6,6 +6,7 @@ at what came of it. The quantum is so short that nearly every step is a turn of 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
@@ -109,6 +110,7 @@ class Outcome:
 class Running:
     shape: Shape
     started: Started
+    page: pages.Page | None = None  # stays readable when the job's directory is gone
     takers: set[int] = field(default_factory=set)
     pids: set[int] = field(default_factory=set)
 
@@ -146,23 +148,26 @@ class Shared:
         """Note which processes of each job take turns; True when a job has ended."""
         for each in running:
             for path in self.node.places.jobs.glob(f"{each.shape.name}-[0-9]*/page"):
-                self._look_at(each, path)
+                if each.page is None:
+                    with contextlib.suppress(PeerError):  # it is not whole yet, or ended just now
+                        each.page = pages.Page.open(path)
+            self._look_at(each)
         return any(each.started.process.poll() is not None for each in running)
 
-    def _look_at(self, running: Running, path: Path) -> None:
-        try:
-            page = pages.Page.open(path)
-        except PeerError:  # it ended just now
+    def _look_at(self, running: Running) -> None:
+        if running.page is None:
             return
-        for slot, pid in page.pids().items():
+        for slot, pid in running.page.pids().items():
             running.pids.add(pid)
             base = pages.slot_base(slot)
-            if page.words[base + pages.S_STEPS] or page.words[base + pages.S_LEASE]:
+            if running.page.words[base + pages.S_STEPS] or running.page.words[base + pages.S_LEASE]:
                 running.takers.add(pid)
-        page.close()
 
     def _outcome(self, running: Running) -> Outcome:
         name = running.shape.name
+        self._look_at(running)  # what it looked like at its end
+        if running.page is not None:
+            running.page.close()
         job = self.node.wait_state(name, "finished", "failed", "cancelled")
         return Outcome(
             ended=running.started.wait(),

@@ -70,9 +70,24 @@ def test_the_first_launch_attaches_asks_and_waits(start: Start, desk: Desk) -> N
     assert probe.alloc("plain", 0, MIB) == 0  # memory needs no turn
     probe.tell("launch plain busy_1us")
     said = attach(desk, probe)
-    assert (said.job, said.pid, said.holding, said.version, said.protocol) == ("job-1", probe.pid, False, "1.2.3", 1)
+    assert (said.job, said.pid, said.holding, said.version) == ("job-1", probe.pid, False, "1.2.3")
+    assert said.protocol == m.PROTOCOL
     assert desk.take() == m.Ask()
     assert desk.lease == wire.LEASE_ASKED
+    desk.grant()
+    assert probe.answer()[0] == 0
+
+
+def test_an_order_to_park_is_refused_with_a_reason_and_the_turn_still_comes(start: Start, desk: Desk) -> None:
+    probe = start()
+    probe.tell("launch plain busy_1us")
+    attach(desk, probe)
+    assert desk.take() == m.Ask()
+    desk.send(m.Park(limit_bytes=1 << 30))
+    parked = desk.take()
+    assert isinstance(parked, m.Parked) and "not PyTorch" in parked.reason
+    desk.send(m.Unpark())
+    assert desk.take() == m.Unparked(move_ns=0, reason="")
     desk.grant()
     assert probe.answer()[0] == 0
 

@@ -17,11 +17,16 @@ from carpool.core.events import (
     JobAdopted,
     JobDetached,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     NeedsMeasured,
     ProgressSeen,
+    ResumeAsked,
+    SuspendAsked,
     Tick,
 )
 from carpool.core.lifecycle import may_move
@@ -33,7 +38,13 @@ from tests.properties.watcher import WatchedScheduler
 
 JOBS_MAX = 9
 # Patience is short, so that a few seconds of chaos try what takes a real node minutes.
-IMPATIENT = Settings(pass_over_ns=3 * SECOND, start_patience_ns=SECOND, hog_floor_ns=SECOND)
+IMPATIENT = Settings(
+    pass_over_ns=3 * SECOND,
+    start_patience_ns=SECOND,
+    hog_floor_ns=SECOND,
+    move_retry_ns=SECOND,
+    host_bytes_max=150,
+)
 RUN_TO_THE_END = ("fifo", "srtf", "priority")  # by design one job runs until it is done
 
 any_job = st.integers(0, JOBS_MAX - 1)
@@ -113,14 +124,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         device=st.sampled_from(["gpu0", "gpu0", "gpu1", "gpu2"]),
         live_bytes=bytes_small,
         needs=st.none() | needs_strategy,
+        parked_bytes=st.none() | st.none() | bytes_small,
     )
-    def adopt(self, spec: JobSpec, holding: bool, device: str, live_bytes: int, needs: Needs | None) -> None:
+    def adopt(
+        self,
+        spec: JobSpec,
+        holding: bool,
+        device: str,
+        live_bytes: int,
+        needs: Needs | None,
+        parked_bytes: int | None,
+    ) -> None:
         self.watched.send(
             JobAdopted(
                 job=self.fresh(),
                 spec=spec,
                 device=DeviceId(device),
-                holding=holding,
+                holding=holding and parked_bytes is None,
+                is_parked=parked_bytes is not None,
+                parked_bytes=parked_bytes or 0,
+                is_suspended=parked_bytes is not None and holding,
                 steps=3,
                 live_bytes=live_bytes,
                 needs=needs,
@@ -169,6 +192,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             ProgressSeen(job=job, steps=self.steps[job], cpu_ns=self.cpu_ns[job], live_bytes=live_bytes)
         )
 
+    @rule(index=any_job, is_resumed=st.booleans())
+    def suspend(self, index: int, is_resumed: bool) -> None:
+        kind = ResumeAsked if is_resumed else SuspendAsked
+        self.watched.send(kind(job=self.find(index, kind)))
+
+    @rule(index=any_job, share=st.integers(0, 4), resident_bytes=st.integers(0, 70))
+    def move_ends(self, index: int, share: int, resident_bytes: int) -> None:
+        """A job that was told to move did, or could not."""
+        moving = self.watched.jobs_in(JobState.PARKING, JobState.UNPARKING)
+        if moving:
+            self.end_move(moving[index % len(moving)], share=share, resident_bytes=resident_bytes)
+
+    def end_move(self, job: JobId, *, share: int, resident_bytes: int) -> None:
+        """With a share of 0 the move fails; else that part of what was reserved left the device."""
+        if share == 0:
+            self.watched.send(MoveFailed(job=job, reason="the disk is full"))
+        elif self.watched.state(job) is JobState.UNPARKING:
+            self.watched.send(JobUnparked(job=job, move_ns=MS))
+        else:
+            moved = self.watched.books.parking[job] * share // 4
+            self.watched.send(JobParked(job=job, parked_bytes=moved, resident_bytes=resident_bytes, move_ns=MS))
+
     @rule(index=any_job, what=st.sampled_from(["detach", "exit", "crash", "lost", "cancel", "forget"]))
     def mishap(self, index: int, what: str) -> None:
         codes = {"exit": 0, "crash": 1, "lost": None}
@@ -210,6 +255,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def orderly_round(self) -> None:
         """Holders compute; those asked for their turn give it back; the tick comes when it was ordered."""
         watched = self.watched
+        for job in watched.jobs_in(JobState.PARKING, JobState.UNPARKING):
+            self.end_move(job, share=4, resident_bytes=0)
         for job in sorted(watched.books.recalled):
             if job in watched.books.held:
                 watched.now += MS
@@ -249,9 +296,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.end_somebody()
         raise AssertionError(f"starved under {self.policy}: {sorted(missing)}")
 
+    def resume_everybody(self) -> None:
+        for job in self.watched.picture().jobs:
+            if job.is_suspended and may_move(job.state, ResumeAsked):
+                self.watched.send(ResumeAsked(job=job.id))
+
     def finish_everything(self) -> None:
         """Nobody is left behind: every job, also in the queue, runs and ends, and every byte is free again."""
         watched = self.watched
+        self.resume_everybody()
         for _ in range(12 * (1 + self.made)):
             for job in watched.jobs_in(JobState.UNMANAGED):
                 watched.send(JobExited(job=job, code=0))

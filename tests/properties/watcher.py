@@ -13,11 +13,13 @@ from carpool.core.effects import (
     CloseJob,
     Effect,
     GrantLease,
+    ParkJob,
     RecallLease,
     RefuseJob,
     RejectEvent,
     RevokeLease,
     StartJob,
+    UnparkJob,
 )
 from carpool.core.events import (
     DeviceAdded,
@@ -26,13 +28,16 @@ from carpool.core.events import (
     JobAdopted,
     JobDetached,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import ENDED, HOLDING, RESIDENT, JobId, JobState, Nanos
+from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, JobId, JobState, Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
@@ -49,6 +54,8 @@ class Books:
     held: dict[JobId, Nanos] = field(default_factory=dict)  # since when
     recalled: set[JobId] = field(default_factory=set)
     queued: set[JobId] = field(default_factory=set)
+    parking: dict[JobId, int] = field(default_factory=dict)  # told to park, with how many bytes at most
+    unparking: set[JobId] = field(default_factory=set)
     total_ns: Nanos = 0  # of all turns that are over
     turns: dict[JobId, int] = field(default_factory=dict)
 
@@ -131,7 +138,9 @@ class WatchedScheduler:
         return [job.id for job in self.picture().jobs if job.state in states]
 
     def may_run(self, job: JobPicture, node: NodePicture) -> bool:
-        """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2)."""
+        """A turn is for jobs whose bytes are promised, and for the oldest of the device in any case (D2, P4)."""
+        if job.is_suspended:
+            return False
         device = next(each for each in node.devices if each.id == job.device)
         return is_covered(job, device) or is_oldest(job, node)
 
@@ -164,14 +173,29 @@ class WatchedScheduler:
             case LeaseReturned():
                 books.end(event.job, self.now)
                 books.wanting.discard(event.job)
+                self._back(event.job)
                 if event.wants_more:
                     books.wanting.add(event.job)
+            case JobParked():
+                books.parking.pop(event.job, None)
+            case JobUnparked():
+                books.unparking.discard(event.job)
+                books.wanting.add(event.job)
+            case MoveFailed():
+                if event.job in books.parking:
+                    books.wanting.add(event.job)
+                self._back(event.job)
             case JobDetached() | JobExited():
                 books.end(event.job, self.now)
                 books.wanting.discard(event.job)
                 books.queued.discard(event.job)
+                self._back(event.job)
             case _:
                 pass
+
+    def _back(self, job: JobId) -> None:
+        self.books.parking.pop(job, None)
+        self.books.unparking.discard(job)
 
     def _follow(self, effect: Effect, event: Event) -> None:
         books = self.books
@@ -189,6 +213,14 @@ class WatchedScheduler:
                 is_adopted = isinstance(event, JobAdopted) and event.job == effect.job
                 assert effect.job in books.held or is_adopted
                 books.end(effect.job, self.now)
+            case ParkJob():
+                self._check_may_park(effect)
+                books.wanting.remove(effect.job)
+                books.parking[effect.job] = effect.limit_bytes
+            case UnparkJob():
+                assert effect.job not in books.unparking
+                assert not self.job(effect.job).is_suspended, "P4: only a resumed job comes back"
+                books.unparking.add(effect.job)
             case StartJob() | RefuseJob():
                 assert effect.job in books.queued, f"{effect} of a job that is not queued"
                 books.queued.remove(effect.job)
@@ -196,6 +228,13 @@ class WatchedScheduler:
                 books.queued.discard(effect.job)
             case _:
                 pass
+
+    def _check_may_park(self, effect: ParkJob) -> None:
+        """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""
+        assert effect.job in self.books.wanting and effect.job not in self.books.held
+        node = self.picture()
+        assert node.host_bytes == sum(job.parked_bytes for job in node.jobs)
+        assert node.host_bytes_max is None or node.host_bytes <= node.host_bytes_max
 
     def _check_measured_alone(self, granted: JobId) -> None:
         """D3: no turn is given beside a job that is being measured, nor to such a job beside others."""
@@ -218,7 +257,9 @@ class WatchedScheduler:
         self._check_wakeup(node)
         for job in node.jobs:
             assert job.reason
-            if job.state in (JobState.WAITING, JobState.QUEUED):
+            if job.state in (JobState.WAITING, JobState.PARKED) or (
+                job.state is JobState.QUEUED and not job.is_suspended
+            ):
                 assert NUMBER.search(job.reason), job.reason
 
     def _check_bytes(self, device: DevicePicture, node: NodePicture) -> None:
@@ -229,12 +270,13 @@ class WatchedScheduler:
         assert sum(promised) + sum(lanes) <= device.capacity_bytes
         assert device.free_bytes == device.capacity_bytes - sum(promised) - sum(lanes)
         assert all(job.promised_bytes == 0 for job in node.jobs if job.state not in RESIDENT)
+        assert all(job.parked_bytes == 0 for job in node.jobs if job.state not in AWAY), "L6"
 
     def _check_lanes(self, device: DevicePicture, node: NodePicture) -> None:
         """N1 to N3: one lane a managed job, one holder a lane, no empty lane, no more than the policy allows."""
         placed = [job for lane in device.lanes for job in lane.jobs]
         assert len(placed) == len(set(placed))
-        managed = RESIDENT - {JobState.UNMANAGED}
+        managed = RESIDENT - {JobState.UNMANAGED, JobState.PARKED}
         assert set(placed) == {job.id for job in node.jobs if job.device == device.id and job.state in managed}
         assert len(device.lanes) <= POLICIES[self.policy].lanes_max
         for lane in device.lanes:
@@ -264,13 +306,18 @@ class WatchedScheduler:
             assert (job.state in HOLDING) == (job.id in books.held)
             assert (job.state is JobState.WAITING) == (job.id in books.wanting)
             assert (job.state is JobState.QUEUED) == (job.id in books.queued)
+            assert (job.state is JobState.PARKING) == (job.id in books.parking)
+            assert (job.state is JobState.UNPARKING) == (job.id in books.unparking)
+            if job.state not in ENDED:
+                assert sum(job.spent_ns.values()) == self.now - job.arrived_ns, "A4"
+            assert sum(job.waited_for_ns.values()) <= job.spent_ns.get("turn", 0), "A4"
         served = sum(job.served_ns for job in node.jobs) + self.forgotten_ns
         assert served == books.total_ns + sum(self.now - since for since in books.held.values())
 
     def _check_wakeup(self, node: NodePicture) -> None:
         wakeup = self.scheduler.next_wakeup()
         assert wakeup is None or wakeup > self.now
-        if any(job.state is JobState.WAITING for job in node.jobs):
+        if any(job.state is JobState.WAITING and not job.is_suspended for job in node.jobs):
             assert wakeup is not None
 
 
@@ -284,5 +331,6 @@ def is_covered(job: JobPicture, device: DevicePicture) -> bool:
 
 
 def is_oldest(job: JobPicture, node: NodePicture) -> bool:
-    rivals = [(each.arrived_ns, each.id) for each in node.jobs if each.device == job.device and each.lane is not None]
+    here = [each for each in node.jobs if each.device == job.device and each.lane is not None]
+    rivals = [(each.arrived_ns, each.id) for each in here if not each.is_suspended]
     return (job.arrived_ns, job.id) == min(rivals)

@@ -16,29 +16,34 @@ ALLOCATED = "allocated_bytes.all.current"
 PEAK = "allocated_bytes.all.peak"
 
 
+def cap_from_the_start(cuda: Any, link: Link) -> None:
+    """Limit the allocator as soon as the program makes its context, before it allocates anything."""
+    cap = link.words[page.H_CAP]
+    if not cap or not os.environ.get("CARPOOL_IS_CAPPED"):
+        return
+
+    def limit() -> None:
+        total = cuda.get_device_properties(cuda.current_device()).total_memory
+        cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+
+    cuda._lazy_call(limit)  # torch's own way to defer a call to the creation of the context
+
+
 class CudaSource:
     """Live and peak bytes of this process's default GPU (the daemon shows it only one)."""
 
     def __init__(self, torch: Any, link: Link) -> None:
         self._cuda = torch.cuda
         self._link = link
-        self._is_capped = False
+        self._base_peak_bytes = 0  # the allocator's all-time peak when ours was last reset
         explain_out_of_memory(link, self)
 
     def _stats(self) -> dict[str, int]:
         # Before the context exists there is nothing to count, and asking would create one.
         if not self._cuda.is_initialized():
             return {}
-        self._set_cap()
         stats: dict[str, int] = self._cuda.memory_stats()
         return stats
-
-    def _set_cap(self) -> None:
-        cap = self._link.words[page.H_CAP]
-        if cap and not self._is_capped and os.environ.get("CARPOOL_IS_CAPPED"):
-            self._is_capped = True
-            total = self._cuda.get_device_properties(self._cuda.current_device()).total_memory
-            self._cuda.set_per_process_memory_fraction(min(1.0, cap / total))
 
     def live_bytes(self) -> int:
         live = self._stats().get(ALLOCATED, 0)
@@ -47,11 +52,16 @@ class CudaSource:
         return live
 
     def peak_bytes(self) -> int:
-        return self._stats().get(PEAK, 0)
+        """The most since the reset; once learning is over, only if it was more than ever before."""
+        stats = self._stats()
+        peak = stats.get(PEAK, 0)
+        return peak if peak > self._base_peak_bytes else stats.get(ALLOCATED, 0)
 
-    def reset_peak(self) -> None:
-        if self._cuda.is_initialized():
+    def reset_peak(self, *, is_learning: bool) -> None:
+        """The allocator's own peak is reset only while the first iterations are measured."""
+        if is_learning and self._cuda.is_initialized():
             self._cuda.reset_peak_memory_stats()
+        self._base_peak_bytes = 0 if is_learning else self._stats().get(PEAK, 0)
 
     def finish_device_work(self, *, give_back: bool) -> None:
         """The turn's kernels must be over before the next job starts; the cache goes back only if it is needed."""

@@ -7,12 +7,15 @@ used only to attach, to ask, to give back and to report. Everything here may fai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
 from carpool import __version__
+from carpool.agent.points import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
@@ -38,7 +41,7 @@ class Link:
         self._tried_ns = 0
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
-        self.base = 0  # word index of this process's slot; 0 until it has one
+        self.seat = make_seat(self.words)
         self._find_slot()
         os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
 
@@ -46,6 +49,15 @@ class Link:
         slot = self.page.slot_of(os.getpid())
         if slot is not None:
             self.base = page.slot_base(slot)
+
+    @property
+    def base(self) -> int:
+        """Word index of this process's slot; 0 until it has one."""
+        return self.seat.base
+
+    @base.setter
+    def base(self, base: int) -> None:
+        self.seat.base = base
 
     @property
     def is_metered(self) -> bool:
@@ -115,12 +127,11 @@ class Link:
         length = framing.body_length(head)
         return framing.decode(head, self._read(length) if length else b"")
 
-    def wait_grant(self) -> m.Grant:
-        """Block until the turn is granted; the lock of the interpreter is free meanwhile."""
-        while True:
-            message = self.receive()
-            if isinstance(message, m.Grant):
-                return message
+    def fileno(self) -> int:
+        """For select; a connection that is gone is readable at once, and reading then says so."""
+        if self._socket is None:
+            raise LinkLostError("not connected")
+        return self._socket.fileno()
 
     def _read(self, count: int) -> bytes:
         if self._socket is None:
@@ -142,3 +153,22 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def tell_detached(job: str, socket_path: str, reason: str) -> None:
+    """Tell the daemon, if it is there, that this process has no page to attach with and goes on alone."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(ANSWER_SECONDS)
+        peer.connect(socket_path)
+        attach = m.Attach(job=job, pid=os.getpid(), slot=0, holding=False, version=__version__, protocol=m.PROTOCOL)
+        peer.sendall(framing.encode(attach) + framing.encode(m.Detach(reason=reason)), socket.MSG_NOSIGNAL)
+        peer.recv(framing.HEAD.size)
+
+
+def say(text: str) -> None:
+    """One line on stderr; a closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(f"carpool: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from carpool.agent.link import Link
+from carpool.agent.parking import Movable
 from carpool.units import format_bytes
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -34,7 +35,8 @@ class Source(Protocol):
     def peak_bytes(self) -> int:
         """The most held since reset_peak."""
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self, *, is_learning: bool) -> None:
+        """Measure the peak anew; once learning is over only what is higher than ever before must be seen."""
 
     def finish_device_work(self, *, give_back: bool) -> None:
         """Wait for queued device work; give cached scratch memory back if the lane is shared."""
@@ -52,7 +54,7 @@ class MeterSource:
     def peak_bytes(self) -> int:
         return max(self.live_bytes(), page.signed(self._link.words[self._link.base + page.S_PEAK]))
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, *, is_learning: bool) -> None:
         words, base = self._link.words, self._link.base
         words[base + page.S_PEAK] = words[base + page.S_LIVE]
 
@@ -88,7 +90,7 @@ class ResidentSource:
     def peak_bytes(self) -> int:
         return _status_kib("VmHWM") * 1024
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, *, is_learning: bool) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -124,8 +126,9 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
 class Memory:
     """The bytes of this process, less what the framework itself took before the program began."""
 
-    def __init__(self, source: Source, *, overhead_bytes: int) -> None:
+    def __init__(self, source: Source, *, overhead_bytes: int, movable: Movable | None = None) -> None:
         self._source = source
+        self.movable = movable
         self.overhead_bytes = overhead_bytes
 
     @classmethod
@@ -138,8 +141,8 @@ class Memory:
     def peak_bytes(self) -> int:
         return self._source.peak_bytes()
 
-    def turn_began(self) -> None:
-        self._source.reset_peak()
+    def turn_began(self, *, is_learning: bool) -> None:
+        self._source.reset_peak(is_learning=is_learning)
 
     def finish_device_work(self, *, give_back: bool) -> None:
         self._source.finish_device_work(give_back=give_back)
@@ -207,13 +210,13 @@ class Profile:
         self.points.update({point: point == chosen for point in self._live})
         self._persistent_bytes = max(self._persistent_bytes, lowest)
         self.is_learning = False
-        self._memory.turn_began()
+        self._memory.turn_began(is_learning=False)
         return max(0, len(regular[chosen]) - self._counted)
 
     def sample(self) -> tuple[int, int]:
         """Look again at a clean boundary: persistent and ephemeral bytes since the last look."""
         live, peak = self._memory.live_bytes(), self._memory.peak_bytes()
-        self._memory.turn_began()
+        self._memory.turn_began(is_learning=False)
         self._persistent_bytes = max(self._persistent_bytes, live)
         self._peak_bytes = max(self._peak_bytes, peak)
         needs = self.needs()

@@ -7,8 +7,11 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates)
 
 What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook and the backward wrap once
-another begin point fires in every iteration, and the Module patch (0.2 to 0.3 µs a module call) once a DataLoader
+another begin point fires in every iteration, and the Module patch (0.3 µs a module call in Python) once a DataLoader
 gives begin points. Torch's global module hooks would cost five times that and are never used.
+
+The step hook and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
+their slow path.
 """
 
 from __future__ import annotations
@@ -21,16 +24,26 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from carpool.agent import points
 from carpool.agent import turns as turns_module
-from carpool.agent.cuda import CudaSource
+from carpool.agent.cuda import CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
+from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
 
 STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
 STEPS_TO_TRUST = 4  # so many optimizer steps with data points between them: the Module patch is not needed
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
+
+
+def _stand_in(call: Any, real_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a wrapper look like what it wraps; torch's compiler traces the real function instead of it."""
+    functools.update_wrapper(call, real_call)
+    call._torchdynamo_inline = real_call
+    wrapper: Callable[..., Any] = call
+    return wrapper
 
 
 class Hooks:
@@ -40,14 +53,16 @@ class Hooks:
         self._torch = torch
         self._turns: Turns | None = None
         self._is_worker = False
-        self._depth = 0
+        self._calls: Any = points.PlainCalls()
+        self._fetches: Any = points.PlainCalls()
+        self._step_hook: Any = None
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
-        self._data_points = 0
-        self._root_calls = 0
         self._module_call: Callable[..., Any] | None = None
         self._backward: Callable[..., Any] | None = None
+        self._our_call: Callable[..., Any] | None = None
+        self._our_backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
         self._overhead_bytes = 0
 
@@ -61,19 +76,28 @@ class Hooks:
                 return None
             self._turns = turns_module.current()
             self._is_worker = self._turns is None
+            self._seat_is(None if self._turns is None else self._turns.seat)
         return self._turns
 
+    def _seat_is(self, seat: points.PlainSeat | None) -> None:
+        """Tell the C points where they find the state of the turn."""
+        self._calls.seat = self._fetches.seat = seat
+        if self._step_hook is not None:
+            self._step_hook.seat = seat
+
     def make_memory(self, link: Link) -> Memory:
-        if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
-            return Memory(CudaSource(self._torch, link), overhead_bytes=0)
-        if link.is_metered:
-            return Memory(MeterSource(link), overhead_bytes=self._overhead_bytes)
-        return Memory(ResidentSource(link), overhead_bytes=self._overhead_bytes)
+        kind = os.environ.get("CARPOOL_DEVICE_KIND", "cpu")
+        movable = make_storages(self._torch, kind, os.environ.get("CARPOOL_PARKED"))
+        if kind == "cuda":
+            return Memory(CudaSource(self._torch, link), overhead_bytes=0, movable=movable)
+        source = MeterSource(link) if link.is_metered else ResidentSource(link)
+        return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
     def forget_after_fork(self) -> None:
         self._turns = None
         self._is_worker = False
-        self._depth = 0
+        self._calls.depth = 0
+        self._seat_is(None)
 
     # --- the points --------------------------------------------------------------------------------------
 
@@ -87,10 +111,24 @@ class Hooks:
         if turns is None:
             return
         turns.boundary(id(optimizer))
-        if self._pre_hook is not None:
-            self._optimizer_steps += 1
-            if self._optimizer_steps >= STEPS_TO_TRUST:
-                self._take_off()
+        if self._pre_hook is None:
+            turns.leave_to_c(id(optimizer))
+            return
+        self._optimizer_steps += 1
+        if self._optimizer_steps >= STEPS_TO_TRUST:
+            self._take_off()
+
+    def make_step_hook(self) -> Callable[[Any, Any, Any], None]:
+        if points.native is None:
+            return self.after_step
+        self._step_hook = points.native.StepHook(self.after_step, self.after_count)
+        step_hook: Callable[[Any, Any, Any], None] = self._step_hook
+        return step_hook
+
+    def after_count(self, steps: int) -> None:
+        """The C hook counted this step, and something is due."""
+        if self._turns is not None:
+            self._turns.after_count(steps)
 
     def wrap_init(self, real_init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(real_init)
@@ -107,10 +145,22 @@ class Hooks:
         self._step_patience -= 1
         return self._step_patience >= 0
 
-    def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        clock, busy_clock = time.monotonic_ns, time.thread_time_ns
+    def before_data(self) -> None:
+        if self._turns is not None:
+            self._turns.before_data()
 
-        @functools.wraps(real_next)
+    def after_data(self, waited_ns: int) -> None:
+        if self._turns is not None:
+            self._turns.after_data(waited_ns)
+
+    def wrap_next(self, real_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if points.native is not None:
+            self._fetches = points.native.FetchCall(
+                real=real_next, attach=self.is_attached, before=self.before_data, after=self.after_data
+            )
+            return _stand_in(self._fetches, real_next)
+        clock, busy_clock, fetches = time.monotonic_ns, time.thread_time_ns, self._fetches
+
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the method of this name
             turns = self._turns or self.turns()
             if turns is None:
@@ -118,39 +168,62 @@ class Hooks:
             turns.before_data()
             began, busy = clock(), busy_clock()
             item = real_next(iterator)  # the end of the data is no reason to ask for a turn
-            self._data_points += 1
+            fetches.count += 1
             # A fetch that computes in this thread is work, not a wait for input.
             turns.after_data(clock() - began - (busy_clock() - busy))
             return item
 
-        return __next__
+        return _stand_in(__next__, real_next)
+
+    def is_attached(self) -> bool:
+        return (self._turns or self.turns()) is not None
+
+    def begin(self) -> None:
+        if self._turns is not None:
+            self._turns.begin()
+
+    def after_forward(self) -> None:
+        """An outermost module call ended with gradients off."""
+        if self._turns is None:
+            return
+        if self._awaits_step() or self._backwards:
+            self._turns.yield_point()
+        else:
+            self._turns.boundary(POINT_FORWARD)
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
         is_grad_enabled = self._torch.is_grad_enabled
         main = threading.main_thread().ident
+        if points.native is not None:
+            self._calls = points.native.ModuleCall(
+                real=real_call,
+                attach=self.is_attached,
+                begin=self.begin,
+                after=self.after_forward,
+                is_grad_enabled=is_grad_enabled,
+                main=main,
+            )
+            return _stand_in(self._calls, real_call)
+        calls = self._calls
 
-        @functools.wraps(real_call)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - see above
-            if self._depth or get_ident() != main:
+            if calls.depth or get_ident() != main:
                 return real_call(module, *args, **kwargs)
             turns = self._turns or self.turns()
             if turns is None:
                 return real_call(module, *args, **kwargs)
-            self._depth = 1
-            self._root_calls += 1
+            calls.depth = 1
+            calls.count += 1
             try:
                 turns.begin()
                 result = real_call(module, *args, **kwargs)
             finally:
-                self._depth = 0
+                calls.depth = 0
             if not is_grad_enabled():
-                if self._awaits_step() or self._backwards:
-                    turns.yield_point()
-                else:
-                    turns.boundary(POINT_FORWARD)
+                self.after_forward()
             return result
 
-        return __call__
+        return _stand_in(__call__, real_call)
 
     def wrap_backward(self, real_backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real_backward)
@@ -175,14 +248,14 @@ class Hooks:
 
         torch = self._torch
         self._pre_hook = register_optimizer_step_pre_hook(self.before_step)
-        register_optimizer_step_post_hook(self.after_step)
+        register_optimizer_step_post_hook(self.make_step_hook())
         torch.optim.Optimizer.__init__ = self.wrap_init(torch.optim.Optimizer.__init__)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         loader.__next__ = self.wrap_next(loader.__next__)
         self._backward = torch.autograd.backward
-        torch.autograd.backward = self.wrap_backward(self._backward)
+        torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
         self._module_call = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
+        torch.nn.Module.__call__ = self._our_call = self.wrap_module_call(self._module_call)
         turns_module.set_memory(self.make_memory)
         os.register_at_fork(after_in_child=self.forget_after_fork)
         self._note_overhead()
@@ -190,9 +263,12 @@ class Hooks:
     def _note_overhead(self) -> None:
         """What torch itself holds right after its import is overhead, not the job's persistent memory."""
         path = os.environ.get("CARPOOL_PAGE")
-        if not path or os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+        if not path:
             return
         link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
+        if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+            cap_from_the_start(self._torch.cuda, link)
+            return
         if link.is_metered:
             self._overhead_bytes = MeterSource(link).live_bytes()
             link.page.close()
@@ -204,12 +280,14 @@ class Hooks:
     def _take_off(self) -> None:
         """Optimizer steps are the boundaries: keep only what a job needs to ask again after its turn lapsed."""
         torch = self._torch
-        has_data = self._data_points >= self._optimizer_steps
-        if self._pre_hook is not None and (has_data or self._root_calls >= self._optimizer_steps):
+        has_data = self._fetches.count >= self._optimizer_steps
+        if self._pre_hook is not None and (has_data or self._calls.count >= self._optimizer_steps):
             self._pre_hook.remove()
             self._pre_hook = None
-            torch.autograd.backward = self._backward
-            if has_data:
+            # Somebody may have put a wrapper of their own around ours; that one must stay.
+            if torch.autograd.backward is self._our_backward:
+                torch.autograd.backward = self._backward
+            if has_data and torch.nn.Module.__call__ is self._our_call:
                 torch.nn.Module.__call__ = self._module_call
 
 

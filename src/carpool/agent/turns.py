@@ -7,7 +7,8 @@ given up), others only *yield points*; only clean ones give a turn back.
 
 Rules
   T1  While the turn is held and not recalled, a boundary makes no system call.
-  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts.
+  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts
+      (parking.py moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
   T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
 """
@@ -16,15 +17,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from carpool.agent.link import Link, LinkLostError
+from carpool.agent.link import Link, LinkLostError, say, tell_detached
 from carpool.agent.memory import Memory, Profile
+from carpool.agent.parking import Parking
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -39,15 +40,6 @@ STALL_NS = 3_000_000  # input that takes longer than this is worth giving the tu
 GROWTH_PERCENT = 5
 
 
-def say(text: str) -> None:
-    """One line on stderr; a closed stderr is no reason to fail."""
-    try:
-        sys.stderr.write(f"carpool: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
-
-
 class Turns:
     """The turn-taking of this process. `boundary` and `begin` are the two calls on the hot path."""
 
@@ -55,13 +47,11 @@ class Turns:
         self._link = link
         self._memory = memory
         self._words = link.words
-        self._held = False
+        self.seat = link.seat
+        self.seat.owner = get_ident()
         self._is_shared = False
-        self._is_off = False
         self._was_alone = False
-        self._owner = get_ident()
-        self._depth = 0  # inside `with carpool.turn()`: automatic points are part of it
-        self._stall_ns = 0
+        self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._profile = Profile(memory)
         self._points = self._profile.points
         self._reported: tuple[int, int] | None = None
@@ -73,15 +63,16 @@ class Turns:
 
     def begin(self) -> None:
         """A begin point: hold the turn when this returns."""
-        base = self._link.base
-        if (self._held and self._words[base + S_RECALL] < LAPSED) or self._is_off:
+        seat = self.seat
+        if (seat.held and self._words[seat.base + S_RECALL] < LAPSED) or seat.is_off:
             return
-        if self._depth == 0 and get_ident() == self._owner:
+        if seat.depth == 0 and get_ident() == seat.owner:
             self._safely(self._acquire)
 
     def boundary(self, point: int = 0) -> None:
         """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
-        if self._is_off or self._depth or get_ident() != self._owner:
+        seat = self.seat
+        if seat.is_off or seat.depth or get_ident() != seat.owner:
             return
         is_clean = self._points.get(point)
         if is_clean is None:
@@ -89,21 +80,31 @@ class Turns:
             return
         if not is_clean:
             return
-        words, base = self._words, self._link.base
+        words, base = self._words, seat.base
         steps = words[base + S_STEPS] + 1
         words[base + S_STEPS] = steps
         words[base + S_BOUNDARY_NS] = monotonic_ns()
-        recall = words[base + S_RECALL]
+        if words[base + S_RECALL] or not steps & RESAMPLE_MASK:
+            self.after_count(steps)
+
+    def after_count(self, steps: int) -> None:
+        """A step was counted, and the turn was recalled or it is time to look at the memory."""
+        recall = self._words[self.seat.base + S_RECALL]
         if recall:
             if recall >= LAPSED or steps >= recall:
                 self._safely(self._hand_over)
         elif not steps & RESAMPLE_MASK:
             self._safely(self._resample)
 
+    def leave_to_c(self, point: int) -> None:
+        """From now on the C hook, if there is one, counts at this point itself."""
+        if point in self._points:
+            self.seat.know(point, self._points[point])
+
     def yield_point(self) -> None:
         """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
         recall = self._words[self._link.base + S_RECALL]
-        if not recall or not self._held or self._is_off or self._depth:
+        if not recall or not self._is_ours():
             return
         if self._is_due(recall) and self._is_clean_now():
             self._safely(self._hand_over)
@@ -112,20 +113,14 @@ class Turns:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
         words = self._words
         recall = words[self._link.base + S_RECALL]
-        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self._stall_ns > STALL_NS):
+        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.seat.stall_ns > STALL_NS):
             return
-        if (
-            self._held
-            and not self._is_off
-            and not self._depth
-            and get_ident() == self._owner
-            and self._is_clean_now()
-        ):
+        if self._is_ours() and self._is_clean_now():
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
-        self._stall_ns += (waited_ns - self._stall_ns) // 4 if self._held else -(self._stall_ns // 16)
+        self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
         if waited_ns > STALL_NS and self._link.base:
             self._words[self._link.base + page.S_STALL_NS] += waited_ns
         self.begin()
@@ -133,15 +128,15 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """An explicit turn; points inside it are not boundaries of their own."""
-        if get_ident() != self._owner:
+        if get_ident() != self.seat.owner:
             yield
             return
         self.begin()
-        self._depth += 1
+        self.seat.depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
+            self.seat.depth -= 1
             self.boundary(-1)
 
     # --- the slow path ------------------------------------------------------------------------------------
@@ -160,7 +155,9 @@ class Turns:
         """The first iterations: find out which points are clean and what the job needs."""
         base = self._link.base
         if not base:
+            self._rejoin()  # it went on alone before it ever had a slot
             return
+        self.seat.forget()  # what is clean may change
         counted = self._profile.observe(point)
         if counted:
             self._words[base + S_STEPS] += counted
@@ -169,7 +166,7 @@ class Turns:
             self._report()
         recall = self._words[base + S_RECALL]
         is_clean = self._points.get(point) or (self._reported is not None and self._is_clean_now())
-        if self._held and self._is_due(recall) and (recall >= LAPSED or is_clean):
+        if self.seat.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
             self._give_back(wants_more=True)
 
     def _report(self) -> None:
@@ -195,6 +192,11 @@ class Turns:
         ):
             self._report()
 
+    def _is_ours(self) -> bool:
+        """Whether the turn is held, and is this thread's to give (T4)."""
+        seat = self.seat
+        return seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
+
     def _is_due(self, recall: int) -> bool:
         """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
         return recall == 1 or recall >= LAPSED or 0 < recall <= self._words[self._link.base + S_STEPS]
@@ -211,12 +213,9 @@ class Turns:
         if is_back and not self._reach():
             return
         self._set_held(is_held=False)
+        needs = [self._profile.needs()] if is_back and self._reported is not None else []
         try:
-            self._words[self._link.base + page.S_LEASE] = page.LEASE_ASKED
-            self._link.send(m.Ask())
-            if is_back and self._reported is not None:
-                self._link.send(self._profile.needs())
-            self._wait_granted()
+            self._wait_granted(m.Ask(), *needs)
         except LinkLostError:
             self._lost()
 
@@ -226,22 +225,28 @@ class Turns:
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
         self._set_held(is_held=False)
+        returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more)
         try:
             if wants_more:
-                words[base + page.S_LEASE] = page.LEASE_ASKED
-            self._link.send(m.Return(steps=words[base + S_STEPS], wants_more=wants_more))
-            if wants_more:
-                self._wait_granted()
+                self._wait_granted(returned)
+            else:
+                self._link.send(returned)
         except LinkLostError:
             self._lost()
         steps = words[base + S_STEPS]
-        if self._held and not self._profile.is_learning and steps - self._sampled_at > RESAMPLE_MASK:
+        if self.seat.held and not self._profile.is_learning and steps - self._sampled_at > RESAMPLE_MASK:
             self._resample()
 
-    def _wait_granted(self) -> None:
+    def _wait_granted(self, *asking: m.Message) -> None:
+        """Send what asks for the turn, and wait for it."""
         try:
-            grant = self._link.wait_grant()
-        except BaseException:
+            self._words[self._link.base + page.S_LEASE] = self._parking.lease_word
+            for message in asking:
+                self._link.send(message)
+            grant = self._parking.wait_grant()
+        except BaseException as error:
+            if not isinstance(error, LinkLostError):
+                self._parking.come_back()
             # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
             # connection, because a grant that is on its way would later be taken for the next one.
             if self._link.is_up:
@@ -250,22 +255,15 @@ class Turns:
             raise
         self._is_shared = grant.is_shared
         self._set_held(is_held=True)
-        self._memory.turn_began()
-
-    def _withdraw(self) -> None:
-        try:
-            steps = self._words[self._link.base + S_STEPS]
-            self._link.send(m.Return(steps=steps, wants_more=False))
-        except LinkLostError:
-            return
+        self._memory.turn_began(is_learning=self._profile.is_learning)
 
     def _set_held(self, *, is_held: bool) -> None:
         now = monotonic_ns()
         if is_held:
             self._profile.note_away(now - self._left_ns)
-        elif self._held or not self._left_ns:
+        elif self.seat.held or not self._left_ns:
             self._left_ns = now
-        self._held = is_held
+        self.seat.held = is_held
         if self._link.base:
             self._words[self._link.base + page.S_LEASE] = page.LEASE_HELD if is_held else page.LEASE_NONE
 
@@ -290,38 +288,37 @@ class Turns:
 
     def _lost(self) -> None:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
-        if self._held:
+        if self.seat.held:
             return
-        if self._words[self._link.base + page.S_LEASE] == page.LEASE_ASKED:
+        if self._words[self._link.base + page.S_LEASE] in (page.LEASE_ASKED, page.LEASE_PARKED):
             self._acquire()
 
     def _rejoin(self) -> None:
         if self._link.since_try_ns() < RETRY_NS:
             return
         try:
-            self._link.connect(holding=self._held and not self._was_alone)
+            self._link.connect(holding=self.seat.held and not self._was_alone)
         except LinkLostError:
             return
         except PeerError as error:
             self._turn_off(str(error))
             return
-        self._send_reported()
+        if self._reported is not None:
+            self._report()
         if self._was_alone:
             self._was_alone = False
             self._acquire()
-
-    def _send_reported(self) -> None:
-        if self._reported is not None:
-            self._report()
 
     def _go_alone(self, why: str) -> None:
         if not self._was_alone:
             say(f"job {self._link.job}: {why}; the program goes on without taking turns")
         self._was_alone = True
-        self._held = True
+        self._parking.come_back()
+        self.seat.held = True
 
     def _turn_off(self, why: str) -> None:
-        self._is_off = True
+        self.seat.is_off = True
+        self._parking.come_back()
         say(f"job {self._link.job} runs unmanaged: {why}")
 
     def detach(self, why: str) -> None:
@@ -336,36 +333,39 @@ class Turns:
 
     def finish(self) -> None:
         """The interpreter ends: give the turn back now rather than when the last library is unloaded."""
-        if self._held and self._link.is_up:
+        if self.seat.held and self._link.is_up:
             self._set_held(is_held=False)
-            self._withdraw()
-        self._is_off = True
+            with suppress(LinkLostError):
+                self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
+        self.seat.is_off = True
 
     def after_fork(self) -> None:
         """In a forked child: the connection and the turn belong to the parent."""
         self._link.close()
         self._link.base = 0
-        self._held = False
-        self._is_off = True
+        self.seat.held = False
+        self.seat.is_off = True
 
 
 _current: Turns | None = None
+_is_unmanaged = False
 _make_memory: Callable[[Link], Memory] = Memory.for_plain_process
 
 
 def current() -> Turns | None:
     """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
-    global _current
+    global _current, _is_unmanaged
     if _current is None:
         job = os.environ.get("CARPOOL_JOB")
-        if not job:
+        if not job or _is_unmanaged:
             return None
         try:
             link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
             memory = _make_memory(link)
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
-            os.environ.pop("CARPOOL_JOB", None)
+            _is_unmanaged = True
             say(f"job {job} runs unmanaged: {error}")
+            tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
             return None
         _current = Turns(link, memory)
         atexit.register(_current.finish)

@@ -17,8 +17,15 @@ part. `work_srtf_over_fifo` is all jobs' device time in the srtf run by that in 
 `share_of_ideal_own_sizes` measures each run against the ideal of the sizes seen in that run. `idle_…` is the share
 of a run's time in which no job computed: turns changing hands, jobs ending, the start.
 
-Not measured: arrivals over time, memory pressure (all fit), a GPU. The ratio is a property of the seed: read it
-only beside its ideal.
+`--workload FILE` takes the jobs of a file that `carpool sim --generate` made instead: its first jobs, their lengths
+and arrivals scaled alike to the given sum of device time. A job that comes later gets its starting signal later.
+
+`predicted_over_live_…` is the simulator's mean completion time by the live one: the same scheduler in virtual time,
+told each job's arrival, its steps, how long they took in that very run (so that a change of the machine's speed
+between runs is in neither), and how long the second one took, from which the daemon first judges the job.
+`prediction_error` is the worst of them, as a distance from 1.
+
+Not measured: memory pressure (all fit), a GPU. The ratio is a property of the seed: read it only beside its ideal.
 """
 
 from __future__ import annotations
@@ -32,16 +39,32 @@ from statistics import mean, median
 
 from carpool.bench.node import Node, open_node, python, read_stamps, wait_all, wait_files
 from carpool.bench.report import Report, Say, Target
-from carpool.errors import PeerError
+from carpool.core.model import JobSpec, Needs
+from carpool.errors import PeerError, UsageError
+from carpool.sim.ideal import Work, mean_completion_least, shared_completions
+from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.traces import read_user
+from carpool.units import GIB, MIB, parse_bytes
 
 POLICIES = ("fifo", "srtf", "fair")
 SIGMA = 1.55
 STEPS_MIN = 3  # two are needed to measure a job at all
 MODEL = {"width": 128, "depth": 2, "batch": 4}
 MEMORY = "400MiB"
+DEVICE_BYTES = 8 * GIB
+NEEDS = Needs(persistent_bytes=16 * MIB, ephemeral_bytes=16 * MIB)  # about what the model takes; all fit anyhow
+SWITCH_NS = 300_000  # what a change of turn costs in a prediction: about the p50 of docs/benchmarks.md
 CALIBRATION_STEPS = 40
 START_SECONDS = 300.0
 RUN_SECONDS = 1200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """The jobs: how many steps each makes, and when it comes, in seconds after the first."""
+
+    steps: list[int]
+    arrivals: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +73,8 @@ class Outcome:
 
     completions: list[float]
     sizes: list[float]
+    second_steps: list[float]  # what each job reports as its step time when it is measured
+    makespan: float
     daemon_core_fraction: float
     turns: int  # how often the device went from one job to another
 
@@ -57,30 +82,45 @@ class Outcome:
     def jct(self) -> float:
         return mean(self.completions)
 
-    @property
-    def makespan(self) -> float:
-        return max(self.completions)
 
-
-def run(say: Say, *, jobs: int, seed: int, steps: int) -> Report:
-    """`steps` is the sum over all jobs; `steps_for` finds one for this machine."""
-    lengths = draw_steps(jobs, seed, steps)
-    say(f"jct: {jobs} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
+def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, workload: Path | None = None) -> Report:
+    """`steps` is the sum over all jobs; `steps_for` finds one for this machine, and the time of one step."""
+    if workload is not None:
+        burst = read_workload(workload, jobs, steps, step_s)
+    else:
+        burst = Burst(steps=draw_steps(jobs, seed, steps), arrivals=[0.0] * jobs)
+    lengths = burst.steps
+    say(f"jct: {len(lengths)} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
     outcomes = {}
     for policy in POLICIES:
-        outcomes[policy] = found = _run_policy(policy, lengths)
+        outcomes[policy] = found = _run_policy(policy, burst)
+        predicted = predict(policy, burst, found.sizes, found.second_steps)
         say(
-            f"jct: {policy}: mean completion {found.jct:.2f} s, all done in {found.makespan:.2f} s,"
-            f" work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
+            f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
+            f" all done in {found.makespan:.2f} s, work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
         )
-    return _report(outcomes, seed)
+    return _report(outcomes, burst, seed)
 
 
-def steps_for(say: Say, *, work_s: float) -> int:
-    """How many steps make so many seconds of device time on this machine."""
+def steps_for(say: Say, *, work_s: float) -> tuple[int, float]:
+    """How many steps make so many seconds of device time on this machine, and the seconds of one."""
     step_s = _calibrate()
     say(f"jct: a step takes {step_s * 1000:.1f} ms here")
-    return round(work_s / step_s)
+    return round(work_s / step_s), step_s
+
+
+def read_workload(path: Path, jobs: int, steps: int, step_s: float) -> Burst:
+    """The first jobs of a file, with so many steps in all; arrivals are scaled as the lengths are."""
+    trace = read_user(path)
+    if trace.bad_rows:
+        bad = trace.bad_rows[0]
+        raise UsageError(f"{path} line {bad.line}: {bad.reason} ({len(trace.bad_rows)} bad rows)")
+    chosen = trace.jobs[:jobs]
+    work_ns = sum(job.service_ns for job in chosen)
+    lengths = [max(STEPS_MIN, round(job.service_ns / work_ns * steps)) for job in chosen]
+    begin_ns = chosen[0].submit_ns
+    arrivals = [(job.submit_ns - begin_ns) / work_ns * steps * step_s for job in chosen]
+    return Burst(steps=lengths, arrivals=arrivals)
 
 
 def draw_steps(jobs: int, seed: int, total: int) -> list[int]:
@@ -108,6 +148,42 @@ def mean_shared(sizes: Sequence[float]) -> float:
     return sum(size * (2 * (len(ordered) - place) - 1) for place, size in enumerate(ordered)) / len(ordered)
 
 
+def ideal_means(sizes: Sequence[float], arrivals: Sequence[float]) -> tuple[float, float, float]:
+    """Mean completion times without any overhead: in order of arrival, shortest remaining first, equal shares."""
+    if not any(arrivals):
+        return mean_in_turn(sizes), mean_in_turn(sorted(sizes)), mean_shared(sizes)
+    works = [Work(round(at * 1e9), round(size * 1e9)) for at, size in zip(arrivals, sizes, strict=True)]
+    done, total = 0, 0
+    for work in works:
+        done = max(done, work.submit_ns) + work.service_ns
+        total += done - work.submit_ns
+    count = len(works) * 1e9
+    return total / count, mean_completion_least(works, 1) / 1e9, sum(shared_completions(works, 1)) / count
+
+
+# --- the prediction --------------------------------------------------------------------------------------------
+
+
+def predict(policy: str, burst: Burst, sizes: Sequence[float], said: Sequence[float]) -> float:
+    """The simulator's mean completion time for jobs of these sizes; like the live ones they declare their steps."""
+    scripts = [
+        Script(
+            id=f"job-{number}",
+            submit_ns=round(arrival * 1e9),
+            spec=JobSpec(name=f"job-{number}", steps=steps, cap_bytes=parse_bytes(MEMORY)),
+            needs=NEEDS,
+            steps=steps,
+            step_ns=max(1, round(size / steps * 1e9)),
+            said_step_ns=round(said_s * 1e9),
+        )
+        for number, (steps, arrival, size, said_s) in enumerate(
+            zip(burst.steps, burst.arrivals, sizes, said, strict=True)
+        )
+    ]
+    engine = NodeEngine(policy, Machine(devices=(("cpu", DEVICE_BYTES),), switch_ns=SWITCH_NS))
+    return mean(job.completion_ns for job in engine.run(scripts).jobs) / 1e9
+
+
 # --- the live runs ---------------------------------------------------------------------------------------------
 
 
@@ -120,18 +196,21 @@ def _calibrate() -> float:
         return median(last - first for first, last in read_stamps(stamps)) / 1e9
 
 
-def _run_policy(policy: str, steps: list[int]) -> Outcome:
+def _run_policy(policy: str, burst: Burst) -> Outcome:
     with open_node(policy=policy) as node:
-        go = node.directory / "go"
-        places = [node.directory / f"{number}" for number in range(len(steps))]
-        for place, count in zip(places, steps, strict=True):
+        places = [node.directory / f"{number}" for number in range(len(burst.steps))]
+        signals = [Path(f"{place}.go") if any(burst.arrivals) else node.directory / "go" for place in places]
+        for place, go, count in zip(places, signals, burst.steps, strict=True):
             options = {**MODEL, "steps": count, "go": go, "ready": f"{place}.ready", "stamps": f"{place}.stamps"}
             node.submit(python("train.py", options), "--steps", str(count), "--memory", MEMORY)
         wait_files([Path(f"{place}.ready") for place in places], node.check_jobs, seconds=START_SECONDS)
         pids = [pid for job in node.jobs() for pid in job["pids"]]
         cpu_s = node.cpu_s()
         go_ns = time.monotonic_ns()
-        go.touch()
+        came_ns = [go_ns + round(at * 1e9) for at in burst.arrivals]
+        for go, at_ns in zip(signals, came_ns, strict=True):
+            time.sleep(max(0, at_ns - time.monotonic_ns()) / 1e9)
+            go.touch()
         files = [Path(f"{place}.stamps") for place in places]
         wait_files(files, lambda: _check_alive(pids, files), seconds=RUN_SECONDS)
         wall_s = (time.monotonic_ns() - go_ns) / 1e9
@@ -139,8 +218,10 @@ def _run_policy(policy: str, steps: list[int]) -> Outcome:
         _wait_ended(node)
         stamps = [read_stamps(path) for path in files]
     return Outcome(
-        completions=[(each[-1][1] - go_ns) / 1e9 for each in stamps],
+        completions=[(each[-1][1] - came) / 1e9 for each, came in zip(stamps, came_ns, strict=True)],
         sizes=[sum(last - first for first, last in each) / 1e9 for each in stamps],
+        second_steps=[(each[1][1] - each[1][0]) / 1e9 for each in stamps],
+        makespan=(max(each[-1][1] for each in stamps) - go_ns) / 1e9,
         daemon_core_fraction=share,
         turns=count_turns(stamps),
     )
@@ -169,10 +250,10 @@ def count_turns(jobs: list[list[tuple[int, int]]]) -> int:
 # --- the figures -----------------------------------------------------------------------------------------------
 
 
-def _report(outcomes: dict[str, Outcome], seed: int) -> Report:
+def _report(outcomes: dict[str, Outcome], burst: Burst, seed: int) -> Report:
     fifo, srtf, fair = (outcomes[policy] for policy in POLICIES)
-    ideal_fifo = mean_in_turn(fifo.sizes)
-    ideal_srtf = ideal_fifo / mean_in_turn(sorted(fifo.sizes))
+    ideal_fifo, ideal_shortest, ideal_shared = ideal_means(fifo.sizes, burst.arrivals)
+    ideal_srtf = ideal_fifo / ideal_shortest
     achieved = fifo.jct / srtf.jct
     report = Report(bench="jct")
     report.add("jct_fifo_over_srtf", achieved)
@@ -180,17 +261,24 @@ def _report(outcomes: dict[str, Outcome], seed: int) -> Report:
     report.add("share_of_ideal", achieved / ideal_srtf, Target(limit=0.95, is_least=True))
     report.add("makespan_srtf_over_fifo", srtf.makespan / fifo.makespan, Target(limit=1.01))
     report.add("jct_fifo_over_fair", fifo.jct / fair.jct)
-    report.add("ideal_fifo_over_fair", ideal_fifo / mean_shared(fifo.sizes))
+    report.add("ideal_fifo_over_fair", ideal_fifo / ideal_shared)
     worst = max(outcome.daemon_core_fraction for outcome in outcomes.values())
     report.add("daemon_core_fraction", worst, Target(limit=0.01))
     report.add("work_srtf_over_fifo", sum(srtf.sizes) / sum(fifo.sizes))
-    report.add("share_of_ideal_own_sizes", (fifo.jct / ideal_fifo) / (srtf.jct / mean_in_turn(sorted(srtf.sizes))))
+    own = ideal_means(srtf.sizes, burst.arrivals)[1]
+    report.add("share_of_ideal_own_sizes", (fifo.jct / ideal_fifo) / (srtf.jct / own))
     report.add("seed", seed)
     report.add("jobs", len(fifo.sizes))
     report.add("total_work_s", sum(fifo.sizes))
+    errors = []
     for policy, outcome in outcomes.items():
+        predicted = predict(policy, burst, outcome.sizes, outcome.second_steps)
+        errors.append(abs(predicted / outcome.jct - 1))
         report.add(f"jct_s_{policy}", outcome.jct)
+        report.add(f"predicted_s_{policy}", predicted)
+        report.add(f"predicted_over_live_{policy}", predicted / outcome.jct)
         report.add(f"idle_{policy}", 1 - sum(outcome.sizes) / outcome.makespan)
         report.add(f"turns_{policy}", outcome.turns)
+    report.add("prediction_error", max(errors), Target(limit=0.10))
     report.notes.append("one seed proves nothing by itself: the ideal beside it is for the same sizes")
     return report

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +17,6 @@ from carpool.bench.report import Report, device_title
 from carpool.cli.tables import console, show
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
-SETTINGS = {"auto_envvar_prefix": "CARPOOL"}
 
 
 @click.group()
@@ -42,8 +42,11 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return json_option(quick_option(command))
 
 
-def finish(report: Report, *, as_json: bool) -> int:
+def finish(report: Report, *, as_json: bool, quick: bool) -> int:
     """Print the report; 1 if a promise was broken. A missed target is shown, and is no failure of the bench."""
+    report.is_quick = quick
+    if quick:
+        report.notes.append("--quick shows that it runs, not how fast")
     if as_json:
         print(json.dumps(report.as_json()))
     else:
@@ -68,55 +71,89 @@ def show_report(report: Report) -> None:
     show(table)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--repeats", type=click.IntRange(2), default=60, show_default=True, help="Interleaved blocks an arm.")
 def boundary(as_json: bool, quick: bool, repeats: int) -> int:
-    """What an iteration pays while its job is alone."""
+    """What an iteration pays while its job is alone.
+
+    \b
+    carpool bench boundary --repeats 120
+    """
     from carpool.bench import boundary as boundary_bench
 
-    return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json)
+    return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json, quick=quick)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--handovers", type=click.IntRange(1), default=3000, show_default=True, help="At least so many.")
 @click.option("--restarts", type=click.IntRange(1), default=6, show_default=True, help="Of the other arm.")
 def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
-    """How long the device is idle when a turn changes hands, against kill and restart."""
+    """How long the device is idle when a turn changes hands, against kill and restart.
+
+    \b
+    carpool bench handover --handovers 10000 --json
+    """
     from carpool.bench import handover as handover_bench
 
     if quick:
-        return finish(handover_bench.run(say, handovers=1, restarts=1, steps=100), as_json=as_json)
-    return finish(handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json)
+        return finish(handover_bench.run(say, handovers=1, restarts=1, steps=100), as_json=as_json, quick=quick)
+    return finish(
+        handover_bench.run(say, handovers=handovers, restarts=restarts, steps=3000), as_json=as_json, quick=quick
+    )
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the jobs' lengths.")
 @click.option(
     "--work", type=float, default=36.0, show_default=True, help="Seconds of device time, all jobs together."
 )
-def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float) -> int:
-    """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal."""
+@click.option("--workload", type=click.Path(path_type=Path), help="Jobs of a file made by carpool sim --generate.")
+def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload: Path | None) -> int:
+    """Mean completion time of a burst of jobs under fifo, srtf and fair, beside the ideal.
+
+    \b
+    carpool bench jct --jobs 8 --seed 3
+    """
     from carpool.bench import jct as jct_bench
 
     if quick:
-        return finish(jct_bench.run(say, jobs=3, seed=seed, steps=30), as_json=as_json)
-    steps = jct_bench.steps_for(say, work_s=work)
-    return finish(jct_bench.run(say, jobs=jobs, seed=seed, steps=steps), as_json=as_json)
+        found = jct_bench.run(say, jobs=3, seed=seed, steps=30, step_s=0.01, workload=workload)
+        return finish(found, as_json=as_json, quick=quick)
+    steps, step_s = jct_bench.steps_for(say, work_s=work)
+    found = jct_bench.run(say, jobs=jobs, seed=seed, steps=steps, step_s=step_s, workload=workload)
+    return finish(found, as_json=as_json, quick=quick)
 
 
-@bench.command(context_settings=SETTINGS)
+@bench.command()
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
 @click.option("--steps", type=click.IntRange(3), default=200, show_default=True, help="Iterations of each.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all three arms.")
 def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -> int:
-    """Work per second: one after another, all at once, and under carpool."""
+    """Work per second: one after another, all at once, and under carpool.
+
+    \b
+    carpool bench throughput --jobs 2 --rounds 5
+    """
     from carpool.bench import throughput as throughput_bench
 
     if quick:
-        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json)
-    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json)
+        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json, quick=quick)
+    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json, quick=quick)
+
+
+@bench.command()
+@common_options
+def sim(as_json: bool, quick: bool) -> int:
+    """How fast the simulator and the cluster's placement are.
+
+    \b
+    carpool bench sim --json
+    """
+    from carpool.bench import sim as sim_bench
+
+    return finish(sim_bench.run(say, quick=quick), as_json=as_json, quick=quick)

@@ -8,44 +8,53 @@ import time
 
 import click
 
-from carpool.cli.reach import call, is_running, start_daemon
+from carpool.cli.reach import call, start_daemon
 from carpool.cli.tables import device_table, show
 from carpool.daemon.config import DaemonConfig
-from carpool.errors import UnreachableError
+from carpool.daemon.processes import birth_of, is_alive
+from carpool.errors import PeerError, UsageError
 from carpool.units import format_ns
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
+LOOK_SECONDS = 0.01
 
 
 @click.group()
 def daemon() -> None:
-    """Start, stop and look at the daemon (carpool run starts one by itself)."""
+    """Start, stop and look at the daemon (carpool run starts one by itself).
+
+    \b
+    carpool daemon start --policy srtf
+    carpool daemon status
+    carpool daemon stop
+    """
 
 
-@daemon.command(context_settings={"auto_envvar_prefix": "CARPOOL"})
+@daemon.command()
 @click.option("--policy", default="fair", show_default=True, help="fifo, srtf, fair, priority, pack or las.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu:4GiB, cpu:2x4GiB, cuda or cuda:0.")
 @click.option(
     "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
 )
-def start(policy: str, device: str, quantum: str) -> None:
+@click.option("--host-memory", default="", help="What parked jobs may hold together off the device, like 64GiB.")
+def start(policy: str, device: str, quantum: str, host_memory: str) -> None:
     """Start the daemon in the background.
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
     """
     places = find_places()
-    config = DaemonConfig(policy=policy, device=device, quantum=quantum)
+    config = DaemonConfig(policy=policy, device=device, quantum=quantum, host_memory=host_memory)
     if start_daemon(places, config):
         status = call(places, "status")
         print(f"carpool: daemon {status['pid']} runs (policy {policy}, device {device})", file=sys.stderr)
         return
     status = call(places, "status")
-    if (status["policy"], status["device"]) != (policy, device):
-        raise UnreachableError(
-            f"a daemon runs already with policy {status['policy']} and device {status['device']};"
-            " stop it first: carpool daemon stop"
+    if (status["policy"], status["device"], status["quantum_ns"]) != (policy, device, config.quantum_ns):
+        raise UsageError(
+            f"a daemon runs already with policy {status['policy']}, device {status['device']} and quantum"
+            f" {format_ns(int(str(status['quantum_ns'])))}; stop it first: carpool daemon stop"
         )
     print(f"carpool: daemon {status['pid']} runs already", file=sys.stderr)
 
@@ -53,28 +62,44 @@ def start(policy: str, device: str, quantum: str) -> None:
 @daemon.command()
 @click.option("--force", is_flag=True, help="Stop although jobs run; they go on without taking turns.")
 def stop(force: bool) -> None:
-    """Stop the daemon."""
+    """Stop the daemon and wait until it has ended.
+
+    \b
+    carpool daemon stop
+    carpool daemon stop --force     although jobs run
+    """
     places = find_places()
-    answer = call(places, "stop", force=force)
+    pid = int(str(call(places, "stop", force=force)["pid"]))
+    birth = birth_of(pid)
     deadline = time.monotonic() + STOP_SECONDS
-    while is_running(places) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    print(f"carpool: daemon {answer['pid']} stopped", file=sys.stderr)
+    while is_alive(pid, birth):
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"daemon {pid} was told to stop {STOP_SECONDS:.0f} s ago and has not ended; see {places.daemon_log},"
+                f" or end it: kill {pid}"
+            )
+        time.sleep(LOOK_SECONDS)
+    print(f"carpool: daemon {pid} stopped", file=sys.stderr)
 
 
 @daemon.command()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def status(as_json: bool) -> None:
-    """Show the daemon, its policy and its devices."""
+    """Show the daemon, its policy and its devices.
+
+    \b
+    carpool daemon status --json
+    """
     answer = call(find_places(), "status")
     if as_json:
         print(json.dumps(answer))
         return
     uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
+    quantum = format_ns(int(str(answer["quantum_ns"])))
     share = 100 * cpu_s / max(1e-9, uptime / 1e9)
     print(
-        f"daemon {answer['pid']}, carpool {answer['version']}, policy {answer['policy']}, {answer['jobs']} jobs,"
-        f" up {format_ns(uptime)}, used {share:.2f} % of a core"
+        f"daemon {answer['pid']}, carpool {answer['version']}, policy {answer['policy']}, quantum {quantum},"
+        f" {answer['jobs']} jobs, up {format_ns(uptime)}, used {share:.2f} % of a core"
     )
     if answer["journal_trouble"]:
         print(f"warning: {answer['journal_trouble']}")

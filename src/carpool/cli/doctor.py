@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from carpool import __version__
 from carpool.cli.reach import call, is_running
+from carpool.cli.runner import merged_environment
 from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
 from carpool.devices.base import find_devices
@@ -21,6 +23,7 @@ from carpool.units import format_bytes
 from carpool.wire import page
 from carpool.wire.places import find_places
 
+AddFinding = Callable[[str, str, str], None]  # mark (ok, note or missing), what, text
 PROBE_SECONDS = 60
 PROBE = """
 import json, sys
@@ -28,8 +31,9 @@ try:
     import torch
 except ImportError as error:
     print(json.dumps({"torch": None, "why": str(error)})); sys.exit()
-hooked = hasattr(torch.nn.Module.__call__, "__wrapped__")
-print(json.dumps({"torch": torch.__version__, "cuda": torch.cuda.is_available(), "hooked": hooked}))
+call = torch.nn.Module.__call__
+facts = {"torch": torch.__version__, "cuda": torch.cuda.is_available(), "version": sys.version.split()[0]}
+print(json.dumps({**facts, "hooked": hasattr(call, "__wrapped__"), "kind": type(call).__name__}))
 """
 
 
@@ -37,7 +41,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.cuda.is_available(),
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
 def doctor(as_json: bool, python: str) -> int:
-    """Check this machine: device, torch, driver, hooks, meter, daemon.
+    """Check this machine: device, torch, driver, hooks, meter, points, daemon.
 
     \b
     carpool doctor --python ~/venvs/train/bin/python
@@ -84,8 +88,7 @@ def examine(python: str) -> list[dict[str, str]]:
     return found
 
 
-def _examine_meter(meter: str, add: object) -> None:
-    assert callable(add)
+def _examine_meter(meter: str, add: AddFinding) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "page"
         shared = page.Page.create(path)
@@ -103,9 +106,10 @@ def _examine_meter(meter: str, add: object) -> None:
         add("missing", "meter", f"{Path(meter).name} does not count: {said or 'it claimed no slot'}")
 
 
-def _examine_torch(python: str, add: object) -> None:
-    assert callable(add)
-    environment = {**os.environ, "PYTHONPATH": str(INJECT), "CARPOOL_JOB": "doctor"}
+def _examine_torch(python: str, add: AddFinding) -> None:
+    environment = merged_environment(
+        os.environ, {"set": {"CARPOOL_JOB": "doctor"}, "prepend": {"PYTHONPATH": str(INJECT)}}
+    )
     try:
         done = subprocess.run(
             [python, "-c", PROBE], env=environment, capture_output=True, timeout=PROBE_SECONDS, text=True
@@ -120,5 +124,10 @@ def _examine_torch(python: str, add: object) -> None:
     add("ok", "torch", f"{answer['torch']}, CUDA {'usable' if answer['cuda'] else 'not usable'} ({python})")
     if answer["hooked"]:
         add("ok", "hooks", "installed when the program imports torch")
+        if answer["kind"] == "ModuleCall":
+            add("ok", "points", "boundaries are counted in C")
+        else:
+            why = f"not built for Python {answer['version']}: boundaries are counted in pure Python, 10 to 20 µs each"
+            add("note", "points", f"the C points are {why} (install gcc, reinstall with that Python)")
     else:
         add("missing", "hooks", f"not installed: {done.stderr.strip()[:200] or 'sitecustomize did not run'}")

@@ -1,10 +1,11 @@
-"""`carpool ps`, `explain`, `logs` and `cancel`."""
+"""`carpool ps`, `explain`, `logs`, `cancel`, `suspend` and `resume`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,24 @@ import click
 
 from carpool.cli.reach import call
 from carpool.cli.tables import job_table, show
-from carpool.errors import CapacityError, UsageError
+from carpool.errors import RefusedError, UsageError
 from carpool.units import format_bytes, format_ns
-from carpool.wire.places import find_places
+from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
+ORDER_SECONDS = 0.05
 
 
 @click.command()
 @click.option("--all", "with_ended", is_flag=True, help="Also the last jobs that are over.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def ps(with_ended: bool, as_json: bool) -> None:
-    """List jobs: who runs, who waits, how far they are."""
+    """List jobs: who runs, who waits, how far they are.
+
+    \b
+    carpool ps --all --json
+    """
     answer = call(find_places(), "ps", all=with_ended)
     if as_json:
         print(json.dumps(answer))
@@ -44,7 +50,11 @@ def ps(with_ended: bool, as_json: bool) -> None:
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the sentence and the figures as JSON.")
 def explain(job: str, as_json: bool) -> None:
-    """Say in one sentence what a job does or waits for, with the numbers."""
+    """Say what a job does or waits for, with the numbers, and where its wall time went.
+
+    \b
+    carpool explain train-2     by its id, or by its name while only one has it
+    """
     answer = call(find_places(), "job", job=job)
     found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
     if as_json:
@@ -58,34 +68,139 @@ def explain(job: str, as_json: bool) -> None:
             f" {format_bytes(needs['ephemeral_bytes'])} in a turn,"
             f" {format_bytes(needs['overhead_bytes'])} the framework's own"
         )
+    for line in account_lines(found):
+        print(f"  {line}")
     silent = found["silent_ns"]
     if silent is not None and silent > 10 * max(found["step_ns"] or 0, 200_000_000):
         usual = f" (usual step {format_ns(found['step_ns'])})" if found["step_ns"] else ""
         print(f"  no boundary reached for {format_ns(silent)}{usual}")
 
 
+ROWS = {
+    "start": "start-up",
+    "run": "running",
+    "turn": "waiting for a turn",
+    "memory": "waiting for memory",
+    "move": "moving",
+    "parked": "parked",
+    "idle": "idle (input, saving)",
+    "unmanaged": "outside carpool's turns",
+}
+LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
+
+
+def account_lines(job: dict[str, Any]) -> list[str]:
+    """Where its wall time went: one row each, and for a job that is over one sentence."""
+    spent: dict[str, int] = job.get("spent_ns") or {}
+    wall = sum(spent.values())
+    if not wall:
+        return []
+    lines = [
+        f"{ROWS[row]:24} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %" for row in ROWS if row in spent
+    ]
+    whom: dict[str, int] = job["waited_for_ns"]
+    lines += [f"  {'for ' + name:22} {format_ns(span):>12}" for name, span in sorted(whom.items(), key=_longest)]
+    lines.append(f"{'wall clock':24} {format_ns(wall):>12}")
+    lost = {row: spent[row] for row in LOST if spent.get(row)}
+    if job["state"] in ENDED and lost:
+        first = max(whom, key=lambda name: whom[name]) if whom else None
+        words = {**ROWS, "turn": f"waiting for job {first}" if len(whom) == 1 else "waiting for a turn"}
+        parts = [f"{format_ns(span)} {words[row]}" for row, span in sorted(lost.items(), key=_longest)]
+        lines.append(f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {', '.join(parts)}")
+    return lines
+
+
+def _longest(each: tuple[str, int]) -> int:
+    return -each[1]
+
+
 @click.command()
 @click.argument("job")
 def cancel(job: str) -> None:
-    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL."""
+    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
+
+    \b
+    carpool cancel train-2
+    """
     answer = call(find_places(), "cancel", job=job)
     print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
 
 
 @click.command()
 @click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job stops at its next boundary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def suspend(job: str, no_wait: bool, as_json: bool) -> None:
+    """Stop a job at its next boundary and move its memory off the device, until it is resumed.
+
+    Nothing is lost: its numbers are those of an undisturbed run. Ctrl-C ends the waiting, not the suspension.
+
+    \b
+    carpool suspend bert
+    carpool resume bert
+    """
+    found = _order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    _show_order(found, as_json=as_json)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return at once; the job comes back when there is room.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
+def resume(job: str, no_wait: bool, as_json: bool) -> None:
+    """Bring a suspended job back to its device, where it goes on as if nothing had been.
+
+    \b
+    carpool resume bert
+    """
+    found = _order("resume", job, no_wait=no_wait, is_done=_is_back)
+    _show_order(found, as_json=as_json)
+
+
+def _order(verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
+    places = find_places()
+    found: dict[str, Any] = call(places, verb, job=job)["job"]  # type: ignore[assignment]  # JSON
+    while not no_wait and not is_done(found):
+        time.sleep(ORDER_SECONDS)
+        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    return found
+
+
+def _is_away(job: dict[str, Any]) -> bool:
+    """Parked; or there is nothing to wait for: it has not started, rests, is over, or cannot be moved."""
+    if job["state"] in {"starting", "running", "profiling", "parking"}:
+        return False
+    return job["state"] != "waiting" or bool(job["move_trouble"])
+
+
+def _is_back(job: dict[str, Any]) -> bool:
+    return job["state"] not in ("parking", "unparking")
+
+
+def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(job))
+    else:
+        print(f"{job['id']}: {job['reason']}")
+
+
+@click.command()
+@click.argument("job")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 def logs(job: str, follow: bool) -> None:
-    """Print what a submitted job wrote."""
+    """Print what a submitted job wrote.
+
+    \b
+    carpool logs -f nightly-7
+    """
     places = find_places()
     answer = call(places, "job", job=job)
     path = Path(str(answer["log"]))
     if not path.exists() and not follow:
         found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
         if found["state"] == "queued":
-            raise CapacityError(
-                f"job {found['id']} has not started: {found['reason']}", needed_bytes=0, available_bytes=0
-            )
+            raise RefusedError(f"job {found['id']} has not started: {found['reason']}")
         raise UsageError(f"job {found['id']} has no log: it was started with carpool run, not submit")
     position = 0
     while True:
@@ -102,6 +217,6 @@ def logs(job: str, follow: bool) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def _is_over(places: Any, job: str) -> bool:
+def _is_over(places: Places, job: str) -> bool:
     found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
     return found["state"] in ENDED

@@ -10,10 +10,11 @@ from carpool import __version__
 from carpool.cli.bench import bench
 from carpool.cli.daemon import daemon
 from carpool.cli.doctor import doctor
-from carpool.cli.jobs import cancel, explain, logs, ps
+from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
 from carpool.cli.run import run, submit
+from carpool.cli.sim import sim
 from carpool.cli.top import top
-from carpool.errors import CarpoolError, UnreachableError
+from carpool.errors import CarpoolError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -26,11 +27,27 @@ def carpool() -> None:
     carpool submit -- python train.py       the same in the background
     carpool ps, carpool top                 who runs, who waits
     carpool explain JOB                     why it waits, in one sentence
+    carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
+
+    Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
 
 
-for command in (run, submit, ps, top, explain, logs, cancel, daemon, doctor, bench):
+for command in (run, submit, ps, top, explain, logs, suspend, resume, cancel, daemon, doctor, sim, bench):
     carpool.add_command(command)
+
+
+def read_environment(command: click.Command) -> None:
+    """Let every option `--some-thing` of a command, and of those below it, be read from CARPOOL_SOME_THING too."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_eager:
+            name = max(parameter.opts, key=len).lstrip("-")
+            parameter.envvar = f"CARPOOL_{name.replace('-', '_').upper()}"
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        read_environment(below)
+
+
+read_environment(carpool)
 
 
 def main() -> None:
@@ -42,19 +59,13 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except UnreachableError as error:
-        _fail(str(error), 3)
     except CarpoolError as error:
-        _fail(str(error), error.exit_code)
+        print(f"carpool: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(sentence: str, code: int) -> None:
-    print(f"carpool: {sentence}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

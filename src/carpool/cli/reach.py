@@ -15,7 +15,7 @@ import msgspec
 from carpool import __version__
 from carpool.daemon.config import DaemonConfig
 from carpool.devices.base import find_devices
-from carpool.errors import CarpoolError, PeerError, UnreachableError, UsageError
+from carpool.errors import AnsweredError, PeerError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
 from carpool.wire.places import Places, check_private, make_private
@@ -68,14 +68,6 @@ class Wire:
         self._socket.close()
 
 
-class AnsweredError(CarpoolError):
-    """The daemon said no; carries the exit code it chose."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = code
-
-
 def call(places: Places, verb: str, **arguments: object) -> dict[str, object]:
     """Ask the daemon one thing."""
     wire = Wire(places)
@@ -89,7 +81,7 @@ def call(places: Places, verb: str, **arguments: object) -> dict[str, object]:
     if not isinstance(reply, m.Reply):
         raise PeerError(f"the daemon answered {verb} with {type(reply).__name__}")
     if reply.error:
-        raise AnsweredError(reply.error, reply.code)
+        raise AnsweredError(reply.error, exit_code=reply.code)
     return reply.answer
 
 

@@ -48,7 +48,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "auto_envvar_prefix": "CARPOOL"}
+SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name is the program's
 
 
 @click.command(context_settings=SETTINGS)

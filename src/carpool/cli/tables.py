@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -13,8 +13,19 @@ from rich.table import Table
 
 from carpool.units import format_bytes, format_ns
 
+if TYPE_CHECKING:  # loaded with the simulator, not with every command
+    from carpool.sim.report import Table as PlainTable
+
 PLAIN_WIDTH = 80
-COLOURS = {"running": "green", "profiling": "cyan", "waiting": "yellow", "queued": "magenta", "failed": "red"}
+STEP_WIDTH = 100  # from here on there is room for the step time
+COLOURS = {
+    "running": "green",
+    "profiling": "cyan",
+    "waiting": "yellow",
+    "queued": "magenta",
+    "parked": "blue",
+    "failed": "red",
+}
 
 
 def console() -> Console:
@@ -29,6 +40,25 @@ def show(table: Table) -> None:
     console().print(table)
 
 
+def show_table(table: PlainTable) -> None:
+    """A table of the simulator's: words to the left, numbers to the right."""
+    from carpool.sim.report import format_cell
+
+    made = Table(
+        title=table.title,
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for place, name in enumerate(table.columns):
+        made.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+    for row in table.rows:
+        made.add_row(*(format_cell(cell) for cell in row))
+    console().print(made)
+
+
 def width() -> int:
     return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
 
@@ -36,10 +66,12 @@ def width() -> int:
 def job_table(answer: dict[str, Any]) -> Table:
     """Jobs as `ps` and `top` show them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
-    table.add_column("job", no_wrap=True, max_width=20)
+    has_step = console().width >= STEP_WIDTH
+    table.add_column("job", overflow="fold", min_width=10)  # an id that is cut cannot be given to another command
     table.add_column("state", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
+    if has_step:
+        table.add_column("step", justify="right", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("had", justify="right", no_wrap=True)
     table.add_column("waited", justify="right", no_wrap=True)
@@ -52,7 +84,7 @@ def job_table(answer: dict[str, Any]) -> Table:
             job["id"],
             f"[{colour}]{state}[/]" if colour else state,
             f"{job['steps']}{declared}",
-            format_ns(job["step_ns"]) if job["step_ns"] else "",
+            *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
             format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else "",
             format_ns(job["served_ns"]),
             format_ns(job["waited_ns"]),

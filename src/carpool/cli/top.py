@@ -19,7 +19,11 @@ from carpool.wire.places import find_places
 @click.option("--every", default="1s", show_default=True, help="How often to look.")
 @click.option("--count", type=int, help="Stop after this many looks.")
 def top(every: str, count: int | None) -> None:
-    """Show jobs and devices, refreshed until Ctrl-C; without a terminal, one look."""
+    """Show jobs and devices, refreshed until Ctrl-C; without a terminal, one look.
+
+    \b
+    carpool top --every 200ms
+    """
     places = find_places()
     pause = max(0.1, parse_duration_ns(every) / 1e9)
 

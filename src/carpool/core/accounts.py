@@ -7,6 +7,7 @@ Rules
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had.
   A3  A step time is measured only over a span in which the same jobs were running.
+  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
                 job.served_ns += span
                 job.level += span * WEIGHT_ONE // job.spec.weight_milli
                 node.tenant_of(job).level += span
+                _charge_waiting(node, job, span, now=now)
                 job.charged_ns = now
+
+
+def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None:
+    """Note with everybody who waits for this holder's lane that it was the holder who had it (A4)."""
+    lane = node.lane_of(holder)
+    for other in node.waiting_in(lane) if lane is not None else []:
+        both = min(span, now - other.state_since_ns)
+        if both > 0:
+            other.waited_for_ns[holder.spec.name] = other.waited_for_ns.get(holder.spec.name, 0) + both
 
 
 def begin_wanting(node: Node, job: Job) -> None:
@@ -111,19 +122,20 @@ def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
 
 def view_of(node: Node, job: Job, *, now: Nanos) -> JobView:
     remaining, is_known = remaining_ns(job, served_ns=job.served_ns)
-    holding = is_holding(job)
+    spec, lease = job.spec, job.lease
+    # By position: one is made for every candidate at every decision, and names would double its cost.
     return JobView(
-        id=job.id,
-        name=job.spec.name,
-        tenant=job.spec.tenant,
-        priority=job.spec.priority,
-        arrived_ns=job.arrived_ns,
-        is_holding=holding,
-        held_ns=now - job.lease.granted_ns if job.lease is not None else 0,
-        waited_ns=0 if holding else now - job.state_since_ns,
-        served_ns=job.served_ns,
-        remaining_ns=remaining,
-        remaining_is_known=is_known,
-        level=job.level,
-        tenant_level=node.tenant_level(job),
+        job.id,
+        spec.name,
+        spec.tenant,
+        spec.priority,
+        job.arrived_ns,
+        lease is not None,
+        now - lease.granted_ns if lease is not None else 0,
+        now - job.state_since_ns if lease is None else 0,
+        job.served_ns,
+        remaining,
+        is_known,
+        job.level,
+        node.tenant_level(job),
     )

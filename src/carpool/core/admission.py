@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from carpool.core import lanes, ledger, reasons
 from carpool.core.model import Device, Job, JobState, Lane, Nanos, Needs
 from carpool.core.node import Node
+from carpool.errors import InternalError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,14 @@ def accept(job: Job, offer: Offer) -> None:
     ledger.promise(offer.device, job, offer.promise_bytes)
     if job.spec.cap_bytes is None and job.history is not None:
         job.needs = job.history.needs
+
+
+def enter_lane(node: Node, device: Device, job: Job) -> Lane:
+    """Put a resident job into a lane without asking for room: as large as fits, covered later (M5)."""
+    fit = lanes.find_fit(device, resident_bytes=0, ephemeral_bytes=0, lanes_max=node.policy.lanes_max)
+    if fit is None:
+        raise InternalError(f"no lane of {device.id} takes a job without needs")
+    return lanes.place(device, job, fit)
 
 
 def cover(node: Node, job: Job) -> bool:

@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, packing, reasons
+from carpool.core import admission, packing, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, NameHog, RecallLease, RevokeLease
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -20,8 +20,8 @@ from carpool.core.node import Node
 from carpool.units import MS, SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
-LOOKS_A_QUANTUM = 4  # how often a holder that has had its quantum is compared with those who wait …
-LOOK_NS_MIN = 25 * MS  # … but not more often than this: a Tick costs the daemon about 50 µs
+LOOK_PART = 4  # a holder that has had its quantum is compared again after a quarter of it, or of what it had since
+LOOK_NS_MIN = 1 * MS  # a Tick costs the daemon about 50 µs
 LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
 
 
@@ -46,7 +46,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        return recall(node, holder, reasons.uncovered(holder, device), now=now)
+        why = reasons.leaving(holder) if holder.is_leaving else reasons.uncovered(holder, device)
+        return recall(node, holder, why, now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
             lane.successor = _successor(node, lane, now=now)
@@ -76,7 +77,8 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
 
 def _newcomer(node: Node, device: Device) -> Job | None:
     """The oldest waiting job whose needs nobody knows."""
-    unmeasured = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and job.needs is None]
+    waiting = [job for job in node.jobs_on(device) if job.state is JobState.WAITING and not job.is_leaving]
+    unmeasured = [job for job in waiting if job.needs is None]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
 
@@ -163,7 +165,7 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _is_watched(node: Node, device: Device) -> bool:
     """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.WAITING for job in node.jobs_on(device)):
+    if any(job.state is JobState.WAITING and not job.is_leaving for job in node.jobs_on(device)):
         return True
     return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
@@ -193,9 +195,9 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
                 quantum = quantum_of(node, holder)
                 due = holder.lease.granted_ns + quantum
-                # A holder still preferred at the end of its quantum will not be for long: look again soon.
-                again = now + max(LOOK_NS_MIN, quantum // LOOKS_A_QUANTUM)
-                times.append(due if due > now else again)
+                times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
+    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
+    times += [time for time in tries if time is not None]
     if node.queue:
         for job in node.jobs_on(device):
             if admission.is_open_and_quiet(job):
@@ -203,10 +205,21 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     return min(times, default=None)
 
 
+def _look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nanos) -> Nanos:
+    """How long until a holder that has had its quantum is compared again: the longer it has been preferred
+    to those who wait now, the longer it will be."""
+    lane = node.lane_of(holder)
+    waiting = node.waiting_in(lane) if lane is not None else []
+    newest = max((job.state_since_ns for job in waiting), default=due)
+    return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
+
+
 def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     """Why a waiting job has no turn right now."""
     lane = node.lane_of(job)
     view = view_of(node, job, now=now)
+    if job.is_leaving:
+        return reasons.stays(job, device)
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
@@ -216,8 +229,28 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if holder is None or lane is None:
         return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
     holder_view = view_of(node, holder, now=now)
-    why = node.policy.why(holder_view, view)
-    is_recalled = holder.lease is not None and holder.lease.state is LeaseState.RECALLED
-    if is_recalled:
-        why = node.policy.why(view, holder_view)
-    return reasons.turn_wait(view, holder_view, lane.id, node.policy.name, why, is_recalled=is_recalled)
+    return reasons.turn_wait(view, holder_view, lane.id, _why_not_yet(node, device, lane, job, holder, now=now))
+
+
+def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, *, now: Nanos) -> str:
+    """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
+    if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
+        newcomer = _newcomer(node, device) if node.policy.lanes_max > 1 else None
+        following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
+        if following is None or following == job.id:
+            return reasons.already_recalled(_preference(node, job, holder, now=now))
+        successor = node.jobs[following]
+        return reasons.recalled_for(successor, _preference(node, successor, job, now=now))
+    left_ns = holder.lease.granted_ns + quantum_of(node, holder) - now
+    if left_ns > 0:
+        return reasons.rest_of_quantum(left_ns)
+    kept = _preference(node, holder, job, now=now)
+    return reasons.preferred(kept) if kept else reasons.soon_recalled(_preference(node, job, holder, now=now))
+
+
+def _preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
+    """Why the policy puts one before the other, in its words; empty if it does not."""
+    views = [view_of(node, first, now=now), view_of(node, second, now=now)]
+    if node.policy.pick(views, now=now) != first.id:
+        return ""
+    return f"{node.policy.name}: {node.policy.why(*views)}"

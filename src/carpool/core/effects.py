@@ -58,6 +58,22 @@ class RevokeLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParkJob:
+    """Move the waiting job's persistent bytes to the host, at most so many; answered by JobParked or MoveFailed."""
+
+    job: JobId
+    limit_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnparkJob:
+    """Bring the job's bytes back; answered by JobUnparked or MoveFailed."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
     """End the job's processes."""
 
@@ -123,6 +139,8 @@ Effect = (
     | GrantLease
     | RecallLease
     | RevokeLease
+    | ParkJob
+    | UnparkJob
     | StopJob
     | CloseJob
     | ExplainWait

@@ -38,6 +38,9 @@ class JobAdopted:
     steps: int
     live_bytes: int
     needs: Needs | None
+    is_parked: bool = False
+    parked_bytes: int = 0
+    is_suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,44 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendAsked:
+    """Somebody wants the job to stop at its next boundary and its memory to leave the device."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeAsked:
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParked:
+    """The job's persistent bytes are on the host; `resident_bytes` is what stayed on the device."""
+
+    job: JobId
+    parked_bytes: int
+    resident_bytes: int
+    move_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUnparked:
+    """Everything is where it was; the job waits for its turn."""
+
+    job: JobId
+    move_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveFailed:
+    """The job could not be parked, or not be brought back; it is where it was before and has lost nothing."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; sent when `next_wakeup` says so."""
 
@@ -111,5 +152,10 @@ JobEvent = (
     | JobDetached
     | JobExited
     | CancelAsked
+    | SuspendAsked
+    | ResumeAsked
+    | JobParked
+    | JobUnparked
+    | MoveFailed
 )
 Event = DeviceAdded | HistoryLoaded | JobEvent | Tick

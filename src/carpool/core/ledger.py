@@ -8,6 +8,9 @@ Rules
   L2  Every promise is at least zero and belongs to a resident job of this device.
   L3  A lane is at least as large as the largest measured ephemeral need of the jobs whose needs are covered.
   L4  A job whose needs are not known yet is promised one sum that has to cover both kinds together.
+  L5  Σ parked bytes ≤ host budget. A job is told to park only after its bytes were reserved on the host.
+  L6  No job is both parked and counted: a parked job has no lane, and is promised only what it reported to have
+      stayed on the device; all of it is promised again before the job is told to come back.
 
 What is deliberately not here: whether a job uses what it was promised (the page and the meter know), and who
 gets a turn. A job measured to need more than its promise is *uncovered*: it keeps what it was promised, gets no
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from carpool.core.model import RESIDENT, Device, Job, JobId
+from carpool.core.model import RESIDENT, Device, Job, JobId, JobState
 from carpool.errors import InternalError
 
 
@@ -68,6 +71,8 @@ def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
         job = jobs[job_id]
         if count < 0 or job.device != device.id or job.state not in RESIDENT or job.promised_bytes != count:
             raise InternalError(f"L2 broken on {device.id}: {count} promised to {job_id} in state {job.state}")
+        if job.state is JobState.PARKED and job.lane is not None:
+            raise InternalError(f"L6 broken on {device.id}: parked job {job_id} is in lane {job.lane}")
     for lane in device.lanes.values():
         for job_id in lane.jobs:
             job = jobs[job_id]

@@ -8,17 +8,22 @@ the table too, as moves to the same state, so that the table alone says what may
 
 from __future__ import annotations
 
-from carpool.core.effects import GrantLease, RecallLease, RefuseJob, RevokeLease, StartJob
+from carpool.core.effects import GrantLease, ParkJob, RecallLease, RefuseJob, RevokeLease, StartJob, UnparkJob
 from carpool.core.events import (
     CancelAsked,
     JobDetached,
     JobExited,
+    JobParked,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     NeedsMeasured,
     ProgressSeen,
+    ResumeAsked,
+    SuspendAsked,
 )
-from carpool.core.model import ENDED, JobState, LeaseState
+from carpool.core.model import AWAY, ENDED, JobState, LeaseState
 
 _S = JobState
 _L = LeaseState
@@ -44,10 +49,21 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     (_S.STARTING, LeaseReturned): _S.WAITING,
     (_S.RUNNING, RevokeLease): _S.IDLE,
     (_S.PROFILING, RevokeLease): _S.IDLE,
+    (_S.WAITING, ParkJob): _S.PARKING,
+    (_S.PARKING, JobParked): _S.PARKED,
+    (_S.PARKING, MoveFailed): _S.WAITING,
+    (_S.PARKED, JobParked): _S.PARKED,  # another process of it followed
+    (_S.PARKED, UnparkJob): _S.UNPARKING,
+    (_S.UNPARKING, JobUnparked): _S.WAITING,
+    (_S.UNPARKING, MoveFailed): _S.PARKED,
+    # A Ctrl-C reached its program: it took its bytes back by itself before it went on.
+    **{(state, LeaseReturned): _S.IDLE for state in AWAY},
     **{(state, JobExited): _S.FINISHED for state in _LIVE},
     **{(state, JobDetached): _S.UNMANAGED for state in _MANAGED},
     **{(state, ProgressSeen): state for state in _LIVE},
     **{(state, CancelAsked): state for state in _LIVE},
+    **{(state, SuspendAsked): state for state in [_S.QUEUED, *_MANAGED]},
+    **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
 }
 

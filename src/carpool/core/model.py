@@ -22,6 +22,9 @@ class JobState(StrEnum):
     PROFILING = "profiling"  # holds one of its first turns, alone on the device, while its needs are measured
     RUNNING = "running"  # holds a turn
     IDLE = "idle"  # resident and wants no turn now: loads data, saves, or stopped computing
+    PARKING = "parking"  # blocked at a boundary while its persistent bytes are copied to the host
+    PARKED = "parked"  # blocked at a boundary; its persistent bytes are on the host
+    UNPARKING = "unparking"  # its bytes are promised again and are being copied back
     UNMANAGED = "unmanaged"  # runs outside carpool's turns; its bytes still count
     FINISHED = "finished"  # ended by itself with exit code 0
     FAILED = "failed"  # ended by itself otherwise, or was refused
@@ -36,9 +39,26 @@ RESIDENT = frozenset(
         JobState.PROFILING,
         JobState.RUNNING,
         JobState.IDLE,
+        JobState.PARKING,
+        JobState.PARKED,
+        JobState.UNPARKING,
         JobState.UNMANAGED,
     }
 )
+AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
+# Where a job's wall time goes, by its state; every state but the ends has its row, so the rows add up (A4).
+ROWS = {
+    JobState.QUEUED: "memory",
+    JobState.STARTING: "start",
+    JobState.WAITING: "turn",
+    JobState.PROFILING: "run",
+    JobState.RUNNING: "run",
+    JobState.IDLE: "idle",
+    JobState.PARKING: "move",
+    JobState.PARKED: "parked",
+    JobState.UNPARKING: "move",
+    JobState.UNMANAGED: "unmanaged",
+}
 HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
 WANTING = HOLDING | {JobState.WAITING}
 
@@ -130,12 +150,25 @@ class Job:
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     waited_ns: Nanos = 0  # time spent wanting a turn
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # of its states that are over, by row
+    waited_for_ns: dict[str, Nanos] = field(default_factory=dict)  # of its waiting for a turn: who had it meanwhile
     level: int = 0  # weighted device time, for fair sharing within its tenant
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
     is_cancelled: bool = False  # somebody asked for its end
+    is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
+    stayed_bytes: int = 0  # of a parked job: what did not leave the device
+    move_ns: Nanos = 0  # how long its last copy took, out or in
+    move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
+    move_trouble: str = ""  # why the last move failed; empty after one that went well
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it may have no turn because it is to leave the device."""
+        return self.is_suspended
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     HOLDING,
+    ROWS,
     Device,
     DeviceId,
     History,
@@ -39,6 +40,8 @@ class Settings:
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
     margin_percent: int = 5  # added to what was measured
+    host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
+    move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +93,9 @@ class Node:
         return [job for job in self.jobs_on(device) if job.lane is not None and not ledger.covers(device, job)]
 
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [job for job_id in lane.jobs if (job := self.jobs[job_id]).state is JobState.WAITING]
+        return [
+            job for job_id in lane.jobs if (job := self.jobs[job_id]).state is JobState.WAITING and not job.is_leaving
+        ]
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
         """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
@@ -99,6 +104,7 @@ class Node:
             raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
         if job.state is JobState.WAITING:
             job.waited_ns += now - job.state_since_ns
+        job.spent_ns = spent_until(job, now)
         job.state = to if to is not None else target
         job.state_since_ns = now
 
@@ -126,10 +132,25 @@ class Node:
         """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
         key = (job.arrived_ns, job.id)
         others = self.jobs_on(self.device_of(job))
-        return all(key <= (other.arrived_ns, other.id) for other in others if other.lane is not None)
+        rivals = [other for other in others if other.lane is not None and not other.is_leaving]
+        return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
+        if job.is_leaving:
+            return False
         return ledger.covers(self.device_of(job), job) or self.is_oldest(job)
+
+    def host_bytes(self) -> int:
+        """What parked jobs hold on the host, or have reserved there."""
+        return sum(job.parked_bytes for job in self.jobs.values())
+
+
+def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
+    """The job's wall time since it arrived, by row; adds up exactly (A4)."""
+    row = ROWS.get(job.state)
+    if row is None or now == job.state_since_ns:
+        return dict(job.spent_ns)
+    return {**job.spent_ns, row: job.spent_ns.get(row, 0) + now - job.state_since_ns}
 
 
 def is_holding(job: Job) -> bool:

@@ -80,5 +80,5 @@ def _spread(node: Node, device: Device) -> bool:
 def _is_merging(node: Node, device: Device) -> bool:
     """Whether lanes are being merged, one boundary after the other, to let in a queued or an outgrown job."""
     queued = [node.jobs[job_id] for job_id in node.queue]
-    may_come = [job for job in queued if job.spec.device in (None, device.id)]
+    may_come = [job for job in queued if not job.is_suspended and job.spec.device in (None, device.id)]
     return any(admission.merging_lets_in(node, job, device) for job in may_come + node.outgrown_on(device))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from carpool.core import ledger, reasons
+from carpool.core import ledger, parking, reasons
 from carpool.core.accounts import remaining_ns
 from carpool.core.dispatch import hog_deadline, turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
-from carpool.core.node import Node, is_holding
+from carpool.core.node import Node, is_holding, spent_until
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
+from carpool.units import format_ns
 
 
 def explain(node: Node, job: Job, *, now: Nanos) -> str:
     """One sentence: what the job does or waits for, with the numbers."""
     if job.state is JobState.WAITING:
         return turn_reason(node, node.device_of(job), job, now=now)
+    if job.state is JobState.PARKED:
+        device = node.device_of(job)
+        needs = parking.returning_needs(node, job, device)
+        span = format_ns(now - job.state_since_ns)
+        return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span)
     late = hog_deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns)
@@ -42,12 +48,18 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
         waited_ns=job.waited_ns + waiting_ns,
+        spent_ns=spent_until(job, now),
+        waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,
         needs=job.needs,
         promised_bytes=job.promised_bytes,
         live_bytes=job.live_bytes,
         cap_bytes=job.spec.cap_bytes,
+        is_suspended=job.is_suspended,
+        parked_bytes=job.parked_bytes,
+        move_ns=job.move_ns,
+        move_trouble=job.move_trouble,
         reason=explain(node, job, now=now),
     )
 
@@ -70,6 +82,8 @@ def picture_device(node: Node, device: Device) -> DevicePicture:
 def picture_node(node: Node, *, now: Nanos) -> NodePicture:
     return NodePicture(
         policy=node.policy.name,
+        host_bytes=node.host_bytes(),
+        host_bytes_max=node.settings.host_bytes_max,
         devices=tuple(picture_device(node, device) for device in node.devices.values()),
         jobs=tuple(picture_job(node, job, now=now) for job in node.jobs.values()),
     )

@@ -6,7 +6,9 @@ from carpool.core import ledger
 from carpool.core.model import Device, Job, JobState, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.core.views import JobView
-from carpool.units import format_bytes, format_ns
+from carpool.units import SECOND, format_bytes, format_ns
+
+HINT_NS = 30 * SECOND  # a program that is still starting after this is perhaps none that takes turns
 
 
 def no_device(node: Node, job: Job) -> str:
@@ -25,15 +27,19 @@ def never_fits(job: Job, need: int, device: Device) -> str:
     )
 
 
+def _terms(device: Device) -> str:
+    return (
+        f"{format_bytes(max(0, ledger.free_bytes(device)))} of {format_bytes(device.capacity_bytes)} is unpromised on"
+        f" {device.id} ({format_bytes(ledger.promised_bytes(device))} to jobs,"
+        f" {format_bytes(ledger.lanes_bytes(device))} in lanes)"
+    )
+
+
 def queue_wait(job: Job, need: int | None, device: Device, floor: int, measured: Job | None) -> str:
     """Why a queued job does not start: which term of L1 is in the way."""
     free = ledger.free_bytes(device)
-    terms = (
-        f"{format_bytes(max(0, free))} of {format_bytes(device.capacity_bytes)} is unpromised on {device.id}"
-        f" ({format_bytes(ledger.promised_bytes(device))} to jobs,"
-        f" {format_bytes(ledger.lanes_bytes(device))} in lanes)"
-    )
-    if measured is not None:
+    terms = _terms(device)
+    if measured is not None and (need is None or need <= free + measured.promised_bytes):
         return (
             f"waits for memory: {measured.spec.name} is being measured and holds"
             f" {format_bytes(measured.promised_bytes)} until its first turns are over; {terms}"
@@ -63,12 +69,33 @@ def uncovered(job: Job, device: Device) -> str:
     )
 
 
-def turn_wait(view: JobView, holder: JobView, lane: str, policy: str, why: str, *, is_recalled: bool) -> str:
-    asked = "; the turn is already recalled" if is_recalled else ""
+def turn_wait(view: JobView, holder: JobView, lane: str, why: str) -> str:
+    """`why` is one of the five endings below."""
     return (
         f"waits {format_ns(view.waited_ns)} for its turn on {lane}: {holder.name} has had it for"
-        f" {format_ns(holder.held_ns)} ({policy}: {why}){asked}"
+        f" {format_ns(holder.held_ns)}{why}"
     )
+
+
+def rest_of_quantum(left_ns: Nanos) -> str:
+    return f" and keeps it for another {format_ns(left_ns)} of its quantum"
+
+
+def preferred(preference: str) -> str:
+    return f" ({preference})"
+
+
+def soon_recalled(preference: str) -> str:
+    return f" ({preference}); the turn is about to be recalled"
+
+
+def already_recalled(preference: str) -> str:
+    """For the job that will have it; without a preference where the turn was recalled for another reason."""
+    return (f" ({preference})" if preference else "") + "; the turn is already recalled"
+
+
+def recalled_for(successor: Job, preference: str) -> str:
+    return f"; the turn is already recalled for {successor.spec.name}" + (f" ({preference})" if preference else "")
 
 
 def profiling_wait(view: JobView, measured: Job, lane: str) -> str:
@@ -85,6 +112,38 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
+def leaving(job: Job) -> str:
+    return f"{job.spec.name} was suspended"
+
+
+def suspended_in_queue(job: Job) -> str:
+    return f"suspended before it started; it waits in the queue again after: carpool resume {job.id}"
+
+
+def host_full(wanted: int, used: int, limit: int) -> str:
+    return (
+        f"{format_bytes(wanted)} would have to move to the host, and parked jobs hold {format_bytes(used)} of the"
+        f" {format_bytes(limit)} they may have there"
+    )
+
+
+def stays(job: Job, device: Device) -> str:
+    """A job that is to leave waits at a boundary and could not."""
+    trouble = job.move_trouble or "it is about to move"
+    return f"suspended with {format_bytes(job.promised_bytes)} still on {device.id}: {trouble}"
+
+
+def away(job: Job, device: Device, need: int, span: str) -> str:
+    """Why a parked job is not back."""
+    if job.is_suspended:
+        return (
+            f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
+            f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
+        )
+    trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
+    return f"parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}{trouble}"
+
+
 def lapse(job: Job, silent_ns: Nanos) -> str:
     return f"{job.spec.name} neither made a step nor computed for {format_ns(silent_ns)} while others waited"
 
@@ -97,20 +156,27 @@ def hog(job: Job, since_ns: Nanos) -> str:
 def standing(job: Job, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
+    asked = "; it is suspended at its next boundary" if job.is_suspended else ""
     match job.state:
         case JobState.STARTING:
-            return f"its program runs for {span} and has not reached an iteration boundary yet"
+            said = f"its program has run for {span} and has not reached an iteration boundary yet"
+            hint = "; if it has no torch loop, or its Python takes no hooks (carpool doctor), it never will"
+            return said + (hint if now - job.state_since_ns > HINT_NS else "") + asked
         case JobState.PROFILING:
-            return f"holds one of its first turns for {span}; its memory is being measured"
+            return f"has held one of its first turns for {span}; its memory is being measured{asked}"
         case JobState.RUNNING:
             recalled = job.lease is not None and job.lease.state is LeaseState.RECALLED
-            return f"has the device for {span}" + ("; its turn is recalled" if recalled else "")
+            return f"has had the device for {span}" + ("; its turn is recalled" if recalled else "") + asked
         case JobState.IDLE:
-            return f"wants no turn for {span}: it loads data, saves, or is between its loops"
+            return f"has wanted no turn for {span}: it loads data, saves, or is between its loops{asked}"
+        case JobState.PARKING:
+            return f"its memory has been moving to the host for {span}"
+        case JobState.UNPARKING:
+            return f"its memory has been moving back from the host for {span}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
-        case JobState.QUEUED | JobState.WAITING:
-            return job.reason or f"waits for {span}"
+        case JobState.QUEUED | JobState.WAITING | JobState.PARKED:
+            return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
-            had = f"had the device {format_ns(job.served_ns)}, waited {format_ns(job.waited_ns)} for turns"
-            return f"{job.state}: {job.reason or 'exit code 0'}; {had}"
+            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(job.waited_ns)} for turns"
+            return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")

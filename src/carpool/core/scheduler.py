@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, pictures
+from carpool.core import admission, lanes, ledger, parking, pictures
 from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
@@ -37,15 +37,21 @@ from carpool.core.events import (
     JobDetached,
     JobEvent,
     JobExited,
+    JobParked,
     JobSubmitted,
+    JobUnparked,
     LeaseAsked,
     LeaseReturned,
+    MoveFailed,
     NeedsMeasured,
     ProgressSeen,
+    ResumeAsked,
+    SuspendAsked,
     Tick,
 )
 from carpool.core.lifecycle import may_move
 from carpool.core.model import (
+    AWAY,
     ENDED,
     WANTING,
     Device,
@@ -87,6 +93,7 @@ class Scheduler:
             self._bytes_changed = False
             effects += settle(self._node, now=now)
         for device in self._node.devices.values():
+            effects += parking.park_leaving(self._node, device, now=now)
             effects += dispatch(self._node, device, now=now)
         return effects + self._tell_lanes() if lanes_may_change else effects
 
@@ -143,6 +150,8 @@ class Scheduler:
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
             if (job.state is JobState.QUEUED) != (job.id in node.queue):
                 raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
+            if (job.parked_bytes > 0) and job.state not in AWAY:
+                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
             if job.state in ENDED and (job.promised_bytes or job.lane is not None):
                 raise InternalError(f"ended job {job.id} still holds bytes or a lane")
 
@@ -185,6 +194,10 @@ class Scheduler:
                 return self._on_exited(job, event, now)
             case CancelAsked():
                 return self._on_cancel(job, event, now)
+            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
+                parking.take(self._node, job, event, now=now)
+                self._bytes_changed = True
+                return []
             case JobSubmitted() | JobAdopted():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
@@ -230,11 +243,16 @@ class Scheduler:
             return [self._reject(event, f"device {event.device} is not here")]
         job = self._new_job(event, now)
         node.queue.remove(job.id)
-        node.move(job, StartJob, now=now)
+        node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
+        job.is_suspended, job.parked_bytes = event.is_suspended, event.parked_bytes
         job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
         wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
+        wanted = event.live_bytes if event.is_parked else wanted
         ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
-        lane = device.lanes[self._enter_lane(device, job)]
+        if event.is_parked:
+            job.stayed_bytes = job.promised_bytes
+            return []
+        lane = admission.enter_lane(node, device, job)
         if not event.holding:
             return []
         if lane.holder is not None:
@@ -247,16 +265,9 @@ class Scheduler:
         reset_marks(node, device)
         return []
 
-    def _enter_lane(self, device: Device, job: Job) -> LaneId:
-        """Put a resident job into a lane without asking for room: as large as fits, covered later (M5)."""
-        fit = lanes.find_fit(device, resident_bytes=0, ephemeral_bytes=0, lanes_max=self._node.policy.lanes_max)
-        if fit is None:
-            raise InternalError(f"no lane of {device.id} takes a job without needs")
-        return lanes.place(device, job, fit).id
-
     def _on_asked(self, job: Job, now: Nanos) -> list[Effect]:
         if job.lane is None:
-            self._enter_lane(self._node.device_of(job), job)
+            admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
@@ -265,6 +276,9 @@ class Scheduler:
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)
         note_steps(node, job, event.steps, now=now)
+        if job.state in AWAY:
+            parking.came_back_alone(node, job)
+            self._bytes_changed = True
         if not event.wants_more:
             raise_floors(node, device)
         elif job.state not in WANTING:
@@ -273,7 +287,9 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if len(device.lanes) > 1 and (node.queue or node.outgrown_on(device)):
+        if len(device.lanes) > 1 and (
+            node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now)
+        ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
 
@@ -302,6 +318,7 @@ class Scheduler:
         self._close_lease(job, JobDetached, now)
         self._node.move(job, JobDetached, now=now)
         job.reason = event.reason
+        job.is_suspended, job.parked_bytes = False, 0
         lanes.remove(device, job)
         wanted = admission.unmanaged_bytes(self._node, job)
         ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
@@ -319,6 +336,7 @@ class Scheduler:
         node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
         code = "exit code unknown" if event.code is None else f"exit code {event.code}"
         job.reason = event.reason or code
+        job.parked_bytes = 0
         effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
         if job.device is not None:
             device = node.devices[job.device]
@@ -347,6 +365,7 @@ class Scheduler:
         effects: list[Effect] = []
         for device in self._node.devices.values():
             effects += watch(self._node, device, now=now)
+            self._bytes_changed = self._bytes_changed or parking.is_due(self._node, now=now)
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True
         return effects

@@ -5,12 +5,13 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
-from carpool.core.model import Device, DeviceId, Job, Nanos
+from carpool.core.model import Device, DeviceId, Job, JobId, Nanos
 from carpool.core.node import Node
+from carpool.core.views import JobView
 
 ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not fit
 
@@ -18,13 +19,16 @@ ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Cover outgrown promises, cut lanes, admit the queue, and tell jobs how much they may hold."""
     effects: list[Effect] = []
+    returns: list[Effect] = []
     for device in node.devices.values():
         raise_floors(node, device)
         lanes.shrink(device, node.jobs)
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-    return effects + _admit(node, now=now) + _set_caps(node)
+        returns += parking.unpark_fitting(node, device, now=now)
+    # A job may take its bytes back only after its cap, and those of the others, say so.
+    return effects + _admit(node, now=now) + _set_caps(node) + returns
 
 
 def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
@@ -37,11 +41,19 @@ def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
 
 def _admit(node: Node, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
-    left = [node.jobs[job_id] for job_id in node.queue]
+    if not node.queue:
+        return effects
+    left: dict[JobId, JobView] = {}
+    for job_id in node.queue:
+        job = node.jobs[job_id]
+        if job.is_suspended:
+            effects += _explain(job, reasons.suspended_in_queue(job))
+        else:
+            left[job_id] = view_of(node, job, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for _ in range(min(ADMIT_TRIES, len(left))):
         job = _next_in_queue(node, left, now=now)
-        left.remove(job)
+        del left[job.id]
         allowed = admission.allowed_devices(node, job)
         devices = [device for device in allowed if device.id not in kept]
         offer = admission.find_offer(node, job, devices)
@@ -65,12 +77,13 @@ def _is_overdue(node: Node, job: Job, *, now: Nanos) -> bool:
     return now - job.arrived_ns >= node.settings.pass_over_ns
 
 
-def _next_in_queue(node: Node, left: list[Job], *, now: Nanos) -> Job:
+def _next_in_queue(node: Node, left: dict[JobId, JobView], *, now: Nanos) -> Job:
     """Whoever waited too long, in order of arrival (M3); then whom the policy picks."""
-    if _is_overdue(node, left[0], now=now):
-        return left[0]
-    picked = node.policy.pick([view_of(node, job, now=now) for job in left], now=now)
-    return node.jobs[picked] if picked is not None else left[0]
+    oldest = node.jobs[next(iter(left))]
+    if _is_overdue(node, oldest, now=now):
+        return oldest
+    picked = node.policy.pick(list(left.values()), now=now)
+    return node.jobs[picked] if picked is not None else oldest
 
 
 def _merge_for(node: Node, job: Job, devices: list[Device]) -> bool:

@@ -45,12 +45,18 @@ class JobPicture:
     state_ns: Nanos  # time in the present state
     served_ns: Nanos
     waited_ns: Nanos
+    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row: run, turn, memory, parked, move, idle, start
+    waited_for_ns: dict[str, Nanos]  # of the row `turn`: by the name of the job that had it
     silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
     is_hog: bool
     needs: Needs | None
     promised_bytes: int
     live_bytes: int
     cap_bytes: int | None
+    is_suspended: bool
+    parked_bytes: int
+    move_ns: Nanos
+    move_trouble: str
     reason: str
 
 
@@ -76,5 +82,7 @@ class DevicePicture:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePicture:
     policy: str
+    host_bytes: int  # parked, or reserved for it
+    host_bytes_max: int | None
     devices: tuple[DevicePicture, ...]
     jobs: tuple[JobPicture, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted
+from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.lifecycle import may_move
 from carpool.core.model import JobId
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
+from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
-from carpool.errors import CapacityError, UsageError
+from carpool.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
     from carpool.daemon.desk import Desk
@@ -58,8 +61,15 @@ class Calls:
                 return self.job(str(arguments.get("job", "")))
             case "cancel":
                 return self.cancel(str(arguments.get("job", "")), is_told=bool(arguments.get("is_told")))
+            case "suspend":
+                return self.suspend(str(arguments.get("job", "")), is_resumed=False)
+            case "resume":
+                return self.suspend(str(arguments.get("job", "")), is_resumed=True)
             case "submit":
                 return self.submit(desk, arguments)
+            case "flush":
+                self._loop.journal.flush()
+                return {}
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:
@@ -74,13 +84,14 @@ class Calls:
             "version": __version__,
             "pid": os.getpid(),
             "policy": picture.policy,
+            "quantum_ns": self._config.quantum_ns,
             "device": self._config.device,
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
             "journal_trouble": self._loop.journal.trouble,
             "devices": [
-                {**_plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
+                {**plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
                 for device in picture.devices
             ],
         }
@@ -92,7 +103,7 @@ class Calls:
         live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
         self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
-        return {**_plain(picture), "jobs": ended + live, "now_ns": now}
+        return {**plain(picture), "jobs": ended + live, "now_ns": now}
 
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
@@ -115,6 +126,24 @@ class Calls:
         self._loop.tell(CancelAsked(job=live, is_told=is_told))
         return {"job": live}
 
+    def suspend(self, wanted: str, *, is_resumed: bool) -> dict[str, object]:
+        """Let a job leave the device until it is resumed, or let it come back."""
+        job = self._find_live(wanted)
+        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
+        if not may_move(picture.state, type(event)):
+            raise UsageError(f"job {job} cannot be suspended: {picture.reason}")
+        if is_resumed and not picture.is_suspended:
+            raise UsageError(f"job {job} is not suspended: {picture.reason}")
+        live = self._loop.jobs[job]
+        live.file.is_suspended = not is_resumed
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
+        self._loop.tell(event)
+        return self.job(job)
+
     def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
         try:
             asked = msgspec.convert(arguments, Submission)
@@ -123,7 +152,7 @@ class Calls:
         live = desk.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
         self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
         if live.trouble:
-            raise CapacityError(live.trouble, needed_bytes=live.file.spec.cap_bytes or 0, available_bytes=0)
+            raise RefusedError(live.trouble)
         picture = self._loop.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is None:
             raise UsageError(f"job {live.id} vanished")
@@ -132,11 +161,9 @@ class Calls:
     def stop(self, *, is_forced: bool) -> dict[str, object]:
         names = ", ".join(self._loop.jobs)
         if names and not is_forced:
-            raise CapacityError(
+            raise RefusedError(
                 f"{len(self._loop.jobs)} jobs still run ({names}); cancel them first, or stop with --force: they then"
-                " go on without taking turns",
-                needed_bytes=0,
-                available_bytes=0,
+                " go on without taking turns"
             )
         self._stop()
         return {"pid": os.getpid()}
@@ -152,10 +179,4 @@ class Calls:
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
         pids = sorted(live.pids()) if live is not None else []
-        return {**_plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}
-
-
-def _plain(value: object) -> dict[str, object]:
-    result = msgspec.to_builtins(value)
-    assert isinstance(result, dict)
-    return result
+        return {**plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}

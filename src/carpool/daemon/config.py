@@ -6,17 +6,19 @@ from pathlib import Path
 
 import msgspec
 
+from carpool.core.model import Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
-from carpool.units import parse_duration_ns
+from carpool.units import parse_bytes, parse_duration_ns
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fair"
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
+    host_memory: str = ""  # of all parked jobs together; empty: as much as the store takes
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
@@ -25,8 +27,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         find_devices(self.device)
         self.settings()
 
+    @property
+    def quantum_ns(self) -> Nanos:
+        """What a holder keeps its turn for at least: as told, else the policy's own."""
+        told = self.settings().quantum_ns
+        return POLICIES[self.policy].quantum_ns if told is None else told
+
     def settings(self) -> Settings:
-        return Settings(quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None)
+        return Settings(
+            quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
+            host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
+        )
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 from pathlib import Path
 
 from carpool import __version__
-from carpool.core.events import JobAdopted, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
-from carpool.core.model import HOLDING, DeviceId, JobId, JobState
-from carpool.daemon import processes
+from carpool.core.events import Event, JobAdopted, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.model import AWAY, HOLDING, DeviceId, JobId, JobState
+from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.jobs import End, JobFile, LiveJob, Member, load_file
 from carpool.daemon.loop import Loop
@@ -45,7 +44,7 @@ class Desk:
 
     def on_message(self, peer: Connection, message: m.Message) -> None:
         match message:
-            case m.Ask() | m.Return() | m.Measured() | m.Detach():
+            case m.Ask() | m.Return() | m.Measured() | m.Parked() | m.Unparked() | m.Detach():
                 self._on_member(peer, message)
             case m.Attach():
                 self._on_attach(peer, message)
@@ -115,7 +114,9 @@ class Desk:
                 page.clear_slot(slot)
         return page.lend_slot(pid) or 0
 
-    def _on_member(self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Detach) -> None:
+    def _on_member(
+        self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Parked | m.Unparked | m.Detach
+    ) -> None:
         live, member = peer.job, peer.member
         if live is None or member is None:
             raise PeerError(f"{type(message).__name__} from a process that did not attach")
@@ -131,6 +132,8 @@ class Desk:
                 live.file.needs = event.needs
                 self._save(live)
                 self._loop.tell(event)
+            case m.Parked() | m.Unparked():
+                self._tell(parking.answer(live, member, message, self._state_of(live)))
             case m.Detach():
                 live.revoke()
                 member.is_asking = False
@@ -141,6 +144,8 @@ class Desk:
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.is_asking()
         member.is_asking, member.is_holding = True, False
+        if parking.follow(live, member, self._state_of(live)):
+            return
         if live.lets_through(member):
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
@@ -159,17 +164,25 @@ class Desk:
             live.is_granted = live.is_recalled = False
             self._loop.pass_on(live.id)
             self._loop.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
-        elif was_asking and not still_asking and self._loop.scheduler.state_of(live.id) is JobState.WAITING:
+        elif was_asking and not still_asking and self._state_of(live) in AWAY | {JobState.WAITING}:
             self._loop.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))
 
     def _drop_member(self, live: LiveJob, member: Member) -> None:
         """A member's connection is gone: what it held is free at once."""
+        self._tell(parking.dropped(live, member, self._state_of(live)))
         if member.is_holding or member.is_asking:
             self._return(live, member, wants_more=False)
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
         if live.page is not None and member.slot >= pages.FIRST_LENT and not processes.is_alive(member.pid):
             live.page.clear_slot(member.slot)
+
+    def _state_of(self, live: LiveJob) -> JobState | None:
+        return self._loop.scheduler.state_of(live.id)
+
+    def _tell(self, event: Event | None) -> None:
+        if event is not None:
+            self._loop.tell(event)
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -266,7 +279,7 @@ class Desk:
         try:
             live.save()
         except BaseException:
-            live.close()
+            live.remove()
             raise
         self._loop.jobs[job_id] = live
         return live
@@ -289,8 +302,7 @@ class Desk:
             else:
                 if file.child_pid:
                     self._loop.note_lost(live, End.load(directory))
-                # At once, not by close(): the runner of a queued job comes back with this very id.
-                shutil.rmtree(directory, ignore_errors=True)
+                live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:
@@ -308,8 +320,12 @@ class Desk:
             base = pages.slot_base(slot)
             lease = words[base + pages.S_LEASE]
             if processes.is_alive(pid) and (lease != pages.LEASE_NONE or words[base + pages.S_STEPS]):
-                live.members[pid] = Member(peer=None, pid=pid, slot=slot, is_holding=lease == pages.LEASE_HELD)
+                member = Member(peer=None, pid=pid, slot=slot, is_holding=lease == pages.LEASE_HELD)
+                if lease == pages.LEASE_PARKED:
+                    member.parked = m.Parked(moved_bytes=words[base + pages.S_PARKED], move_ns=0, reason="")
+                live.members[pid] = member
         self._loop.jobs[live.id] = live
+        away = [member.parked for member in live.members.values() if member.parked is not None]
         event = JobAdopted(
             job=live.id,
             spec=live.file.spec,
@@ -318,6 +334,9 @@ class Desk:
             steps=live.steps(),
             live_bytes=live.live_bytes(),
             needs=live.file.needs,
+            is_parked=bool(away) and len(away) == len(live.members),
+            parked_bytes=sum(parked.moved_bytes for parked in away),
+            is_suspended=live.file.is_suspended,
         )
         self._loop.tell(event)
         state = self._loop.scheduler.state_of(live.id)

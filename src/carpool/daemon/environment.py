@@ -29,6 +29,7 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         "CARPOOL_PAGE": str(page),
         "CARPOOL_DEVICE_KIND": device.kind,
         "CARPOOL_VERSION": carpool.__version__,
+        "CARPOOL_PARKED": str(places.parked),
     }
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"

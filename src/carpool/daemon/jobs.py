@@ -42,6 +42,7 @@ class Member:
     slot: int
     is_holding: bool = False
     is_asking: bool = False
+    parked: m.Parked | None = None  # its answer, while its tensors are on the host
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -59,6 +60,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     child_pid: int = 0
     child_birth: int = 0
     needs: Needs | None = None
+    is_suspended: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +74,8 @@ class LiveJob:
     members: dict[int, Member] = field(default_factory=dict)  # by pid
     is_granted: bool = False
     is_recalled: bool = False
+    moving: set[int] = field(default_factory=set)  # members that were told to park or unpark and have not answered
+    move_trouble: str = ""  # why one of them could not
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
     last_look: tuple[int, int] = (0, 0)
@@ -108,7 +112,7 @@ class LiveJob:
                 member.is_holding = True
 
     def grant_member(self, member: Member, message: m.Grant) -> None:
-        member.is_asking, member.is_holding = False, True
+        member.is_asking, member.is_holding, member.parked = False, True, None
         self.set_recall(member, self.stop_at if self.is_recalled else 0)
         if member.peer is not None:
             member.peer.send(message)
@@ -177,7 +181,7 @@ class LiveJob:
             self.child_pidfd = None
 
     def close(self) -> None:
-        """The job is over: let go of its page and directory."""
+        """The job is over: let go of its page and of its processes."""
         self.unwatch_child()
         for member in self.members.values():
             if member.peer is not None:
@@ -185,8 +189,10 @@ class LiveJob:
         if self.page is not None:
             self.page.close()
             self.page = None
-        # Not here: on a busy disk this takes longer than many turns.
-        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self.directory, True)
+
+    def remove(self) -> None:
+        """Take its directory away; on a busy disk that takes longer than many turns."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def load_file(directory: Path) -> JobFile | None:

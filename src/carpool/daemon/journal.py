@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from carpool.core.effects import Effect
-from carpool.core.events import Event, Tick
+from carpool.core.events import Event
 from carpool.core.model import History
 from carpool.core.views import JobPicture
+from carpool.daemon.translate import plain
 
 FLUSH_SECONDS = 0.5
 PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
@@ -81,9 +82,7 @@ class Journal:
         return bool(self._pending or self._jobs or self._histories)
 
     def note(self, now: int, event: Event, effects: list[Effect]) -> None:
-        """Remember one call of the core. A tick without consequence is not worth a row."""
-        if not effects and isinstance(event, Tick):
-            return
+        """Remember one call of the core, also one without consequence: a replay must see what the core saw."""
         run, encode = self.run, self._encode
         self._pending.append((run, now, "event", type(event).__name__, encode(event)))
         for effect in effects:
@@ -92,7 +91,7 @@ class Journal:
             del self._pending[: PENDING_MAX // 10]
 
     def note_job(self, number: int, picture: JobPicture, argv: list[str]) -> None:
-        body = json.dumps({**_plain(picture), "argv": argv})
+        body = json.dumps({**plain(picture), "argv": argv})
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
 
     def note_history(self, fingerprint: str, history: History) -> None:
@@ -179,9 +178,3 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = None
-
-
-def _plain(value: object) -> dict[str, object]:
-    result = msgspec.to_builtins(value)
-    assert isinstance(result, dict)
-    return result

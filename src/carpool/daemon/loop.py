@@ -19,6 +19,7 @@ from carpool.core.effects import (
     ExplainWait,
     GrantLease,
     NameHog,
+    ParkJob,
     RecallLease,
     RefuseJob,
     RejectEvent,
@@ -28,10 +29,12 @@ from carpool.core.effects import (
     SetCap,
     StartJob,
     StopJob,
+    UnparkJob,
 )
 from carpool.core.events import Event, LeaseAsked, ProgressSeen, Tick
 from carpool.core.model import JobId, JobState
 from carpool.core.scheduler import Scheduler
+from carpool.daemon import parking
 from carpool.daemon.jobs import End, LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.starter import Starter
@@ -180,6 +183,8 @@ class Loop:
         effect: StartJob
         | RefuseJob
         | RevokeLease
+        | ParkJob
+        | UnparkJob
         | StopJob
         | CloseJob
         | ExplainWait
@@ -198,6 +203,8 @@ class Loop:
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
                     self.tell(LeaseAsked(job=effect.job))
+            case ParkJob() | UnparkJob():
+                self._move(effect)
             case StopJob():
                 self._starter.stop(self.jobs[effect.job])
             case CloseJob():
@@ -213,6 +220,12 @@ class Loop:
             case _:
                 assert_never(effect)
 
+    def _move(self, effect: ParkJob | UnparkJob) -> None:
+        live = self.jobs[effect.job]
+        event = parking.park(live, effect.limit_bytes) if isinstance(effect, ParkJob) else parking.unpark(live)
+        if event is not None:  # no process of the job could be told
+            self.tell(event)
+
     def _start(self, effect: StartJob) -> None:
         trouble = self._starter.start(self.jobs[effect.job], effect.device)
         if trouble is not None:
@@ -225,12 +238,14 @@ class Loop:
         if live.runner is not None:
             live.runner.send(m.Refuse(reason=effect.reason))
         live.close()
+        asyncio.get_running_loop().run_in_executor(None, live.remove)
 
     def _close(self, effect: CloseJob) -> None:
         live = self.jobs.pop(effect.job)
         self._note_end(live)
         self._starter.closed(live, is_cancelled=effect.state is JobState.CANCELLED)
         live.close()
+        asyncio.get_running_loop().run_in_executor(None, live.remove)
 
     def note_lost(self, live: LiveJob, end: End | None) -> None:
         """Keep the end of a job that ended while no daemon ran."""

@@ -27,10 +27,11 @@ from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.devices.base import find_devices
-from carpool.errors import CarpoolError, PeerError
+from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.wire.places import Places, find_places, make_private
 
 log = logging.getLogger("carpool")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def take_lock(places: Places) -> int:
@@ -83,12 +84,15 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
 
 
 def _start_log(places: Places) -> None:
+    level = (os.environ.get("CARPOOL_LOG") or "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"CARPOOL_LOG={level} is not a level; there are {', '.join(LOG_LEVELS)}")
     logging.raiseExceptions = False  # a full disk must not stop the daemon
     with contextlib.suppress(OSError):
         handler = logging.handlers.RotatingFileHandler(places.daemon_log, maxBytes=5 << 20, backupCount=1)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
-    log.setLevel(os.environ.get("CARPOOL_LOG", "INFO").upper())
+    log.setLevel(level)
 
 
 def _run(serving: Coroutine[object, object, bool]) -> bool:
@@ -104,7 +108,7 @@ def main() -> int:
     os.umask(0o077)
     try:
         places = find_places()
-        for directory in (places.run, places.state, places.jobs):
+        for directory in (places.run, places.state, places.jobs, places.parked):
             make_private(directory)
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()

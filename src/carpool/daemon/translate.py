@@ -1,4 +1,7 @@
-"""The one place that knows both messages and core types."""
+"""Converts between what travels or is kept and core types, field by field: specs, needs, grants, pictures, log lines.
+
+Other modules of the daemon dispatch messages and events and may know both; none builds a body from core fields.
+"""
 
 from __future__ import annotations
 
@@ -102,12 +105,18 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         state_ns=0,
         served_ns=0,
         waited_ns=0,
+        spent_ns={},
+        waited_for_ns={},
         silent_ns=None,
         is_hog=False,
         needs=file.needs,
         promised_bytes=0,
         live_bytes=0,
         cap_bytes=file.spec.cap_bytes,
+        is_suspended=file.is_suspended,
+        parked_bytes=0,
+        move_ns=0,
+        move_trouble="",
         reason=f"it ended while no daemon ran; {how}",
     )
 
@@ -116,12 +125,21 @@ def grant_from(effect: GrantLease) -> m.Grant:
     return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared)
 
 
+def plain(value: object) -> dict[str, object]:
+    """A picture as it travels and is kept: plain lists, dictionaries, words and numbers."""
+    result = msgspec.to_builtins(value)
+    assert isinstance(result, dict)
+    return result
+
+
 _LOG_NAMES = {
     "GrantLease": "lease.granted",
     "RecallLease": "lease.recalled",
     "RevokeLease": "lease.revoked",
     "StartJob": "job.started",
     "RefuseJob": "job.refused",
+    "ParkJob": "job.parking",
+    "UnparkJob": "job.unparking",
     "StopJob": "job.stopped",
     "CloseJob": "job.ended",
     "ExplainWait": "job.waits",

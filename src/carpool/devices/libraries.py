@@ -1,4 +1,4 @@
-"""Where carpool's C libraries are: beside the package, or where CARPOOL_NATIVE says (tests build there)."""
+"""Where carpool's C libraries are: beside the package, or only where CARPOOL_NATIVE says (tests build there)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,5 @@ BUILT = Path(__file__).parents[1] / "_native"
 
 def find_library(name: str) -> str | None:
     """The path of a library that was built with the package; None where it could not be."""
-    asked = os.environ.get("CARPOOL_NATIVE")
-    places = [Path(asked), BUILT] if asked else [BUILT]
-    for place in places:
-        for built in sorted(place.glob(f"{name}.*so")):
-            return str(built)
-    return None
+    place = Path(os.environ.get("CARPOOL_NATIVE") or BUILT)
+    return next((str(built) for built in sorted(place.glob(f"{name}.*so"))), None)

@@ -35,6 +35,10 @@ FRAMES: dict[type[Any], tuple[int, tuple[str, ...]]] = {
     m.Stop: (14, ()),
     m.Call: (15, ()),
     m.Reply: (16, ()),
+    m.Park: (17, ("limit_bytes",)),
+    m.Parked: (18, ("moved_bytes", "move_ns")),
+    m.Unpark: (19, ()),
+    m.Unparked: (20, ("move_ns",)),
 }
 _KINDS = {kind: (cls, words) for cls, (kind, words) in FRAMES.items()}
 _TYPES = {"str": str, "int": int, "bool": bool, "list[str]": list, "dict[str, object]": dict}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,35 @@ class Measured:
     ephemeral_bytes: int
     overhead_bytes: int
     step_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park:
+    """Daemon to a member that waits: move your tensors to the host, at most so many bytes; answered by Parked."""
+
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """Member: they are there; or, with a reason, nothing was moved."""
+
+    moved_bytes: int
+    move_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpark:
+    """Daemon to a parked member: bring them back; answered by Unparked. A Grant says the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unparked:
+    """Member: everything is where it was; or, with a reason, everything is still on the host."""
+
+    move_ns: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +173,10 @@ Message = (
     | Grant
     | Return
     | Measured
+    | Park
+    | Parked
+    | Unpark
+    | Unparked
     | Detach
     | Enter
     | Start

@@ -51,9 +51,10 @@ S_RECALL = 5  # daemon: 0, LAPSED, or give the turn back at the first boundary w
 S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
-S_PENDING = 9  # CUDA guest: the part of S_LIVE that is asked for and not yet given
+S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
+S_PENDING = 10  # CUDA guest: the part of S_LIVE that is asked for and not yet given
 
-LEASE_NONE, LEASE_HELD, LEASE_ASKED = 0, 1, 2
+LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
 

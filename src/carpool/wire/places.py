@@ -47,6 +47,11 @@ class Places:
         return self.state / "logs"
 
     @property
+    def parked(self) -> Path:
+        """Where CPU-device jobs put their memory while they are parked: on a disk, which `run` often is not."""
+        return self.state / "parked"
+
+    @property
     def daemon_log(self) -> Path:
         return self.state / "daemon.log"
 

@@ -30,5 +30,11 @@ class Fair:
 
     def why(self, chosen: JobView, over: JobView) -> str:
         if chosen.tenant != over.tenant:
+            if chosen.tenant_level == over.tenant_level:
+                return (
+                    f"tenants {chosen.tenant} and {over.tenant} have had the same; {chosen.tenant} is first by name"
+                )
             return f"tenant {chosen.tenant} has had less device time than tenant {over.tenant}"
+        if chosen.level == over.level:
+            return f"both have had their share, and {chosen.name} came first"
         return f"{chosen.name} is behind its share by {format_ns(max(0, over.level - chosen.level))}"

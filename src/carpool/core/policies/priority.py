@@ -25,8 +25,12 @@ class Priority:
         return best.id if best else None
 
     def why(self, chosen: JobView, over: JobView) -> str:
+        bound = format_ns(self.starvation_bound_ns)
+        if chosen.waited_ns >= self.starvation_bound_ns:
+            return (
+                f"{chosen.name} has waited {format_ns(chosen.waited_ns)}; nobody waits longer than {bound} for a turn"
+            )
         if chosen.priority == over.priority:
             return f"both have priority {chosen.priority} and {chosen.name} came first"
-        bound = format_ns(self.starvation_bound_ns)
         priorities = f"{chosen.name} has priority {chosen.priority}, {over.name} {over.priority}"
         return f"{priorities}; nobody waits longer than {bound} for a turn"

@@ -41,4 +41,6 @@ class ShortestRemaining:
             guess = "" if job.remaining_is_known else " (guessed from what it has had)"
             return f"{job.name} has {format_ns(job.remaining_ns)} left{guess}"
 
-        return f"{said(chosen)}, {said(over)}"
+        is_kept = chosen.is_holding and chosen.remaining_ns > over.remaining_ns
+        rule = f"; a guess is left only for what is shorter by more than {format_ns(SWAP_NS)}" if is_kept else ""
+        return f"{said(chosen)}, {said(over)}{rule}"

@@ -1,0 +1,512 @@
+/* The hot part of the agent's points, as an extension module; agent/points.py says when it is used.
+ *
+ * Only what happens in every iteration of a job that keeps its turn is here; every other case is handed to Python,
+ * which decides. An iteration's own work empties the caches, and bytecode is dear then: 10 to 25 us for what takes
+ * 3 us in a tight loop (docs/design/0002-boundaries.md).
+ *
+ * Seat        the state of turns.py that these tests need; Turns and Link set its fields, and there is no copy
+ * StepHook    the optimizer's post-step hook: counts, stamps, looks for a recall
+ * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
+ * FetchCall   stands in for the DataLoader's __next__: how long input took, then a begin point
+ *
+ * Threads: every field is touched under the interpreter's lock. The page's words have one writer each (rule G1).
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "page.h"
+
+#define CONTRACT 1 /* with agent/points.py; raise both when names or meanings change */
+#define RESAMPLE_MASK 31
+#define STALL_NS 3000000
+#define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
+
+typedef _Atomic uint64_t Word; /* every access is in the order written here: count first, then look for a recall */
+
+/* --- Seat ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    Word *slot; /* into `view`, which is held as long as this object lives */
+    char held, is_off;
+    int depth;
+    unsigned long owner;
+    long long stall_ns;
+    int points_known;
+    struct {
+        uintptr_t point;
+        bool is_clean;
+    } points[POINTS_MAX];
+    Py_ssize_t base;
+    Py_buffer view;
+    PyObject *words;
+} Seat;
+
+static PyTypeObject SeatType;
+
+static PyObject *seat_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    PyObject *words;
+    (void)kwds;
+    if (!PyArg_ParseTuple(args, "O:Seat", &words))
+        return NULL;
+    Seat *seat = (Seat *)type->tp_alloc(type, 0);
+    if (seat == NULL)
+        return NULL;
+    if (PyObject_GetBuffer(words, &seat->view, PyBUF_WRITABLE) < 0) {
+        Py_DECREF(seat);
+        return NULL;
+    }
+    if (seat->view.len < CP_SLOT_WORDS * (Py_ssize_t)sizeof(Word) || (uintptr_t)seat->view.buf % sizeof(Word)) {
+        PyErr_SetString(PyExc_ValueError, "the words of a page are aligned and at least one slot");
+        Py_DECREF(seat);
+        return NULL;
+    }
+    seat->words = Py_NewRef(words);
+    seat->slot = seat->view.buf;
+    return (PyObject *)seat;
+}
+
+static void seat_dealloc(Seat *seat)
+{
+    PyBuffer_Release(&seat->view);
+    Py_XDECREF(seat->words);
+    Py_TYPE(seat)->tp_free((PyObject *)seat);
+}
+
+static PyObject *seat_get_base(Seat *seat, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSsize_t(seat->base);
+}
+
+static int seat_set_base(Seat *seat, PyObject *value, void *unused)
+{
+    (void)unused;
+    Py_ssize_t base = value == NULL ? -1 : PyNumber_AsSsize_t(value, PyExc_IndexError);
+    if (base == -1 && PyErr_Occurred())
+        return -1;
+    if (base < 0 || base > seat->view.len / (Py_ssize_t)sizeof(Word) - CP_SLOT_WORDS) {
+        PyErr_SetString(PyExc_IndexError, "a slot lies inside its page");
+        return -1;
+    }
+    seat->base = base;
+    seat->slot = (Word *)seat->view.buf + base;
+    return 0;
+}
+
+static PyObject *seat_know(Seat *seat, PyObject *args)
+{
+    unsigned long long point;
+    int is_clean;
+    if (!PyArg_ParseTuple(args, "Kp:know", &point, &is_clean))
+        return NULL;
+    int at = 0;
+    while (at < seat->points_known && seat->points[at].point != (uintptr_t)point)
+        at++;
+    if (at < POINTS_MAX) {
+        seat->points[at].point = (uintptr_t)point;
+        seat->points[at].is_clean = is_clean;
+        if (at == seat->points_known)
+            seat->points_known++;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *seat_forget(Seat *seat, PyObject *unused)
+{
+    (void)unused;
+    seat->points_known = 0;
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef seat_members[] = {
+    {"words", T_OBJECT_EX, offsetof(Seat, words), READONLY, "the page's words"},
+    {"held", T_BOOL, offsetof(Seat, held), 0, "whether the turn is held"},
+    {"is_off", T_BOOL, offsetof(Seat, is_off), 0, "whether the program is left alone from now on"},
+    {"depth", T_INT, offsetof(Seat, depth), 0, "how many explicit turns are open"},
+    {"stall_ns", T_LONGLONG, offsetof(Seat, stall_ns), 0, "how long the input takes, a fading mean"},
+    {"owner", T_ULONG, offsetof(Seat, owner), 0, "the thread that takes turns (T4)"},
+    {NULL},
+};
+
+static PyGetSetDef seat_getset[] = {
+    {"base", (getter)seat_get_base, (setter)seat_set_base, "word index of the slot; 0 until there is one", NULL},
+    {NULL},
+};
+
+static PyMethodDef seat_methods[] = {
+    {"know", (PyCFunction)seat_know, METH_VARARGS, "Let StepHook take care of this point."},
+    {"forget", (PyCFunction)seat_forget, METH_NOARGS, "Let Python take care of every point again."},
+    {NULL},
+};
+
+/* Whether a begin point has nothing to do. */
+static bool may_compute(const Seat *seat)
+{
+    return seat->is_off || (seat->held && seat->slot[CP_S_RECALL] < CP_LAPSED);
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static PyTypeObject SeatType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "carpool._native.points.Seat",
+    .tp_doc = "What the points must know of this process's turn.",
+    .tp_basicsize = sizeof(Seat),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = seat_new,
+    .tp_dealloc = (destructor)seat_dealloc,
+    .tp_members = seat_members,
+    .tp_getset = seat_getset,
+    .tp_methods = seat_methods,
+};
+
+/* --- what the three callables have in common ------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Seat *seat; /* NULL until Python made one, and again in a forked child */
+    PyObject *slow;  /* Python's whole hook; or what it does before the real call */
+    PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
+    PyObject *real, *attach; /* of the two stand-ins */
+    PyObject *is_grad_enabled;
+    PyObject *dict, *weak;
+    unsigned long main;
+    int depth;
+    unsigned long count;
+} Point;
+
+static int point_traverse(Point *point, visitproc visit, void *arg)
+{
+    Py_VISIT(point->seat);
+    Py_VISIT(point->real);
+    Py_VISIT(point->attach);
+    Py_VISIT(point->is_grad_enabled);
+    Py_VISIT(point->slow);
+    Py_VISIT(point->after);
+    Py_VISIT(point->dict);
+    return 0;
+}
+
+static int point_clear(Point *point)
+{
+    Py_CLEAR(point->seat);
+    Py_CLEAR(point->dict);
+    return 0; /* the callables stay until the end: this object can be called as long as it can be reached */
+}
+
+static void point_dealloc(Point *point)
+{
+    PyObject_GC_UnTrack(point);
+    if (point->weak != NULL)
+        PyObject_ClearWeakRefs((PyObject *)point);
+    point_clear(point);
+    Py_XDECREF(point->real);
+    Py_XDECREF(point->attach);
+    Py_XDECREF(point->is_grad_enabled);
+    Py_XDECREF(point->slow);
+    Py_XDECREF(point->after);
+    Py_TYPE(point)->tp_free((PyObject *)point);
+}
+
+static PyObject *point_get_seat(Point *point, void *unused)
+{
+    (void)unused;
+    return Py_NewRef(point->seat != NULL ? (PyObject *)point->seat : Py_None);
+}
+
+static int point_set_seat(Point *point, PyObject *value, void *unused)
+{
+    (void)unused;
+    if (value != NULL && value != Py_None && !Py_IS_TYPE(value, &SeatType)) {
+        PyErr_SetString(PyExc_TypeError, "a Seat or None");
+        return -1;
+    }
+    Seat *before = point->seat;
+    point->seat = value == NULL || value == Py_None ? NULL : (Seat *)Py_NewRef(value);
+    Py_XDECREF(before);
+    return 0;
+}
+
+/* --- StepHook -------------------------------------------------------------------------------------------------- */
+
+/* Counts a step at a point that is known: 0, or the count if more is due. Else -1: nothing was done. */
+static int64_t count_step(Seat *seat, PyObject *optimizer)
+{
+    if (seat == NULL || seat->is_off || seat->depth || seat->base == 0 || PyThread_get_thread_ident() != seat->owner)
+        return -1;
+    for (int at = 0; at < seat->points_known; at++) {
+        if (seat->points[at].point != (uintptr_t)optimizer)
+            continue;
+        if (!seat->points[at].is_clean)
+            return 0;
+        uint64_t steps = seat->slot[CP_S_STEPS] + 1;
+        seat->slot[CP_S_STEPS] = steps;
+        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC);
+        bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
+        return is_due ? (int64_t)steps : 0;
+    }
+    return -1;
+}
+
+static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Point *hook = (Point *)self;
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    int64_t due = count == 3 && kwnames == NULL ? count_step(hook->seat, args[0]) : -1;
+    if (due == 0)
+        Py_RETURN_NONE;
+    if (due < 0)
+        return PyObject_Vectorcall(hook->slow, args, (size_t)count, kwnames);
+    return PyObject_CallFunction(hook->after, "L", (long long)due);
+}
+
+static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    PyObject *slow, *after;
+    (void)kwds;
+    if (!PyArg_ParseTuple(args, "OO:StepHook", &slow, &after))
+        return NULL;
+    Point *hook = (Point *)type->tp_alloc(type, 0);
+    if (hook == NULL)
+        return NULL;
+    hook->call = step_call;
+    hook->slow = Py_NewRef(slow);
+    hook->after = Py_NewRef(after);
+    return (PyObject *)hook;
+}
+
+/* --- the stand-ins: ModuleCall and FetchCall ------------------------------------------------------------------- */
+
+/* Each of these is false with an error set if Python raised. */
+static bool call_python(PyObject *function)
+{
+    PyObject *done = PyObject_CallNoArgs(function);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+static bool begin(Point *call)
+{
+    return (call->seat != NULL && may_compute(call->seat)) || call_python(call->slow);
+}
+
+/* A data-loading worker takes no turns: its calls pass. */
+static bool find_worker(Point *call, bool *is_worker)
+{
+    *is_worker = false;
+    if (call->seat != NULL)
+        return true;
+    PyObject *is_attached = PyObject_CallNoArgs(call->attach);
+    Py_XDECREF(is_attached);
+    *is_worker = is_attached == Py_False;
+    return is_attached != NULL;
+}
+
+static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    call->depth = 1;
+    call->count++;
+    PyObject *result = begin(call) ? PyObject_Vectorcall(call->real, args, nargsf, kwnames) : NULL;
+    call->depth = 0;
+    if (result == NULL)
+        return NULL;
+    PyObject *has_grad = PyObject_CallNoArgs(call->is_grad_enabled);
+    Py_XDECREF(has_grad);
+    if (has_grad == NULL || (has_grad == Py_False && !call_python(call->after)))
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *module_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Point *call = (Point *)self;
+    bool is_worker;
+    if (call->depth || PyThread_get_thread_ident() != call->main)
+        return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    if (!find_worker(call, &is_worker))
+        return NULL;
+    if (is_worker)
+        return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    return call_outermost(call, args, nargsf, kwnames);
+}
+
+/* Whether the turn may have to go before a wait for input. */
+static bool may_give_back(const Seat *seat)
+{
+    const Word *header = seat->view.buf;
+    return seat->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && seat->stall_ns > STALL_NS);
+}
+
+static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Point *call = (Point *)self;
+    bool is_worker;
+    if (!find_worker(call, &is_worker))
+        return NULL;
+    if (is_worker)
+        return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    if ((call->seat == NULL || may_give_back(call->seat)) && !call_python(call->slow))
+        return NULL;
+    int64_t began = clock_ns(CLOCK_MONOTONIC), busy = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    PyObject *item = PyObject_Vectorcall(call->real, args, nargsf, kwnames);
+    if (item == NULL)
+        return NULL; /* the end of the data is no reason to ask for a turn */
+    call->count++;
+    /* A fetch that computes in this thread is work, not a wait for input. */
+    int64_t waited = clock_ns(CLOCK_MONOTONIC) - began - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - busy);
+    Seat *seat = call->seat;
+    if (seat != NULL && seat->held && waited <= STALL_NS && may_compute(seat)) {
+        seat->stall_ns += (waited - seat->stall_ns) >> 2; /* rounds down, as Python does */
+        return item;
+    }
+    PyObject *done = PyObject_CallFunction(call->after, "L", (long long)waited);
+    Py_XDECREF(done);
+    if (done == NULL)
+        Py_CLEAR(item);
+    return item;
+}
+
+static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    static char *names[] = {"real", "attach", "begin", "after", "is_grad_enabled", "main", NULL};
+    PyObject *real, *attach, *slow, *after, *is_grad_enabled;
+    unsigned long main;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOOOk:ModuleCall", names, &real, &attach, &slow, &after,
+                                     &is_grad_enabled, &main))
+        return NULL;
+    Point *call = (Point *)type->tp_alloc(type, 0);
+    if (call == NULL)
+        return NULL;
+    call->call = module_call;
+    call->real = Py_NewRef(real);
+    call->attach = Py_NewRef(attach);
+    call->slow = Py_NewRef(slow);
+    call->after = Py_NewRef(after);
+    call->is_grad_enabled = Py_NewRef(is_grad_enabled);
+    call->main = main;
+    return (PyObject *)call;
+}
+
+static PyObject *fetch_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    static char *names[] = {"real", "attach", "before", "after", NULL};
+    PyObject *real, *attach, *slow, *after;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOO:FetchCall", names, &real, &attach, &slow, &after))
+        return NULL;
+    Point *call = (Point *)type->tp_alloc(type, 0);
+    if (call == NULL)
+        return NULL;
+    call->call = fetch_call;
+    call->real = Py_NewRef(real);
+    call->attach = Py_NewRef(attach);
+    call->slow = Py_NewRef(slow);
+    call->after = Py_NewRef(after);
+    return (PyObject *)call;
+}
+
+/* Binds as a function does, so that module.__call__ is an ordinary bound method. */
+static PyObject *stand_in_get(PyObject *self, PyObject *object, PyObject *type)
+{
+    (void)type;
+    return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
+}
+
+/* A function in every other respect too: torch's compiler and `inspect` take it for the one it stands in for. */
+static PyObject *stand_in_getattr(PyObject *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return found;
+    PyErr_Clear();
+    return PyObject_GetAttr(((Point *)self)->real, name);
+}
+
+static PyObject *stand_in_class(Point *call, void *unused)
+{
+    (void)unused;
+    return Py_NewRef(Py_TYPE(call->real));
+}
+
+static PyObject *stand_in_reduce(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyObject_GetAttrString(self, "__qualname__"); /* by name, as a function is: a copy is itself */
+}
+
+static PyMethodDef stand_in_methods[] = {
+    {"__reduce__", stand_in_reduce, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyMemberDef point_members[] = {
+    {"depth", T_INT, offsetof(Point, depth), 0, "1 inside an outermost module call"},
+    {"count", T_ULONG, offsetof(Point, count), 0, "how many outermost calls, or items, there were"},
+    {NULL},
+};
+
+static PyGetSetDef point_getset[] = {
+    {"seat", (getter)point_get_seat, (setter)point_set_seat, "the Seat of this process, or None", NULL},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+static PyGetSetDef stand_in_getset[] = {
+    {"seat", (getter)point_get_seat, (setter)point_set_seat, "the Seat of this process, or None", NULL},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"__class__", (getter)stand_in_class, NULL, NULL, NULL},
+    {NULL},
+};
+
+#define POINT_TYPE(name, doc, make, flags)                                                                        \
+    PyVarObject_HEAD_INIT(NULL, 0)                                                                                \
+    .tp_name = "carpool._native.points." name, .tp_doc = doc, .tp_basicsize = sizeof(Point),                      \
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | (flags), .tp_new = make,   \
+    .tp_dealloc = (destructor)point_dealloc, .tp_traverse = (traverseproc)point_traverse,                         \
+    .tp_clear = (inquiry)point_clear, .tp_call = PyVectorcall_Call,                                               \
+    .tp_vectorcall_offset = offsetof(Point, call), .tp_dictoffset = offsetof(Point, dict),                        \
+    .tp_weaklistoffset = offsetof(Point, weak),                                                                   \
+    .tp_members = point_members
+
+static PyTypeObject StepHookType = {POINT_TYPE("StepHook", "hook(optimizer, args, kwargs)", step_new, 0),
+                                      .tp_getset = point_getset};
+
+#define STAND_IN_TYPE(name, doc, make)                                                                            \
+    POINT_TYPE(name, doc, make, Py_TPFLAGS_METHOD_DESCRIPTOR), .tp_descr_get = stand_in_get,                      \
+    .tp_getattro = stand_in_getattr, .tp_getset = stand_in_getset, .tp_methods = stand_in_methods
+
+static PyTypeObject ModuleCallType = {
+    STAND_IN_TYPE("ModuleCall", "Stands in for torch.nn.Module.__call__.", module_new)};
+static PyTypeObject FetchCallType = {
+    STAND_IN_TYPE("FetchCall", "Stands in for the __next__ of a DataLoader's iterator.", fetch_new)};
+
+static struct PyModuleDef points_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "carpool._native.points",
+    .m_doc = "The hot part of the agent's points.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit_points(void)
+{
+    PyObject *module = PyModule_Create(&points_module);
+    if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &StepHookType) < 0
+        || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
+        || PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0
+        || PyModule_AddIntConstant(module, "STALL_NS", STALL_NS) < 0
+        || PyModule_AddIntConstant(module, "RESAMPLE_MASK", RESAMPLE_MASK) < 0)
+        Py_CLEAR(module);
+    return module;
+}

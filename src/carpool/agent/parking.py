@@ -1,0 +1,181 @@
+"""Waiting for a turn, which may take long: the job may be parked meanwhile, and comes back before it goes on.
+
+Rules
+  K1  The program's own code never runs while its tensors are away: touching one would crash it. Whatever ends the
+      wait (a grant, a dead daemon, an interrupt) brings them back first. Signal handlers of the program are held
+      back until its tensors are there again.
+  K2  A program with threads that may touch tensors is not parked; it says which.
+  K3  A move that fails changes nothing and is answered with the reason.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from carpool.agent.link import Link, say
+from carpool.wire import messages as m
+from carpool.wire import page
+
+LOOK_MS = 200  # how long a signal handler of a parked program may be held back
+AGAIN_SECONDS = 0.5
+# Threads of these packages never touch a program's tensors.
+HARMLESS = ("tqdm", "torch.utils.data", "torch.utils.tensorboard", "tensorboard", "tensorboardX", "multiprocessing")
+
+
+class Movable(Protocol):
+    """What can leave and come back; storages.py has the one for torch."""
+
+    @property
+    def away_bytes(self) -> int: ...
+
+    def obstacle(self) -> str: ...
+
+    def move_out(self, limit_bytes: int) -> int: ...
+
+    def move_in(self) -> None: ...
+
+    def undo_move_in(self) -> None: ...
+
+
+class Parking:
+    """The moves of this process."""
+
+    def __init__(self, link: Link, movable: Movable | None, live_bytes: Callable[[], int]) -> None:
+        self._link = link
+        self._movable = movable
+        self._live_bytes = live_bytes
+        self._held_back = HeldSignals()
+        self._answer: m.Parked | None = None  # while it is away
+
+    @property
+    def is_away(self) -> bool:
+        return self._answer is not None
+
+    @property
+    def lease_word(self) -> int:
+        """What the page says of a process that waits."""
+        return page.LEASE_PARKED if self.is_away else page.LEASE_ASKED
+
+    def wait_grant(self) -> m.Grant:
+        """Block until the turn is granted, moving out and in as the daemon says; tensors are there at the end.
+
+        LinkLostError leaves them where they are: the next wait, or `come_back`, follows.
+        """
+        while True:
+            if self._answer is not None:
+                self._wait_message()
+            message = self._link.receive()
+            match message:
+                case m.Grant():
+                    self.come_back()
+                    return message
+                case m.Park():
+                    self._link.send(self._park(message.limit_bytes))
+                case m.Unpark():
+                    self._link.send(self._unpark())
+                case _:
+                    pass
+
+    def come_back(self) -> None:
+        """Return only when every tensor is there again (K1)."""
+        while self._answer is not None:
+            trouble = self._unpark().reason
+            if trouble:
+                say(f"job {self._link.job} waits for its memory: {trouble}")
+                time.sleep(AGAIN_SECONDS)
+
+    def _wait_message(self) -> None:
+        """Until there is something to read; runs the program's signal handlers between two moves."""
+        poll = select.poll()  # not select.select: the program may have more files than that can name
+        poll.register(self._link, select.POLLIN)
+        while not poll.poll(LOOK_MS):
+            if self._held_back.numbers:
+                limit = self._answer.moved_bytes if self._answer is not None else 0
+                self.come_back()
+                self._park(limit)
+
+    def _park(self, limit_bytes: int) -> m.Parked:
+        if self._answer is not None:
+            return self._answer
+        if self._movable is None:
+            return m.Parked(moved_bytes=0, move_ns=0, reason="carpool knows no tensors in this program")
+        obstacle = self._movable.obstacle() or _thread_in_the_way()
+        if obstacle:
+            return m.Parked(moved_bytes=0, move_ns=0, reason=obstacle)
+        began = time.monotonic_ns()
+        self._held_back.begin()
+        try:
+            moved = self._movable.move_out(limit_bytes)
+        except (OSError, MemoryError, RuntimeError, ValueError) as error:
+            self._held_back.end()
+            return m.Parked(moved_bytes=0, move_ns=0, reason=f"its memory could not be copied: {error}")
+        self._answer = m.Parked(moved_bytes=moved, move_ns=time.monotonic_ns() - began, reason="")
+        self._note()
+        return self._answer
+
+    def _unpark(self) -> m.Unparked:
+        began = time.monotonic_ns()
+        if self._answer is None or self._movable is None:
+            return m.Unparked(move_ns=0, reason="")
+        try:
+            self._movable.move_in()
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._movable.undo_move_in()
+            return m.Unparked(move_ns=0, reason=f"its memory could not be brought back: {str(error).splitlines()[0]}")
+        self._answer = None
+        self._note()
+        self._held_back.end()
+        return m.Unparked(move_ns=time.monotonic_ns() - began, reason="")
+
+    def _note(self) -> None:
+        """Show in the page where the tensors are: a restarted daemon reads it."""
+        words, base = self._link.words, self._link.base
+        words[base + page.S_PARKED] = self._movable.away_bytes if self._movable is not None else 0
+        words[base + page.S_LEASE] = self.lease_word
+        self._live_bytes()
+
+
+class HeldSignals:
+    """Keeps the program's own signal handlers from running, and remembers which should have."""
+
+    def __init__(self) -> None:
+        self._real: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.numbers: list[int] = []  # that came meanwhile
+
+    def begin(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # then the main thread is in the way, and nothing is parked
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, signal.Handlers):
+                self._real[number] = handler
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number not in self.numbers:
+            self.numbers.append(number)
+
+    def end(self) -> None:
+        """Put the handlers back and run those that should have run; what they raise goes on to the program."""
+        for number, handler in self._real.items():
+            signal.signal(number, handler)
+        came, self.numbers, self._real = self.numbers, [], {}
+        for number in came:
+            signal.raise_signal(number)
+
+
+def _thread_in_the_way() -> str:
+    """Another thread that might touch a tensor meanwhile, as a reason (K2)."""
+    here = threading.current_thread()
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        home = getattr(target, "__module__", None) or type(thread).__module__
+        if thread is not here and not home.startswith(HARMLESS) and not type(thread).__module__.startswith(HARMLESS):
+            return f"its thread {thread.name} might touch its tensors meanwhile"
+    return ""

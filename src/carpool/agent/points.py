@@ -1,0 +1,57 @@
+"""The state that a job's points look at in every iteration: in C where that was built (native/points.c), else here.
+
+With the C module, its three callables test that state themselves and come to Python only when there is something to
+decide; without it the hooks of torch_hooks.py do all. Both have one Seat, and no copy of what is in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+CONTRACT = 1  # with native/points.c: a library of an older checkout is not used
+
+native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
+try:
+    native = importlib.import_module("carpool._native.points")
+except ImportError:
+    native = None
+if getattr(native, "CONTRACT", None) != CONTRACT:
+    native = None
+
+
+class PlainSeat:
+    """What the points must know of this process's turn; Link and Turns set it."""
+
+    __slots__ = ("base", "depth", "held", "is_off", "owner", "stall_ns", "words")
+
+    def __init__(self, words: memoryview) -> None:
+        self.words = words
+        self.base = 0  # word index of this process's slot; 0 until it has one
+        self.held = False
+        self.is_off = False  # the program is left alone from now on
+        self.depth = 0  # inside `with carpool.turn()`: automatic points are part of it
+        self.owner = 0  # the thread that takes turns (T4)
+        self.stall_ns = 0  # how long the input takes, a fading mean
+
+    def know(self, point: int, is_clean: bool) -> None:
+        """Leave this point to the C hook; here there is none."""
+
+    def forget(self) -> None:
+        """Take every point back from the C hook."""
+
+
+class PlainCalls:
+    """The state of a wrapped function, as the C ModuleCall and FetchCall have it."""
+
+    __slots__ = ("count", "depth", "seat")
+
+    def __init__(self) -> None:
+        self.depth = 0  # 1 inside an outermost module call
+        self.count = 0  # outermost calls, or items fetched
+        self.seat: PlainSeat | None = None
+
+
+def make_seat(words: memoryview) -> PlainSeat:
+    seat: PlainSeat = PlainSeat(words) if native is None else native.Seat(words)
+    return seat

@@ -1,0 +1,131 @@
+"""`carpool sim --journal`: what this node recorded, replayed, and what another policy or device would have done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carpool.cli.tables import console, show_table
+from carpool.units import SECOND, parse_bytes
+
+if TYPE_CHECKING:  # loaded when it is used, as the whole simulator
+    from carpool.sim.journal import Recorded, Recording, Replay, Supposed
+
+
+def replay(options: dict[str, object], as_json: bool) -> int:
+    """Replay a journal; with another policy or other devices, say what would have been."""
+    from carpool.sim import journal
+    from carpool.sim.compare import check_policies
+    from carpool.wire.places import find_places
+
+    path = Path(str(options["journal"])) if options["journal"] else find_places().journal
+    policies = [each.strip() for each in str(options["policies"]).split(",")] if options["policies"] else []
+    if policies:
+        check_policies([each for each in policies if each != "srsf"] or ["srsf"], is_node=True)
+    recording = journal.read(path, run=int(str(options["run"])) if options["run"] is not None else None)
+    devices = _supposed_devices(options, recording.devices)
+    replayed = journal.replay(recording)
+    jobs, without = journal.jobs_of(recording, replayed.scheduler)
+    is_changed = policies not in ([], [recording.config.policy]) or devices != recording.devices
+    rows = []
+    if is_changed and jobs:
+        wanted = policies or [recording.config.policy]
+        plans = [(recording.config.policy, recording.devices), *((policy, devices) for policy in wanted)]
+        rows = [journal.suppose(recording, jobs, policy, where) for policy, where in dict.fromkeys(plans)]
+    if as_json:
+        print(json.dumps(_as_json(recording, replayed, jobs, without, rows)))
+    else:
+        _show(recording, replayed, jobs, without, rows)
+    return 1 if replayed.difference else 0
+
+
+def _supposed_devices(
+    options: dict[str, object], recorded: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    devices = list(recorded)
+    if options["device"]:
+        sizes = [parse_bytes(each) for each in str(options["device"]).split(",")]
+        names = [name for name, _ in recorded][: len(sizes)]
+        names += [f"device{number}" for number in range(len(names), len(sizes))]
+        devices = list(zip(names, sizes, strict=True))
+    if options["add_device"]:
+        more = [parse_bytes(each) for each in str(options["add_device"]).split(",")]
+        devices += [(f"more{number}", size) for number, size in enumerate(more)]
+    return tuple(devices)
+
+
+def _as_json(
+    recording: Recording, replayed: Replay, jobs: list[Recorded], without: list[str], rows: list[Supposed]
+) -> dict[str, object]:
+    waits, completions = _recorded_means(jobs)
+    return {
+        "journal": recording.source,
+        "run": recording.run,
+        "policy": recording.config.policy,
+        "devices": [{"device": name, "bytes": size} for name, size in recording.devices],
+        "events": replayed.events,
+        "effects": replayed.effects,
+        "reproduced": not replayed.difference,
+        "difference": replayed.difference,
+        "cut_off": replayed.is_cut,
+        "jobs": len(jobs),
+        "jobs_without_turns": without,
+        "recorded": {"wait_s": waits, "completion_s": completions},
+        "simulated": [
+            {
+                "policy": row.policy,
+                "devices": [{"device": name, "bytes": size} for name, size in row.devices],
+                "wait_s": round(row.wait_s, 6),
+                "completion_s": round(row.completion_s, 6),
+                "refused": row.refused,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _recorded_means(jobs: list[Recorded]) -> tuple[float | None, float | None]:
+    """Average wait of all jobs, and average completion time of those that were over."""
+    ended = [job.completion_ns for job in jobs if job.completion_ns is not None]
+    waits = round(sum(job.waited_ns for job in jobs) / len(jobs) / SECOND, 6) if jobs else None
+    return waits, round(sum(ended) / len(ended) / SECOND, 6) if ended else None
+
+
+def _show(
+    recording: Recording, replayed: Replay, jobs: list[Recorded], without: list[str], rows: list[Supposed]
+) -> None:
+    from carpool.sim.report import Cell
+    from carpool.sim.report import Table as Plain
+
+    out = console()
+    policy = recording.config.policy
+    out.print(f"{recording.source}, run {recording.run}: {policy}, {len(jobs)} jobs that took turns", highlight=False)
+    told = f"replayed under {policy}: {replayed.events:,} events, {replayed.effects:,} effects"
+    out.print(f"{told}: {replayed.difference or 'every one as recorded'}", highlight=False)
+    if replayed.is_cut:
+        _say("note: the journal ends in the middle of a call, as a killed daemon leaves it")
+    if without:
+        _say(f"note: {len(without)} jobs never took a turn and are not simulated: {', '.join(without[:5])}")
+    if not rows:
+        return
+    waits, completions = _recorded_means(jobs)
+    body: list[tuple[Cell, ...]] = [("recorded", policy, len(recording.devices), waits, completions)]
+    body += [("simulated", row.policy, len(row.devices), row.wait_s, row.completion_s) for row in rows]
+    columns = ("", "policy", "devices", "average wait s", "average completion s")
+    show_table(Plain(title="The recorded jobs, seconds", columns=columns, rows=tuple(body)))
+    for row in rows[1:]:
+        more = len(row.devices) - len(recording.devices)
+        change = (
+            f"{more} more {'device' if more == 1 else 'devices'}" if more > 0 else f"{row.policy} on these devices"
+        )
+        under = f" under {row.policy}" if more > 0 and row.policy != policy else ""
+        was = f"{rows[0].wait_s:.3f} s as simulated, {waits:.3f} s as recorded"
+        out.print(
+            f"with {change}{under} your average wait would have been {row.wait_s:.3f} s ({was})", highlight=False
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

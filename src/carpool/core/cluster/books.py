@@ -1,0 +1,172 @@
+"""What is taken of the nodes' cards: by the rules of a placer for requests of all kinds, or counted for whole cards.
+
+Both give the same places for whole cards where nothing else is asked for: the node that is left with the fewest free
+cards, the first of those, and there the first cards. Counting is some ten times faster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from carpool.core.placement.model import WHOLE_MILLI, NodeSpec, Placement, Request
+from carpool.core.placement.placer import Placer
+from carpool.errors import InternalError
+
+
+class Books(Protocol):
+    @property
+    def capacity_milli(self) -> int:
+        """All cards, in thousandths."""
+
+    @property
+    def free_milli(self) -> int:
+        """Card time that nobody has; on shared cards it may be in pieces too small for anybody."""
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+
+    def could_ever_fit(self, member: Request) -> bool:
+        """Whether an empty node would hold it."""
+
+    def place(self, member: Request) -> Placement | None:
+        """Take the best free place."""
+
+    def place_on(self, member: Request, node: int) -> Placement | None:
+        """Take a free place on this node."""
+
+    def retake(self, member: Request, place: Placement) -> bool:
+        """Take exactly this place, if it is free."""
+
+    def give(self, member: Request, place: Placement) -> None:
+        """Give a place back."""
+
+    def usable_milli(self, member: Request, node: int) -> int:
+        """At most this much card time of the node is free for the request."""
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        """All nodes, those with the most usable card time first; ties go to the first node."""
+
+
+class PlacerBooks:
+    """Requests of every kind: shares of cards, CPU, memory, models, labels."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._fleet = placer.fleet
+        self.capacity_milli = self._fleet.capacity_milli
+        self.nodes = len(self._fleet.nodes)
+
+    @property
+    def free_milli(self) -> int:
+        return self.capacity_milli - self._fleet.taken_milli
+
+    def could_ever_fit(self, member: Request) -> bool:
+        return self._fleet.could_ever_fit(member)
+
+    def place(self, member: Request) -> Placement | None:
+        return self._placer.place(member)
+
+    def place_on(self, member: Request, node: int) -> Placement | None:
+        usable = self._fleet.usable_cards(member, node)
+        if usable is None:
+            return None
+        place = Placement(node=node, cards=self._placer.rule.cards(self._fleet, member, node, usable))
+        self._fleet.take(member, place)
+        return place
+
+    def retake(self, member: Request, place: Placement) -> bool:
+        usable = self._fleet.usable_cards(member, place.node)
+        if usable is None or not set(place.cards) <= set(usable):
+            return False
+        self._fleet.take(member, place)
+        return True
+
+    def give(self, member: Request, place: Placement) -> None:
+        self._fleet.give(member, place)
+
+    def usable_milli(self, member: Request, node: int) -> int:
+        free, limit = self._fleet.free_milli[node], self._fleet.limit_milli
+        return sum(left for left in free if left == limit or not member.is_whole)
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        yield from sorted(range(self.nodes), key=lambda node: (-self.usable_milli(member, node), node))
+
+
+class CardBooks:
+    """Whole cards and nothing else: each node has a list of free cards, and nodes stand in rows by how many."""
+
+    def __init__(self, nodes: Sequence[NodeSpec]) -> None:
+        self._cards = [node.cards for node in nodes]
+        self._free = [list(range(node.cards)) for node in nodes]
+        most = max(self._cards, default=0)
+        self._rows: list[list[int]] = [[] for _ in range(most + 1)]  # nodes by the number of their free cards
+        for node, cards in enumerate(self._cards):
+            self._rows[cards].append(node)
+        self.capacity_milli = WHOLE_MILLI * sum(self._cards)
+        self.free_milli = self.capacity_milli
+        self.nodes = len(self._cards)
+
+    def could_ever_fit(self, member: Request) -> bool:
+        is_plain = member == Request(cards=member.cards, card_milli=WHOLE_MILLI)
+        return is_plain and member.cards <= len(self._rows) - 1
+
+    def place(self, member: Request) -> Placement | None:
+        for row in self._rows[member.cards :]:
+            if row:
+                return self._take(row[0], self._free[row[0]][: member.cards])
+        return None
+
+    def place_on(self, member: Request, node: int) -> Placement | None:
+        free = self._free[node]
+        return self._take(node, free[: member.cards]) if len(free) >= member.cards else None
+
+    def retake(self, member: Request, place: Placement) -> bool:
+        free = self._free[place.node]
+        if not all(card in free for card in place.cards):
+            return False
+        self._take(place.node, list(place.cards))
+        return True
+
+    def give(self, member: Request, place: Placement) -> None:
+        node, cards = place.node, place.cards
+        free = self._free[node]
+        self._move(node, len(free), len(free) + len(cards))
+        for card in cards:
+            insort(free, card)
+        self.free_milli += WHOLE_MILLI * len(cards)
+
+    def usable_milli(self, member: Request, node: int) -> int:
+        return WHOLE_MILLI * len(self._free[node])
+
+    def emptiest(self, member: Request) -> Iterator[int]:
+        for row in reversed(self._rows):
+            yield from list(row)
+
+    def check_invariants(self) -> None:
+        """Assert P1 and P2 of placement/model.py: no card is free twice or unknown, and the rows say the truth."""
+        for node, free in enumerate(self._free):
+            if free != sorted(set(free)) or not set(free) <= set(range(self._cards[node])):
+                raise InternalError(f"P2 broken: the free cards of node {node} are {free}")
+            if node not in self._rows[len(free)]:
+                raise InternalError(f"node {node} stands in the wrong row")
+        if self.free_milli != WHOLE_MILLI * sum(map(len, self._free)):
+            raise InternalError("P1 broken: the free cards do not add up")
+
+    def _take(self, node: int, cards: list[int]) -> Placement:
+        free = self._free[node]
+        self._move(node, len(free), len(free) - len(cards))
+        if len(cards) == len(free):
+            free.clear()
+        else:
+            for card in cards:
+                free.remove(card)
+        self.free_milli -= WHOLE_MILLI * len(cards)
+        return Placement(node=node, cards=tuple(cards))
+
+    def _move(self, node: int, before: int, after: int) -> None:
+        row = self._rows[before]
+        del row[bisect_left(row, node)]
+        insort(self._rows[after], node)

@@ -1,0 +1,274 @@
+"""The state of the cluster, and the moves of one job: it waits, gets cards, begins, is charged, leaves.
+
+Each move keeps all the books at once: the pool it counts in, the node it stands on, its state, its wakeup, and the
+effect that tells the driver. Which job makes which move is decided elsewhere: sharing.py, packing.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+
+from carpool.core.cluster.books import Books
+from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, ParkJob, PlaceJob
+from carpool.core.cluster.floor import Floor, Room
+from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, Job, Key, Settings, State
+from carpool.core.cluster.orders.base import Order
+from carpool.core.cluster.rates import Rates
+from carpool.core.cluster.shelves import Shelves
+from carpool.core.model import JobId, Nanos, TenantId
+from carpool.core.tenants import Pool
+from carpool.errors import InternalError
+
+EVERYBODY = TenantId("")  # the one pool where nobody was given a share
+
+
+class Cluster:
+    """Everything the scheduler knows. Time stands still inside one decision."""
+
+    def __init__(self, books: Books, order: Order, settings: Settings) -> None:
+        self.settings = settings
+        self.order = order
+        self.books = books
+        self.floor = Floor(books)
+        self.now: Nanos = 0
+        self.jobs: dict[JobId, Job] = {}
+        self.effects: list[Effect] = []
+        self.has_shares = order.splits_evenly
+        self.pools: dict[TenantId, Pool] = {}
+        if not self.has_shares:
+            self.pools[EVERYBODY] = Pool(EVERYBODY, books.capacity_milli)
+        self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
+        self.rekeyed: list[Job] = []
+        self.tries: dict[Job, int] = {}  # how often a job made room for itself in this decision
+        self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
+        self.leaving: dict[tuple[int, int], Job] = {}  # by node and card
+        self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride
+        self.rates = Rates()
+        self.regrouped: dict[Job, None] = {}  # hosts whose guests changed since their speeds were set
+
+    # --- pools -----------------------------------------------------------------------------------------------------
+
+    def pool_of(self, job: Job) -> Pool:
+        return self.pools[job.tenant if self.has_shares else EVERYBODY]
+
+    def shelf_of(self, job: Job) -> Shelves:
+        pool = self.pool_of(job)
+        return pool.owned if job.is_owned else pool.loans
+
+    def touch(self, pool: Pool) -> None:
+        if pool not in self.touched:
+            self.touched.append(pool)
+
+    # --- one job's moves -------------------------------------------------------------------------------------------
+
+    def begin_waiting(self, job: Job) -> None:
+        job.state = State.WAITING
+        job.changes += 1
+        if job.is_starved:
+            job.key = (STARVED_FIRST, job.number)
+        self.pool_of(job).waiting.add(job)
+        bounds = (self.settings.wait_ns, self.settings.gang_wait_ns if len(job.members) > 1 else None)
+        wait_ns = min((bound for bound in bounds if bound is not None), default=None)
+        if wait_ns is not None and not job.is_starved:
+            heappush(self.wakeups, (self.now + wait_ns, job.number, job.changes, job))
+
+    def run(self, job: Job, room: Room, *, is_owned: bool) -> None:
+        """Put a waiting or riding job on cards of its own; it begins once nobody is left there."""
+        if job.host is not None:
+            self.leave_host(job, reason="it has cards of its own now")
+        self.pool_of(job).waiting.remove(job)
+        self.floor.put(job, room.places)
+        job.is_owned = is_owned
+        if self.leaving and self.is_kept_waiting(job):
+            job.state = State.COMING
+            job.changes += 1
+        else:
+            self.begin(job)
+        self.shelf_of(job).add(job, self.speed(job), self.now)
+
+    def begin(self, job: Job) -> None:
+        job.state = State.RUNNING
+        job.settled_ns = self.now
+        job.rate_milli = 1000
+        self._ask_key(job)
+        self.wake_later(job)
+        if self.order.seats > 1:
+            self.hosts.setdefault(job.shape, {})[job] = None
+        self.effects.append(PlaceJob(job=job.id, places=job.places, is_loan=not job.is_owned))
+
+    def evict(self, job: Job, *, by: Job) -> None:
+        """A job that was lifted off its cards leaves, and waits for others.
+
+        An owned job only moves: it keeps its key, or jobs could change places with each other for ever.
+        """
+        key = job.key_at(self.now)
+        self.shelf_of(job).remove(job)
+        if job.is_owned:
+            self.touch(self.pool_of(job))
+        if job.state is State.COMING:
+            job.is_owned = False
+            self.begin_waiting(job)
+            return
+        self.send_guests_off(job, reason=f"job {by.id} needs the cards of its host")
+        by_ns = self.now + self.settings.deadline_ns
+        self.effects.append(ParkJob(job=job.id, wanted_by=by.id, by_ns=by_ns))
+        if self.settings.parks_at_once:
+            self.park(job, key=key if job.is_owned else None)
+            return
+        if job.is_owned:
+            job.key = key
+            self.pool_of(job).moving.append(job)
+        job.is_owned = False
+        job.state = State.LEAVING
+        job.changes += 1
+        for place in job.places:
+            for card in place.cards:
+                self.leaving[place.node, card] = job
+        heappush(self.wakeups, (by_ns, job.number, job.changes, job))
+
+    def park(self, job: Job, *, key: Key | None = None) -> None:
+        """A job is off its cards and waits; it keeps a key that is given."""
+        self.charge(job)
+        job.places = ()
+        job.is_owned = False
+        job.state = State.WAITING
+        if key is not None:
+            job.key = key
+        else:
+            self._ask_key(job)
+        self.begin_waiting(job)
+
+    def has_left(self, job: Job) -> None:
+        """A leaving job came to its boundary, or its time was over."""
+        self.free_cards_of(job)
+        self.park(job)
+        self.touch(self.pool_of(job))
+
+    def free_cards_of(self, job: Job) -> None:
+        """A leaving job is gone: those that were to have its cards begin."""
+        moving = self.pool_of(job).moving
+        if job in moving:
+            moving.remove(job)
+        for card in [card for card, other in self.leaving.items() if other is job]:
+            del self.leaving[card]
+        for node in dict.fromkeys(place.node for place in job.places):
+            for other in self.floor.on_node[node]:
+                if other.state is State.COMING and not self.is_kept_waiting(other):
+                    shelf = self.shelf_of(other)
+                    shelf.remove(other)
+                    self.begin(other)
+                    shelf.add(other, self.speed(other), self.now)
+
+    def is_kept_waiting(self, job: Job) -> bool:
+        """Whether somebody has yet to leave the cards of the job."""
+        return any((place.node, card) in self.leaving for place in job.places for card in place.cards)
+
+    def remove(self, job: Job) -> None:
+        """Take an ended job out of all books."""
+        if job.state is State.WAITING:
+            self.pool_of(job).waiting.remove(job)
+        elif job.state is State.RIDING:
+            self.part(job)
+        elif job.state is State.LEAVING:
+            self.free_cards_of(job)
+        else:
+            self.send_guests_off(job, reason="its host ended")
+            self.shelf_of(job).remove(job)
+            self.floor.lift(job)
+        job.state = State.ENDED
+        job.changes += 1
+
+    # --- side by side ----------------------------------------------------------------------------------------------
+
+    def join(self, job: Job, host: Job) -> None:
+        """A waiting job begins on the cards of another."""
+        self.pool_of(job).waiting.remove(job)
+        job.host = host
+        host.guests.append(job)
+        self.rates.note_trial([host, *host.guests])
+        self.regrouped[host] = None
+        job.state = State.RIDING
+        job.settled_ns = self.now
+        job.changes += 1
+        self.effects.append(JoinJob(job=job.id, host=host.id))
+
+    def part(self, job: Job) -> None:
+        """A guest is no longer on its host's cards."""
+        host = job.host
+        if host is None:
+            raise InternalError(f"job {job.id} rides on nobody")
+        self.charge(job)
+        host.guests.remove(job)
+        self.regrouped[host] = None
+        job.host = None
+
+    def leave_host(self, job: Job, *, reason: str) -> None:
+        """A guest goes back to waiting only."""
+        if job.host is None:
+            raise InternalError(f"job {job.id} rides on nobody")
+        self.effects.append(LeaveJob(job=job.id, host=job.host.id, reason=reason))
+        self.part(job)
+        job.state = State.WAITING
+        self._ask_key(job)
+        self.begin_waiting(job)
+
+    def send_guests_off(self, host: Job, *, reason: str) -> None:
+        self.hosts.get(host.shape, {}).pop(host, None)
+        for guest in list(host.guests):
+            self.leave_host(guest, reason=reason)
+            self.touch(self.pool_of(guest))
+
+    # --- accounts and keys -----------------------------------------------------------------------------------------
+
+    def charge(self, job: Job) -> None:
+        """Count what the job has run up to now."""
+        if job.is_running:
+            job.attained_ns += (self.now - job.settled_ns) * job.rate_milli // 1000
+            job.settled_ns = self.now
+
+    def set_rate(self, job: Job, rate_milli: int) -> None:
+        """From now on the job goes at another speed."""
+        self.charge(job)
+        job.rate_milli = rate_milli
+        self.wake_later(job)
+
+    def rekey(self, job: Job) -> None:
+        """Ask the order anew for the key of a job that runs."""
+        if job.state is State.RIDING:
+            self._ask_key(job)
+        elif job.state in ON_CARDS:
+            shelf = self.shelf_of(job)
+            shelf.remove(job)
+            self._ask_key(job)
+            shelf.add(job, self.speed(job), self.now)
+        else:
+            return
+        self.wake_later(job)
+        self.rekeyed.append(job)
+
+    def confirm_keys(self) -> None:
+        """Ask again for those that kept their cards with a new key: some orders rank them as running only now."""
+        for job in self.rekeyed:
+            if job.state is State.RUNNING and not job.is_starved:
+                key = self.order.key(job)
+                if key != job.key:
+                    shelf = self.shelf_of(job)
+                    shelf.remove(job)
+                    job.key = key
+                    shelf.add(job, self.speed(job), self.now)
+        self.rekeyed.clear()
+
+    def speed(self, job: Job) -> int:
+        return self.order.speed(job) if job.state is State.RUNNING and not job.is_starved else 0
+
+    def wake_later(self, job: Job) -> None:
+        job.changes += 1
+        rest_ns = None if job.is_starved else self.order.rest_ns(job)
+        if rest_ns is not None:
+            wake_ns = self.now - (-rest_ns * 1000 // job.rate_milli)
+            heappush(self.wakeups, (wake_ns, job.number, job.changes, job))
+
+    def _ask_key(self, job: Job) -> None:
+        if not job.is_starved:
+            job.key = self.order.key(job)

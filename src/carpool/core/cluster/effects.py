@@ -1,0 +1,70 @@
+"""What must be done in the cluster: orders the core hands back. A driver performs them in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.model import JobId, Nanos
+from carpool.core.placement.model import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseJob:
+    """The job can never run here; `reason` says why and what to do."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceJob:
+    """Start the job, or go on with it if it was parked, at these places: one for each member, in their order."""
+
+    job: JobId
+    places: tuple[Placement, ...]
+    is_loan: bool  # on cards that others own: they may be wanted back at any time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkJob:
+    """Take the job off its cards at its next boundary, at `by_ns` at the latest; it goes on from there later."""
+
+    job: JobId
+    wanted_by: JobId
+    by_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeJob:
+    """The job was to be parked and came to no boundary in time: take it off its cards now."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinJob:
+    """Run the job, or go on with it, on the cards of another, side by side with it and its other guests."""
+
+    job: JobId
+    host: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveJob:
+    """Take a guest off the cards of its host at its next boundary; it goes on from there later."""
+
+    job: JobId
+    host: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectEvent:
+    """The event makes no sense in the job's state; nothing was changed."""
+
+    job: JobId
+    event: str
+    reason: str
+
+
+Effect = RefuseJob | PlaceJob | ParkJob | RevokeJob | JoinJob | LeaveJob | RejectEvent

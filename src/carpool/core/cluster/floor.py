@@ -1,0 +1,167 @@
+"""Who is where: the jobs on each node, and how room is made for one more.
+
+Room is made in two ways: loans leave; or owned jobs smaller than the newcomer leave too, and get other cards
+afterwards. Nothing is changed unless every member finds a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from carpool.core.cluster.books import Books
+from carpool.core.cluster.model import Job
+from carpool.core.placement.model import Placement, Request
+
+Rank = Callable[[Job], tuple[int, ...]]  # the lowest is parked first
+Choice = tuple[int, list[Job]]  # on which node, who leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A place for every member, and who had to leave for it."""
+
+    places: tuple[Placement, ...]
+    left: tuple[Job, ...] = ()
+
+
+class Floor:
+    """Jobs on nodes. `put` and `lift` keep the books."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.on_node: list[dict[Job, int]] = [{} for _ in range(books.nodes)]  # with the card time they have there
+
+    def put(self, job: Job, places: tuple[Placement, ...]) -> None:
+        """Enter a job whose places the books already hold."""
+        job.places = places
+        for member, place in zip(job.members, places, strict=True):
+            jobs = self.on_node[place.node]
+            jobs[job] = jobs.get(job, 0) + member.total_milli
+
+    def lift(self, job: Job) -> None:
+        """Take a job off its cards; `job.places` still says where it was."""
+        for member, place in zip(job.members, job.places, strict=True):
+            self.books.give(member, place)
+            self.on_node[place.node].pop(job, None)
+
+    def find(self, job: Job) -> Room | None:
+        """Free places for all members, taken in the books; None if there are not enough."""
+        if job.size_milli > self.books.free_milli:
+            return None
+        places: list[Placement] = []
+        for member in job.members:
+            place = self.books.place(member)
+            if place is None:
+                self._give_all(job, places)
+                return None
+            places.append(place)
+        return Room(places=tuple(places))
+
+    def make_room(self, job: Job, rank: Rank, *, loans: Sequence[Job], moves_smaller: bool) -> Room | None:
+        """Places for all members after loans, and perhaps smaller owned jobs, left; None changes nothing."""
+        lifted: list[Job] = []
+        places: list[Placement] = []
+        for member in job.members:
+            place = self.books.place(member)
+            if place is None:
+                still = [loan for loan in loans if loan not in lifted]
+                by_size = self._by_size(job, member, rank, still) if moves_smaller else None
+                place = self._clear(member, by_size or self._by_loans(member, rank, still), lifted)
+            if place is None:
+                self._give_all(job, places)
+                for other in lifted:
+                    self._retake(other)
+                return None
+            places.append(place)
+        return Room(places=tuple(places), left=tuple(other for other in reversed(lifted) if not self._retake(other)))
+
+    def _by_loans(self, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+        """For each node with loans enough: who leaves there; best where the most protected of them is least so."""
+        nodes = {place.node: None for loan in loans for place in loan.places}
+        choices: list[tuple[tuple[int, ...], int, list[Job]]] = []
+        for node in nodes:
+            jobs = [other for other in self.on_node[node] if not other.is_owned]
+            leaving = self._enough(member, node, sorted(jobs, key=rank))
+            if leaving:
+                moved_milli = sum(other.size_milli for other in leaving)
+                choices.append(((*rank(leaving[-1]), moved_milli), node, leaving))
+        for _, node, leaving in sorted(choices, key=lambda choice: choice[:2]):
+            yield node, leaving
+
+    def _by_size(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+        """For each node with enough loans and smaller jobs: who leaves; first where least of owned jobs must move.
+
+        A node without loans needs the fewer moves the more of it is free, so of those only the first that will do is
+        compared with the nodes that have loans; the others come after it.
+        """
+        lent = dict.fromkeys(place.node for loan in loans for place in loan.places)
+        first = [(self._to_move(job, member, node), node) for node in lent]
+        empty_first = (node for node in self.books.emptiest(member) if node not in lent)
+        for node in empty_first:
+            moved_milli = self._to_move(job, member, node)
+            if moved_milli is not None:
+                first.append((moved_milli, node))
+                break
+        for node in chain((node for moved, node in sorted(_known(first))), empty_first):
+            jobs_there = self.on_node[node]
+            may_leave = [other for other in jobs_there if not other.is_owned or other.size_milli < job.size_milli]
+            leaving = self._enough(member, node, sorted(may_leave, key=rank))
+            if leaving:
+                yield node, leaving
+
+    def _to_move(self, job: Job, member: Request, node: int) -> int | None:
+        """How much of the owned jobs must move for the member to fit on the node; None if it would not even then."""
+        size_milli = job.size_milli
+        missing_milli = member.total_milli - self.books.usable_milli(member, node)
+        smaller_milli = 0
+        for other, milli in self.on_node[node].items():
+            if not other.is_owned:
+                missing_milli -= milli
+            elif other.size_milli < size_milli:
+                smaller_milli += milli
+        return missing_milli if missing_milli <= smaller_milli else None
+
+    def _clear(self, member: Request, choices: Iterator[Choice], lifted: list[Job]) -> Placement | None:
+        """Lift jobs from the first node where that is enough, and take the member's place there."""
+        for node, leaving in choices:
+            for other in leaving:
+                self.lift(other)
+            place = self.books.place_on(member, node)
+            if place is not None:
+                lifted.extend(leaving)
+                return place
+            for other in leaving:
+                self._retake(other)
+        return None
+
+    def _enough(self, member: Request, node: int, jobs: list[Job]) -> list[Job] | None:
+        """As many of the jobs, in their order, as leave enough card time on the node; None if all are too few."""
+        missing_milli = member.total_milli - self.books.usable_milli(member, node)
+        leaving = []
+        for other in jobs:
+            if missing_milli <= 0:
+                break
+            leaving.append(other)
+            missing_milli -= self.on_node[node][other]
+        return leaving if missing_milli <= 0 else None
+
+    def _retake(self, job: Job) -> bool:
+        """Put a lifted job back exactly where it was, if that is still free."""
+        for number, (member, place) in enumerate(zip(job.members, job.places, strict=True)):
+            if not self.books.retake(member, place):
+                self._give_all(job, job.places[:number])
+                return False
+        self.put(job, job.places)
+        return True
+
+    def _give_all(self, job: Job, places: Iterable[Placement]) -> None:
+        for member, place in zip(job.members, places, strict=False):
+            self.books.give(member, place)
+
+
+def _known(choices: list[tuple[int | None, int]]) -> Iterator[tuple[int, int]]:
+    for moved_milli, node in choices:
+        if moved_milli is not None:
+            yield moved_milli, node

@@ -1,0 +1,248 @@
+"""The one door of the cluster: facts in, orders out.
+
+`handle` takes one event and the time and returns what must be done, in order. It reads no clock and keeps no log: the
+same events at the same times give the same effects on any machine.
+
+What happens inside one call: the event is taken in (or rejected); each pool it touched lets its jobs run as far as
+its share goes, which may park others; what is still free is lent (sharing.py, tenants.py); jobs that would wait may
+ride beside others where that was measured to help (packing.py).
+"""
+
+from __future__ import annotations
+
+from heapq import heappop
+from typing import assert_never
+
+from carpool.core.cluster.books import Books
+from carpool.core.cluster.cluster import EVERYBODY, Cluster
+from carpool.core.cluster.effects import Effect, RefuseJob, RejectEvent, RevokeJob
+from carpool.core.cluster.events import (
+    Event,
+    JobArrived,
+    JobEnded,
+    JobEvent,
+    JobParked,
+    RatesMeasured,
+    ShareGiven,
+    Tick,
+    WorkLost,
+)
+from carpool.core.cluster.model import Job, Settings, State
+from carpool.core.cluster.orders.base import Order
+from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
+from carpool.core.cluster.sharing import lend, settle_pool, split_evenly
+from carpool.core.model import JobId, Nanos
+from carpool.core.placement.model import Request
+from carpool.core.tenants import Pool
+from carpool.errors import InternalError, UsageError
+
+
+class ClusterScheduler:
+    """All decisions about which job runs where and when."""
+
+    def __init__(self, books: Books, order: Order, settings: Settings | None = None) -> None:
+        self._cluster = Cluster(books, order, settings or Settings())
+        self._arrivals = 0
+        self._shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
+        self._too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
+        self._set_back: list[Job] = []  # lost work since the last decision
+
+    def handle(self, event: Event, *, now: Nanos) -> list[Effect]:
+        """Take in one fact; returns what must be done now, in order."""
+        cluster = self._cluster
+        if now < cluster.now:
+            raise InternalError(f"time went back from {cluster.now} to {now}")
+        cluster.now = now
+        cluster.effects = []
+        if isinstance(event, WorkLost):
+            self._on_lost(event)
+            return []
+        for job in self._set_back:
+            cluster.charge(job)
+            cluster.rekey(job)
+            cluster.touch(cluster.pool_of(job))
+        self._set_back.clear()
+        self._take(event)
+        while cluster.touched:
+            settle_pool(cluster, cluster.touched.popleft())
+        if cluster.books.free_milli > 0:
+            lend(cluster)
+        if cluster.order.seats > 1:
+            fill_seats(cluster)
+            if cluster.books.free_milli > 0:
+                spread_out(cluster)
+            regroup(cluster)
+            set_speeds(cluster)
+        cluster.confirm_keys()
+        cluster.tries.clear()
+        return cluster.effects
+
+    def next_wakeup(self) -> Nanos | None:
+        """When the driver must send a Tick if nothing else happens; None for never."""
+        wakeups = self._cluster.wakeups
+        while wakeups and wakeups[0][2] != wakeups[0][3].changes:
+            heappop(wakeups)
+        return wakeups[0][0] if wakeups else None
+
+    def state_of(self, job: JobId) -> State | None:
+        found = self._cluster.jobs.get(job)
+        return found.state if found is not None else None
+
+    def check_invariants(self) -> None:
+        """Assert every numbered rule, and that all books agree; for tests and for a driver that wants to be sure."""
+        cluster = self._cluster
+        for pool in cluster.pools.values():
+            pool.check()
+        if sum(pool.share_milli for pool in cluster.pools.values()) > cluster.books.capacity_milli:
+            raise InternalError("T1 broken: the shares are larger than the cluster")
+        on_cards = {job.id for jobs in cluster.floor.on_node for job in jobs}
+        for job in cluster.jobs.values():
+            has_cards = job.state in (State.RUNNING, State.COMING)
+            if has_cards != (job.id in on_cards):
+                raise InternalError(f"job {job.id} is {job.state}, the nodes say otherwise")
+            if (job.state is State.RIDING) != (job.host is not None):
+                raise InternalError(f"job {job.id} is {job.state} with host {job.host}")
+            if job.host is not None and job.host.state is not State.RUNNING:
+                raise InternalError(f"job {job.id} rides on {job.host.id}, which is {job.host.state}")
+
+    # --- one short method a case -----------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Tick():
+                self._on_tick()
+            case JobArrived():
+                self._on_arrived(event)
+            case JobEnded():
+                self._on_ended(event)
+            case JobParked():
+                self._on_parked(event)
+            case ShareGiven():
+                self._on_share(event)
+            case RatesMeasured():
+                self._cluster.rates.learn(event)
+                undo_losses(self._cluster)
+            case WorkLost():
+                raise InternalError("WorkLost is handled before")
+            case _:
+                assert_never(event)
+
+    def _reject(self, event: JobEvent, reason: str) -> None:
+        self._cluster.effects.append(RejectEvent(job=event.job, event=type(event).__name__, reason=reason))
+
+    def _on_arrived(self, event: JobArrived) -> None:
+        cluster = self._cluster
+        if event.job in cluster.jobs:
+            self._reject(event, "a job with this id is here already")
+            return
+        self._arrivals += 1
+        is_lendable = event.turn_ns <= cluster.settings.deadline_ns
+        job = Job(
+            id=event.job,
+            number=self._arrivals,
+            members=event.members,
+            size_milli=sum(member.total_milli for member in event.members),
+            tenant=event.tenant,
+            priority=event.priority,
+            service_ns=event.service_ns,
+            program=event.program,
+            turn_ns=event.turn_ns,
+            shape=self._shapes.setdefault((event.members, is_lendable), len(self._shapes)),
+        )
+        reason = self._refusal(job)
+        if reason:
+            cluster.effects.append(RefuseJob(job=job.id, reason=reason))
+            return
+        if cluster.order.splits_evenly and job.tenant not in cluster.pools:
+            cluster.pools[job.tenant] = Pool(job.tenant, 0)
+            split_evenly(cluster)
+        cluster.jobs[job.id] = job
+        job.key = cluster.order.key(job)
+        cluster.begin_waiting(job)
+        if cluster.pool_of(job).waiting.is_first(job):
+            cluster.touch(cluster.pool_of(job))
+
+    def _on_ended(self, event: JobEnded) -> None:
+        cluster = self._cluster
+        job = cluster.jobs.pop(event.job, None)
+        if job is None:
+            self._reject(event, "no such job")
+            return
+        pool = cluster.pool_of(job)
+        cluster.remove(job)
+        cluster.touch(pool)
+        if cluster.order.splits_evenly and pool.is_empty:
+            del cluster.pools[pool.tenant]
+            split_evenly(cluster)
+
+    def _on_parked(self, event: JobParked) -> None:
+        job = self._cluster.jobs.get(event.job)
+        if job is None or job.state is not State.LEAVING:
+            self._reject(event, "no such job" if job is None else f"the job is {job.state}")
+            return
+        self._cluster.has_left(job)
+
+    def _on_lost(self, event: WorkLost) -> None:
+        for name, lost_ns in event.lost_ns.items():
+            job = self._cluster.jobs[name]
+            job.lost_ns += lost_ns
+            self._set_back.append(job)
+
+    def _on_share(self, event: ShareGiven) -> None:
+        cluster = self._cluster
+        if cluster.order.splits_evenly:
+            raise UsageError(f"the order {cluster.order.name} splits the cluster evenly; it takes no shares")
+        if cluster.jobs:
+            raise UsageError("shares are given before the first job comes")
+        cluster.pools.pop(EVERYBODY, None)
+        cluster.has_shares = True
+        cluster.pools[event.tenant] = Pool(event.tenant, event.share_milli)
+        given_milli, capacity_milli = (
+            sum(each.share_milli for each in cluster.pools.values()),
+            cluster.books.capacity_milli,
+        )
+        if given_milli > capacity_milli:
+            raise UsageError(
+                f"the shares are {given_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
+            )
+
+    def _on_tick(self) -> None:
+        cluster = self._cluster
+        wakeups = cluster.wakeups
+        while wakeups and wakeups[0][0] <= cluster.now:
+            _, _, changes, job = heappop(wakeups)
+            if changes == job.changes:
+                self._wake(job)
+
+    def _wake(self, job: Job) -> None:
+        """What was to happen to the job by now: it starved, it overstayed, or it outlived its key."""
+        cluster = self._cluster
+        if job.state is State.WAITING:
+            cluster.pool_of(job).waiting.remove(job)
+            job.is_starved = True
+            cluster.begin_waiting(job)
+        elif job.state is State.LEAVING:
+            cluster.effects.append(RevokeJob(job=job.id))
+            cluster.has_left(job)
+        else:
+            cluster.charge(job)
+            cluster.rekey(job)
+        cluster.touch(cluster.pool_of(job))
+
+    def _refusal(self, job: Job) -> str | None:
+        """Why the job can never run, or None."""
+        cluster = self._cluster
+        if job.size_milli > cluster.books.capacity_milli:
+            return (
+                f"job {job.id} can never run: it wants {job.size_milli / 1000:g} cards, the cluster has "
+                f"{cluster.books.capacity_milli / 1000:g}; ask for fewer"
+            )
+        if job.shape not in self._too_wide:
+            wide = (member for member in dict.fromkeys(job.members) if not cluster.books.could_ever_fit(member))
+            self._too_wide[job.shape] = next(wide, None)
+        member = self._too_wide[job.shape]
+        if member is not None:
+            return f"job {job.id} can never run: no node holds {member.cards} cards as it wants them; ask for fewer"
+        if cluster.has_shares and not cluster.order.splits_evenly and job.tenant not in cluster.pools:
+            return f"job {job.id} can never run: tenant {job.tenant} has no share of this cluster; give it one"
+        return None

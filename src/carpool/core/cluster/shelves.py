@@ -1,0 +1,128 @@
+"""Jobs kept sorted by their keys while time passes, without sorting anything twice.
+
+A key's first part falls at a constant speed while its job runs, so jobs of equal speed never overtake each other.
+Each shelf holds jobs of one size and one speed, sorted by what their keys were at time zero; what is before a given
+key at a given time is one bisection a shelf.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from carpool.core.cluster.model import Entry, Job, Key
+from carpool.core.model import Nanos
+from carpool.errors import InternalError
+
+
+class Shelves:
+    """The running jobs of one pool: those on its own share, or its loans."""
+
+    __slots__ = ("_rows", "size_milli")
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], list[Entry]] = {}  # by size and speed
+        self.size_milli = 0  # of all jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        for row in self._rows.values():
+            for entry in row:
+                yield entry[2]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def add(self, job: Job, speed: int, now: Nanos) -> None:
+        job.speed = speed
+        entry = job.entry = (job.key[0] + speed * now, job.key[1], job)
+        row = self._rows.get((job.size_milli, speed))
+        if row is None:
+            row = self._rows[job.size_milli, speed] = []
+        insort(row, entry)
+        self.size_milli += job.size_milli
+
+    def remove(self, job: Job) -> None:
+        entry = job.entry
+        if entry is None:
+            raise InternalError(f"job {job.id} is on no shelf")
+        row = self._rows[job.size_milli, job.speed]
+        del row[bisect_left(row, entry)]
+        if not row:
+            del self._rows[job.size_milli, job.speed]
+        job.entry = None
+        self.size_milli -= job.size_milli
+
+    def size_before(self, key: Key, now: Nanos) -> int:
+        """The size of all jobs that go before the key."""
+        first, second = key
+        return sum(
+            size * bisect_left(row, (first + speed * now, second)) for (size, speed), row in self._rows.items()
+        )
+
+    def last(self, now: Nanos) -> tuple[Key, Job] | None:
+        """The job that goes after all others, with its key now."""
+        worst: tuple[Key, Job] | None = None
+        for (_, speed), row in self._rows.items():
+            first, second, job = row[-1]
+            key = (first - speed * now, second)
+            if worst is None or key > worst[0]:
+                worst = (key, job)
+        return worst
+
+    def firsts(self, now: Nanos) -> Iterator[tuple[Key, Job]]:
+        """The first job of each shelf, with its key now."""
+        for (_, speed), row in self._rows.items():
+            first, second, job = row[0]
+            yield (first - speed * now, second), job
+
+    def next_after(self, job: Job, now: Nanos) -> tuple[Key, Job] | None:
+        """The job behind this one on its shelf."""
+        if job.entry is None:
+            raise InternalError(f"job {job.id} is on no shelf")
+        row = self._rows[job.size_milli, job.speed]
+        place = bisect_left(row, job.entry) + 1
+        if place == len(row):
+            return None
+        first, second, other = row[place]
+        return (first - job.speed * now, second), other
+
+
+class Queue:
+    """The waiting jobs of one pool, by shape: if the first of a shape finds no place, no other of that shape does."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[Entry]] = {}
+
+    def __iter__(self) -> Iterator[Job]:
+        for row in self.rows.values():
+            for entry in row:
+                yield entry[2]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def add(self, job: Job) -> None:
+        entry = job.entry = (*job.key, job)
+        row = self.rows.get(job.shape)
+        if row is None:
+            self.rows[job.shape] = [entry]
+        else:
+            insort(row, entry)
+
+    def remove(self, job: Job) -> None:
+        if job.entry is None:
+            raise InternalError(f"job {job.id} is in no queue")
+        row = self.rows[job.shape]
+        del row[bisect_left(row, job.entry)]
+        if not row:
+            del self.rows[job.shape]
+        job.entry = None
+
+    def is_first(self, job: Job) -> bool:
+        """Whether no other of its shape goes before the job."""
+        return self.rows[job.shape][0][2] is job

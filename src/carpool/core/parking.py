@@ -1,0 +1,167 @@
+"""Who leaves the device and comes back: suspended jobs, and what becomes of a move that fails.
+
+Rules
+  P1  Only a job that waits for a turn is told to park: its program is blocked at a boundary, so nothing touches its
+      memory meanwhile. A holder is asked for its turn first.
+  P2  A job's bytes leave its promise when it reports that they left the device, less what it reports to have stayed;
+      they are promised again before it is told to come back (L6).
+  P3  A job is told to park only if its bytes fit the host budget beside those parked already (L5).
+  P4  A suspended job gets no turn and does not come back until it is resumed; one that cannot be parked stays where
+      it is, with the reason, and is tried again later.
+  P5  A move that fails loses nothing: the job is then where it was before.
+
+What is deliberately not here: how bytes are moved (agent/parking.py), and who gets a turn (dispatch.py).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from carpool.core import admission, lanes, ledger, reasons
+from carpool.core.accounts import begin_wanting, raise_floors, reset_marks, view_of
+from carpool.core.effects import Effect, ParkJob, UnparkJob
+from carpool.core.events import JobParked, JobUnparked, MoveFailed, ResumeAsked, SuspendAsked
+from carpool.core.model import Device, Job, JobState, Nanos, Needs
+from carpool.core.node import Node
+
+ParkingEvent = SuspendAsked | ResumeAsked | JobParked | JobUnparked | MoveFailed
+
+
+def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
+    """Take in a fact; what follows from it is settled and dispatched afterwards."""
+    match event:
+        case SuspendAsked():
+            job.is_suspended = True
+            job.move_retry_ns = 0
+        case ResumeAsked():
+            job.is_suspended = False
+            job.move_retry_ns, job.move_trouble = 0, ""
+        case JobParked():
+            _left(node, job, event)
+        case JobUnparked():
+            job.parked_bytes, job.move_ns, job.move_trouble = 0, event.move_ns, ""
+            begin_wanting(node, job)
+        case MoveFailed():
+            _stayed(node, job, event.reason, now=now)
+        case _:
+            assert_never(event)
+    node.move(job, type(event), now=now)
+
+
+def _left(node: Node, job: Job, event: JobParked) -> None:
+    device = node.device_of(job)
+    lanes.remove(device, job)
+    job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
+    room = job.promised_bytes + ledger.free_bytes(device)
+    job.stayed_bytes = min(event.resident_bytes, room)
+    ledger.promise(device, job, job.stayed_bytes)
+
+
+def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
+    device = node.device_of(job)
+    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
+    if job.state is JobState.PARKING:
+        job.parked_bytes = 0
+        begin_wanting(node, job)
+        return
+    lanes.remove(device, job)
+    ledger.promise(device, job, job.stayed_bytes)
+
+
+def came_back_alone(node: Node, job: Job) -> None:
+    """The program was interrupted while it was away and took its bytes back: they are facts, covered later (M5)."""
+    device = node.device_of(job)
+    job.parked_bytes = 0
+    if job.lane is None:
+        _squeeze_in(node, device, job, returning_needs(node, job, device))
+
+
+def _squeeze_in(node: Node, device: Device, job: Job, wanted: Needs) -> None:
+    """Promise as much as there is."""
+    ledger.promise(device, job, min(wanted.resident_bytes, job.promised_bytes + ledger.free_bytes(device)))
+    admission.enter_lane(node, device, job)
+
+
+def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Tell the jobs that are to leave and wait at a boundary to go (P1, P3)."""
+    effects: list[Effect] = []
+    for job in node.jobs_on(device):
+        if job.is_leaving and job.state is JobState.WAITING and now >= job.move_retry_ns:
+            effects += _park(node, device, job, now=now)
+    return effects
+
+
+def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
+    wanted = max(job.promised_bytes, job.needs.resident_bytes if job.needs is not None else 0)
+    limit = node.settings.host_bytes_max
+    if limit is not None and node.host_bytes() + wanted > limit:
+        job.move_trouble = reasons.host_full(wanted, node.host_bytes(), limit)
+        return []
+    raise_floors(node, device)
+    job.parked_bytes = wanted
+    node.move(job, ParkJob, now=now)
+    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.leaving(job))]
+
+
+def unpark_fitting(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Bring back whoever may come and has room, in the order of the policy."""
+    effects: list[Effect] = []
+    away = [job for job in node.jobs_on(device) if may_return(job, now=now)]
+    while away:
+        picked = node.policy.pick([view_of(node, job, now=now) for job in away], now=now)
+        job = next((each for each in away if each.id == picked), away[0])
+        away.remove(job)
+        wanted = returning_needs(node, job, device)
+        fit = _fit_of(node, device, job, wanted)
+        while fit is None and admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
+            reset_marks(node, device)
+            fit = _fit_of(node, device, job, wanted)
+        if fit is not None:
+            lanes.place(device, job, fit)
+            ledger.promise(device, job, wanted.resident_bytes)
+        elif not device.lanes:  # it needs more than the device has: alone it may try, as the oldest may (D2)
+            _squeeze_in(node, device, job, wanted)
+        if job.lane is not None:
+            node.move(job, UnparkJob, now=now)
+            effects.append(UnparkJob(job=job.id))
+    return effects
+
+
+def may_return(job: Job, *, now: Nanos) -> bool:
+    return job.state is JobState.PARKED and not job.is_leaving and now >= job.move_retry_ns
+
+
+def _fit_of(node: Node, device: Device, job: Job, wanted: Needs) -> lanes.Fit | None:
+    return lanes.find_fit(
+        device,
+        resident_bytes=max(0, wanted.resident_bytes - job.promised_bytes),
+        ephemeral_bytes=wanted.ephemeral_bytes,
+        lanes_max=node.policy.lanes_max,
+    )
+
+
+def returning_needs(node: Node, job: Job, device: Device) -> Needs:
+    """What a parked job must be promised before it comes back; one sum if it was never measured (L4)."""
+    if job.needs is not None:
+        return job.needs
+    # Room for its first turns, as far as there is any.
+    slack = max(0, min(admission.start_floor_bytes(node, device), ledger.free_bytes(device) - job.parked_bytes))
+    held = job.parked_bytes + job.stayed_bytes
+    return Needs(persistent_bytes=job.spec.cap_bytes or held + slack, ephemeral_bytes=0)
+
+
+def next_try(job: Job, *, now: Nanos) -> Nanos | None:
+    """When a move that failed is due again; None if none did."""
+    is_stuck = job.is_leaving and job.state is JobState.WAITING
+    is_kept_out = job.state is JobState.PARKED and not job.is_leaving
+    return job.move_retry_ns if (is_stuck or is_kept_out) and job.move_retry_ns > now else None
+
+
+def awaits_return(node: Node, device: Device, *, now: Nanos) -> bool:
+    """Whether a parked job of this device would come back if there were room."""
+    return any(may_return(job, now=now) for job in node.jobs_on(device))
+
+
+def is_due(node: Node, *, now: Nanos) -> bool:
+    """Whether a parked job whose return failed may be tried again now."""
+    return any(job.move_trouble and may_return(job, now=now) for job in node.jobs.values())

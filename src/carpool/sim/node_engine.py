@@ -1,0 +1,350 @@
+"""One node in virtual time, turn by turn: the very scheduler of the daemon, with scripted jobs instead of processes.
+
+`NodeEngine` stands in for the daemon's loop and for the programs. It hands the scheduler the facts a daemon would
+hand it (a job asks, is granted, runs iterations, is recalled, gives back at its next boundary, is measured, ends), in
+the same order and with the same timer rule, and performs the effects. It decides nothing.
+
+What a job does is a `Script`: how long it takes to start, how long an iteration takes alone, what it needs. Jobs that
+hold turns of one device at the same time (lanes side by side) slow each other down only where together they want more
+than the device has: each says which part of an iteration the device is busy (`busy_milli`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from carpool.core.effects import Effect, GrantLease, RecallLease, RefuseJob, RevokeLease, StartJob
+from carpool.core.events import (
+    DeviceAdded,
+    Event,
+    HistoryLoaded,
+    JobExited,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReturned,
+    NeedsMeasured,
+    ProgressSeen,
+    Tick,
+)
+from carpool.core.model import DeviceId, History, JobId, JobSpec, Needs
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.errors import InternalError
+from carpool.sim.outcome import JobOutcome, Outcome, Span
+
+LOOK_EVERY_NS = 200_000_000  # as the daemon: holders are looked at no more often than this
+MEASURED_STEPS = 2  # as the agent: a job knows its needs after its second iteration
+MILLI = 1000
+
+Watch = Callable[[int, Event, list[Effect]], None]  # sees every call of the scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One job: what it said, what it needs, and its loop."""
+
+    id: str
+    submit_ns: int
+    spec: JobSpec
+    needs: Needs
+    steps: int
+    step_ns: int  # alone
+    start_ns: int = 0  # from its start to its first wish for a turn: imports, building the model
+    busy_milli: int = MILLI  # thousandths of an iteration in which the device is busy
+    is_known: bool = False  # its program ran before: the scheduler knows its needs and lengths
+    said_step_ns: int | None = None  # the step time it reports when it is measured; None: the true one
+
+    @property
+    def work_ns(self) -> int:
+        return self.steps * self.step_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The devices, and what a hand-over costs."""
+
+    devices: tuple[tuple[str, int], ...]  # name, bytes
+    switch_ns: int = 0  # from a grant to the first operation
+
+
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    """A job during the run."""
+
+    script: Script
+    device: str = ""
+    place: str = ""  # its lane
+    is_holding: bool = False
+    is_recalled: bool = False
+    is_measured: bool = False
+    worked_ns: int = 0  # of script.work_ns
+    seen_ns: int = 0  # up to when worked_ns counts
+    granted_ns: int = 0
+    held_ns: int = 0
+    first_ns: int | None = None
+    target_ns: int = 0  # the progress at which its next boundary is due
+    version: int = 0  # of that boundary in the heap; older ones there are void
+    preemptions: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.worked_ns // self.script.step_ns
+
+
+@dataclass(slots=True)
+class _Device:
+    capacity_bytes: int
+    holders: list[str] = field(default_factory=list)
+    wanted_milli: int = 0  # what the holders want of it together
+    since_ns: int = 0
+    busy_milli_ns: int = 0
+    resident_bytes: int = 0
+    held_byte_ns: int = 0
+
+
+class NodeEngine:
+    """Runs scripts to their ends under one policy. Use once."""
+
+    def __init__(
+        self, policy: str, machine: Machine, *, settings: Settings | None = None, watch: Watch | None = None
+    ) -> None:
+        self._scheduler = Scheduler(POLICIES[policy], settings)
+        self._policy = policy
+        self._machine = machine
+        self._watch = watch
+        self._devices = {name: _Device(capacity) for name, capacity in machine.devices}
+        self._jobs: dict[str, _Live] = {}
+        self._heap: list[tuple[int, int, str, str, int]] = []  # time, number, what, job, version
+        self._number = 0
+        self._timer_ns: int | None = None
+        self._looked_ns = -LOOK_EVERY_NS
+        self._spans: list[Span] = []
+        self._done: dict[str, JobOutcome] = {}
+        self._refused: dict[str, str] = {}
+        self._events = 0
+
+    def run(self, scripts: Sequence[Script], *, progress: Callable[[int], None] | None = None) -> Outcome:
+        """All jobs to their ends; `progress` is told how many are done."""
+        self._begin(scripts)
+        told = 0
+        if not scripts:
+            return self._outcome(scripts)
+        while self._heap or self._timer_ns is not None:
+            if self._timer_ns is not None and (not self._heap or self._timer_ns < self._heap[0][0]):
+                self._fire(self._timer_ns)
+            else:
+                at, _, what, job, version = heapq.heappop(self._heap)
+                self._happen(at, what, job, version)
+            ended = len(self._done) + len(self._refused)
+            if progress is not None and ended > told:
+                told = ended
+                progress(ended)
+            if ended == len(self._jobs):
+                return self._outcome(scripts)
+        raise InternalError(f"{len(self._jobs) - len(self._done)} jobs of the simulation wait for ever")
+
+    def _begin(self, scripts: Sequence[Script]) -> None:
+        for name, device in self._devices.items():
+            self._tell(DeviceAdded(device=DeviceId(name), capacity_bytes=device.capacity_bytes), 0)
+        for script in scripts:
+            if script.id in self._jobs:
+                raise InternalError(f"two scripts are called {script.id}")
+            if script.is_known:
+                past = History(
+                    needs=script.needs, steps=script.steps, step_ns=script.step_ns, served_ns=script.work_ns
+                )
+                self._tell(HistoryLoaded(fingerprint=script.spec.fingerprint, history=past), 0)
+            self._jobs[script.id] = _Live(script=script)
+            self._push(script.submit_ns, "submit", script.id)
+
+    # --- what happens --------------------------------------------------------------------------------------------
+
+    def _happen(self, at: int, what: str, job: str, version: int) -> None:
+        live = self._jobs[job]
+        match what:
+            case "submit":
+                self._tell(JobSubmitted(job=JobId(job), spec=live.script.spec), at)
+            case "ready":
+                self._tell(LeaseAsked(job=JobId(job)), at)
+            case "boundary":
+                if version == live.version:
+                    self._at_boundary(live, at)
+            case _:
+                raise InternalError(f"nobody knows what {what} is")
+
+    def _at_boundary(self, live: _Live, at: int) -> None:
+        self._catch_up(live.device, at)
+        script = live.script
+        job = JobId(script.id)
+        if live.worked_ns < live.target_ns:  # rounding took a nanosecond
+            self._aim(live)
+            return
+        if live.worked_ns >= script.work_ns:
+            self._let_go(live, at)
+            self._done[script.id] = self._job_outcome(live, at)
+            self._devices[live.device].resident_bytes -= script.needs.resident_bytes
+            self._tell(LeaseReturned(job=job, wants_more=False, steps=live.steps), at)
+            self._tell(JobExited(job=job, code=0), at)
+            return
+        if not live.is_measured and live.steps >= MEASURED_STEPS:
+            live.is_measured = True
+            said_ns = script.said_step_ns or script.step_ns
+            self._tell(NeedsMeasured(job=job, needs=script.needs, step_ns=said_ns), at)
+        if live.is_recalled:
+            live.preemptions += 1
+            self._let_go(live, at)
+            self._tell(LeaseReturned(job=job, wants_more=True, steps=live.steps), at)
+        elif live.is_holding:
+            self._aim(live)
+
+    def _fire(self, at: int) -> None:
+        """The timer: look at the holders as a daemon does, then tell the scheduler that time passed."""
+        self._timer_ns = None
+        if at - self._looked_ns >= LOOK_EVERY_NS:
+            self._looked_ns = at
+            for job in self._scheduler.holders():
+                live = self._jobs[job]
+                self._catch_up(live.device, at)
+                cpu_ns = live.held_ns + (at - live.granted_ns if live.is_holding else 0)
+                needs = live.script.needs
+                held = needs.resident_bytes + needs.ephemeral_bytes
+                self._tell(ProgressSeen(job=job, steps=live.steps, cpu_ns=cpu_ns, live_bytes=held), at)
+        self._tell(Tick(), at)
+
+    # --- the scheduler -------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event, at: int) -> None:
+        self._events += 1
+        effects = self._scheduler.handle(event, now=at)
+        if self._watch is not None:
+            self._watch(at, event, effects)
+        for effect in effects:
+            self._perform(effect, at)
+        self._arm(at)
+
+    def _arm(self, at: int) -> None:
+        """As the daemon: a timer that is set is never put off."""
+        due = self._scheduler.next_wakeup()
+        if self._timer_ns is not None and due is not None and self._timer_ns <= due:
+            return
+        self._timer_ns = max(due, at) if due is not None else None
+
+    def _perform(self, effect: Effect, at: int) -> None:
+        match effect:
+            case StartJob():
+                live = self._jobs[effect.job]
+                live.device = effect.device
+                self._catch_up(live.device, at)
+                self._devices[live.device].resident_bytes += live.script.needs.resident_bytes
+                self._push(at + live.script.start_ns, "ready", effect.job)
+            case GrantLease():
+                self._take_turn(self._jobs[effect.job], effect, at)
+            case RecallLease():
+                live = self._jobs[effect.job]
+                self._catch_up(live.device, at)
+                live.is_recalled = True
+                self._aim(live)
+            case RevokeLease():
+                self._let_go(self._jobs[effect.job], at)
+                self._push(at, "ready", effect.job)
+            case RefuseJob():
+                self._refused[effect.job] = effect.reason
+            case _:
+                pass  # words, sizes and memories: nothing in a script depends on them
+
+    def _take_turn(self, live: _Live, effect: GrantLease, at: int) -> None:
+        device = self._devices[live.device]
+        self._catch_up(live.device, at)
+        live.is_holding, live.is_recalled = True, False
+        live.place = effect.lane
+        live.first_ns = at if live.first_ns is None else live.first_ns
+        live.granted_ns = at
+        live.seen_ns = at + self._machine.switch_ns
+        device.holders.append(live.script.id)
+        device.wanted_milli += live.script.busy_milli
+        self._aim_all(device)
+
+    def _let_go(self, live: _Live, at: int) -> None:
+        device = self._devices[live.device]
+        self._catch_up(live.device, at)
+        live.is_holding = live.is_recalled = False
+        live.held_ns += at - live.granted_ns
+        live.version += 1
+        device.holders.remove(live.script.id)
+        device.wanted_milli -= live.script.busy_milli
+        self._spans.append(Span(live.place, live.script.id, live.granted_ns, at))
+        self._aim_all(device)
+
+    # --- progress ------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, name: str, at: int) -> None:
+        """Bring the progress of everybody who computes on the device up to now."""
+        device = self._devices[name]
+        span = at - device.since_ns
+        if span <= 0:
+            return
+        device.since_ns = at
+        held = device.resident_bytes
+        for job in device.holders:
+            live = self._jobs[job]
+            ran = at - live.seen_ns
+            if ran > 0:
+                live.worked_ns += ran * MILLI // max(MILLI, device.wanted_milli)
+                live.worked_ns = min(live.worked_ns, live.script.work_ns)
+                live.seen_ns = at
+            held += live.script.needs.ephemeral_bytes
+        device.busy_milli_ns += span * min(MILLI, device.wanted_milli)
+        device.held_byte_ns += span * held
+
+    def _aim_all(self, device: _Device) -> None:
+        """The holders changed, and with them everybody's speed."""
+        for job in device.holders:
+            self._aim(self._jobs[job])
+
+    def _aim(self, live: _Live) -> None:
+        """Set the next boundary at which something happens: the end, the measurement, or the recall's boundary."""
+        script = live.script
+        target = script.work_ns
+        if live.is_recalled:
+            target = min(target, (live.steps + 1) * script.step_ns)
+        elif not live.is_measured:
+            target = min(target, max(MEASURED_STEPS, live.steps + 1) * script.step_ns)
+        wanted = max(MILLI, self._devices[live.device].wanted_milli)
+        live.target_ns = target
+        live.version += 1
+        at = live.seen_ns + -(-(target - live.worked_ns) * wanted // MILLI)
+        self._push(at, "boundary", script.id, live.version)
+
+    def _push(self, at: int, what: str, job: str, version: int = 0) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (at, self._number, what, job, version))
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _job_outcome(self, live: _Live, at: int) -> JobOutcome:
+        script = live.script
+        return JobOutcome(
+            id=script.id,
+            tenant=script.spec.tenant,
+            submit_ns=script.submit_ns,
+            start_ns=live.first_ns if live.first_ns is not None else at,
+            end_ns=at,
+            service_ns=script.start_ns + script.work_ns,
+            preemptions=live.preemptions,
+        )
+
+    def _outcome(self, scripts: Sequence[Script]) -> Outcome:
+        return Outcome(
+            policy=self._policy,
+            jobs=tuple(self._done[script.id] for script in scripts if script.id in self._done),
+            cards=len(self._devices),
+            busy_milli_ns=sum(device.busy_milli_ns for device in self._devices.values()),
+            capacity_bytes=sum(device.capacity_bytes for device in self._devices.values()),
+            held_byte_ns=sum(device.held_byte_ns for device in self._devices.values()),
+            refused=tuple(self._refused.items()),
+            spans=tuple(self._spans),
+            events=self._events,
+        )

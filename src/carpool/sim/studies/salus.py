@@ -1,0 +1,283 @@
+"""Salus (MLSys 2020) again: a heavy-tailed burst of 100 jobs on one card, and how many jobs its memory admits.
+
+The arrival list of the paper's 3.19 × is not public, and the ratio is a property of the list: so ten seeded lists of
+the same shape (lognormal lengths, sigma 1.55, five hours of work, a burst), each beside what a card without any
+overhead would do with it. Lengths and needs are known beforehand, as Salus' jobs declare both; `learnt` is carpool
+without that: jobs declare only their iterations, step times and needs are measured in their first turns.
+
+Side by side (PACK) two jobs slow each other down as the median pair that Gavel measured on the same card, a P100.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from carpool.core.effects import StartJob
+from carpool.core.events import DeviceAdded, HistoryLoaded, JobSubmitted
+from carpool.core.model import DeviceId, History, JobId, JobSpec, Needs
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.sim.ideal import Work, mean_completion_least, shared_completions
+from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.outcome import Outcome
+from carpool.sim.pairs import pair_busy_milli
+from carpool.sim.report import Cell, Study, Table, Target
+from carpool.sim.traces import TraceJob, read_salus
+from carpool.sim.workload import lognormal, script_of
+from carpool.units import GIB, SECOND
+
+SEEDS = tuple(range(10))
+JOBS = 100
+CAPACITY_BYTES = 14 * GIB  # what Salus' code counts of a 16 GB P100
+QUANTUM_NS = 5 * SECOND  # of five hours; shorter ones change the figures by less than a percent and take longer
+ORDERS = 100  # random orders of the 33 configurations a seed
+PUBLISHED = {"srtf": 3.19, "fair": 1.77, "pack": 1.17}
+ARMS = ("srtf", "learnt", "fair", "pack")
+
+
+def run(say: Callable[[str], None], *, quick: bool) -> Study:
+    seeds = SEEDS[:2] if quick else SEEDS
+    busy = pair_busy_milli()
+    results = []
+    for seed in seeds:
+        results.append(_run_seed(seed, 30 if quick else JOBS, busy))
+        say(f"salus: seed {seed}: " + ", ".join(f"{arm} {results[-1].ratio(arm):.2f}" for arm in ARMS))
+    admitted = admission(seeds, 10 if quick else ORDERS)
+    return Study(
+        name="salus",
+        title=f"Salus: {30 if quick else JOBS} jobs in a burst on one card of 14 GiB, {len(seeds)} seeds",
+        tables=(_ratio_table(results), _memory_table(results), _admission_table(admitted)),
+        targets=_targets(results, admitted),
+        notes=(
+            "Salus' published ratios to FIFO, on its own list of jobs: SRTF 3.19, FAIR 1.77, PACK 1.17",
+            f"side by side the device is busy {busy / 10:.1f} % of an iteration alone: the median P100 pair of Gavel",
+            f"quantum {QUANTUM_NS // SECOND} s of five hours of work; a hand-over costs nothing here",
+        ),
+    )
+
+
+# --- the burst -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seed:
+    """Mean completion times of one list of jobs; with `memory_` where the jobs' memory counts."""
+
+    seed: int
+    achieved: dict[str, float]
+    ideal: dict[str, float]
+    makespan: dict[str, float]
+
+    def ratio(self, arm: str) -> float:
+        return self.achieved["fifo"] / self.achieved[arm]
+
+    def ideal_ratio(self, arm: str) -> float:
+        return self.ideal["fifo"] / self.ideal[arm]
+
+    def share(self, arm: str) -> float:
+        return self.ratio(arm) / self.ideal_ratio(arm)
+
+
+def _run_seed(seed: int, count: int, busy: int) -> _Seed:
+    jobs = lognormal(count, seed=seed)
+    runs = {
+        "fifo": _simulate("fifo", [_resident(script_of(job)) for job in jobs]),
+        "srtf": _simulate("srtf", [_resident(script_of(job)) for job in jobs]),
+        "learnt": _simulate("srtf", [_declared(script_of(job)) for job in jobs]),
+        "fair": _simulate("fair", [_resident(script_of(job)) for job in jobs]),
+        "pack": _simulate("pack", [_resident(script_of(job, busy_milli=busy)) for job in jobs]),
+    }
+    for arm in PUBLISHED:
+        scripts = [script_of(job, busy_milli=busy if arm == "pack" else 1000) for job in jobs]
+        runs[f"memory_{arm}"] = _simulate(arm, scripts)
+    works = [Work(job.submit_ns, job.service_ns) for job in jobs]
+    packed = [Work(job.submit_ns, job.service_ns, busy) for job in jobs]
+    shortest = mean_completion_least(works, 1)
+    return _Seed(
+        seed=seed,
+        achieved={arm: _mean(outcome) for arm, outcome in runs.items()},
+        makespan={arm: float(outcome.makespan_ns) for arm, outcome in runs.items()},
+        ideal={
+            "fifo": _mean_in_turn(works),
+            "srtf": shortest,
+            "learnt": shortest,
+            "fair": sum(shared_completions(works, 1)) / count,
+            "pack": sum(shared_completions(packed, 1)) / count,
+        },
+    )
+
+
+def _simulate(policy: str, scripts: Sequence[Script]) -> Outcome:
+    quantum = QUANTUM_NS if POLICIES[policy].quantum_ns else None
+    settings = Settings(quantum_ns=quantum, watch_ns=QUANTUM_NS)
+    return NodeEngine(policy, Machine(devices=(("p100", CAPACITY_BYTES),)), settings=settings).run(scripts)
+
+
+def _resident(script: Script) -> Script:
+    """The job without its memory: all are resident from the start."""
+    return replace(script, needs=Needs(persistent_bytes=0, ephemeral_bytes=0))
+
+
+def _declared(script: Script) -> Script:
+    """Nothing is known but the declared number of iterations, and a cap that lets all be resident."""
+    spec = replace(script.spec, fingerprint="", cap_bytes=1)
+    return replace(_resident(script), spec=spec, is_known=False)
+
+
+def _mean(outcome: Outcome) -> float:
+    return sum(job.completion_ns for job in outcome.jobs) / len(outcome.jobs)
+
+
+def _mean_in_turn(works: Sequence[Work]) -> float:
+    """One after the other in order of arrival; all came at once."""
+    done = total = 0
+    for work in works:
+        done += work.service_ns
+        total += done
+    return total / len(works)
+
+
+# --- admission -------------------------------------------------------------------------------------------------
+
+
+def configurations() -> list[TraceJob]:
+    """Salus' 33 programs, each once: its peak and how much of that stays between iterations."""
+    return list({job.program: job for job in read_salus().jobs}.values())
+
+
+def admission(seeds: Sequence[int], orders: int) -> dict[str, tuple[float, float]]:
+    """Jobs admitted until the first that must wait, and their peaks by the capacity; means over random orders."""
+    configs = configurations()
+    rules: dict[str, Callable[[Sequence[TraceJob]], int]] = {
+        "no sharing": _fit_whole,
+        "the paper's rule": _fit_paper,
+        "carpool, in turns": lambda order: _fit_carpool(order, "fair"),
+        "carpool, side by side": lambda order: _fit_carpool(order, "pack"),
+    }
+    totals = {name: [0, 0] for name in rules}
+    for seed in seeds:
+        source = random.Random(seed)
+        for _ in range(orders):
+            order = source.sample(configs, len(configs))
+            for name, rule in rules.items():
+                count = rule(order)
+                totals[name][0] += count
+                totals[name][1] += sum(job.card_bytes for job in order[:count])
+    runs = len(seeds) * orders
+    return {name: (count / runs, peaks / runs / CAPACITY_BYTES) for name, (count, peaks) in totals.items()}
+
+
+def _fit_whole(order: Sequence[TraceJob]) -> int:
+    """Every job holds its peak all the time."""
+    held = 0
+    for count, job in enumerate(order):
+        held += job.card_bytes
+        if held > CAPACITY_BYTES:
+            return count
+    return len(order)
+
+
+def _fit_paper(order: Sequence[TraceJob]) -> int:
+    """As published: a new lane if it fits, else the tightest lane that is large enough, else a lane made larger."""
+    persistent, lanes = 0, list[int]()
+    for count, job in enumerate(order):
+        room = CAPACITY_BYTES - persistent - job.persistent_bytes - sum(lanes)
+        fitting = [size for size in lanes if size >= job.ephemeral_bytes]
+        if room >= job.ephemeral_bytes:
+            lanes.append(job.ephemeral_bytes)
+        elif not fitting or room < 0:
+            growth = job.ephemeral_bytes - max(lanes, default=0)
+            if not lanes or not 0 < growth <= room:
+                return count
+            lanes[lanes.index(max(lanes))] += growth
+        persistent += job.persistent_bytes
+    return len(order)
+
+
+def _fit_carpool(order: Sequence[TraceJob], policy: str) -> int:
+    """Asks the scheduler itself: jobs of known needs are submitted until one is not started."""
+    scheduler = Scheduler(POLICIES[policy])
+    scheduler.handle(DeviceAdded(device=DeviceId("p100"), capacity_bytes=CAPACITY_BYTES), now=0)
+    for count, job in enumerate(order):
+        needs = Needs(persistent_bytes=job.persistent_bytes, ephemeral_bytes=job.ephemeral_bytes)
+        past = History(needs=needs, steps=1, step_ns=1, served_ns=1)
+        scheduler.handle(HistoryLoaded(fingerprint=job.id, history=past), now=0)
+        submitted = JobSubmitted(job=JobId(job.id), spec=JobSpec(name=job.id, fingerprint=job.id))
+        effects = scheduler.handle(submitted, now=0)
+        if not any(isinstance(effect, StartJob) and effect.job == job.id for effect in effects):
+            return count
+    return len(order)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+def _ratio_table(results: Sequence[_Seed]) -> Table:
+    """FIFO's mean completion time by that of each policy, achieved and ideal."""
+    rows: list[tuple[Cell, ...]] = []
+    for each in results:
+        cells: list[Cell] = [str(each.seed)]
+        for arm in ARMS:
+            cells += [round(each.ratio(arm), 3), round(each.ideal_ratio(arm), 3)]
+        rows.append(tuple(cells))
+    middle: list[Cell] = ["median"]
+    for arm in ARMS:
+        middle += [round(_median(results, arm), 3), round(median(each.ideal_ratio(arm) for each in results), 3)]
+    columns = ("seed", "SRTF", "ideal", "learnt", "ideal", "FAIR", "ideal", "PACK", "ideal")
+    return Table(
+        title="Mean completion, FIFO by policy; all jobs resident", columns=columns, rows=(*rows, tuple(middle))
+    )
+
+
+def _memory_table(results: Sequence[_Seed]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for arm, published in PUBLISHED.items():
+        key = f"memory_{arm}"
+        rows.append(
+            (
+                arm.upper(),
+                published,
+                round(_median(results, arm), 3),
+                round(_median(results, key), 3),
+                round(median(each.makespan[key] / each.makespan["fifo"] for each in results), 3),
+            )
+        )
+    columns = ("policy", "Salus", "all resident", "with its memory", "makespan by FIFO's")
+    return Table(
+        title="Medians; `with its memory`: P and E of Salus' programs, no parking", columns=columns, rows=tuple(rows)
+    )
+
+
+def _admission_table(admitted: dict[str, tuple[float, float]]) -> Table:
+    rows = tuple((name, round(count, 2), round(share, 3)) for name, (count, share) in admitted.items())
+    columns = ("rule", "jobs", "peaks by capacity")
+    return Table(title="Admission of the 33 configurations in random order", columns=columns, rows=rows)
+
+
+def _targets(results: Sequence[_Seed], admitted: dict[str, tuple[float, float]]) -> tuple[Target, ...]:
+    shares = {arm: median(each.share(arm) for each in results) for arm in ("srtf", "fair")}
+    makespan = median(each.makespan["srtf"] / each.makespan["fifo"] for each in results)
+    return (
+        Target(name="SRTF, share of the ideal ratio", seen=round(shares["srtf"], 4), limit=0.97, is_least=True),
+        Target(name="FAIR, share of the ideal ratio", seen=round(shares["fair"], 4), limit=0.97, is_least=True),
+        Target(name="SRTF, median ratio", seen=round(_median(results, "srtf"), 3), limit=3.19, is_least=True),
+        Target(name="FAIR, median ratio", seen=round(_median(results, "fair"), 3), limit=1.77, is_least=True),
+        Target(
+            name="PACK with memory, median", seen=round(_median(results, "memory_pack"), 3), limit=1.17, is_least=True
+        ),
+        Target(name="makespan, SRTF by FIFO", seen=round(makespan, 4), limit=1.0086),
+        Target(
+            name="admitted by carpool, by capacity",
+            seen=round(admitted["carpool, in turns"][1], 3),
+            limit=2.8,
+            is_least=True,
+        ),
+    )
+
+
+def _median(results: Sequence[_Seed], arm: str) -> float:
+    return median(each.ratio(arm) for each in results)

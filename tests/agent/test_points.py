@@ -1,0 +1,552 @@
+"""The hooked places of a torch program, in C and in Python: each test runs with both and must see the same.
+
+A stand-in for torch is enough here: modules that call each other, optimizers that are only told apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from carpool.agent import points
+from carpool.agent import turns as turns_module
+from carpool.agent.memory import Memory
+from carpool.agent.torch_hooks import STEP_PATIENCE, STEPS_TO_TRUST, Hooks
+from carpool.agent.turns import RESAMPLE_MASK, STALL_NS, Turns
+from carpool.wire import messages as m
+from carpool.wire import page
+from tests.agent.desk import Desk
+from tests.agent.test_turns import FakeSource
+
+needs_c = pytest.mark.skipif(points.native is None, reason="the C points are not built: install gcc, 'make native'")
+
+
+class Module:
+    """A torch.nn.Module as far as its call goes."""
+
+    def __init__(self, act: Callable[..., Any] = int) -> None:
+        self.act = act
+
+    def _wrapped_call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.act(*args, **kwargs)
+
+    __call__ = _wrapped_call_impl
+
+
+class Program:
+    """A process with the hooks in it; the test is the daemon."""
+
+    def __init__(self, desk: Desk, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.desk, self.source = desk, source
+        self.has_grad = True
+        self.is_worker = False
+        data = SimpleNamespace(get_worker_info=lambda: "worker" if self.is_worker else None)
+        torch = SimpleNamespace(
+            is_grad_enabled=lambda: self.has_grad,
+            utils=SimpleNamespace(data=data),
+            autograd=SimpleNamespace(backward=None),
+            nn=SimpleNamespace(Module=Module),
+        )
+        self.hooks = Hooks(torch)
+        self.hooks._pre_hook = SimpleNamespace(remove=lambda: None)
+        self.hooks._step_patience = STEP_PATIENCE
+        self.step_hook = self.hooks.make_step_hook()
+        self.hooks._module_call = Module._wrapped_call_impl
+        self.call = self.hooks._our_call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
+        monkeypatch.setattr(Module, "__call__", self.call)
+        self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
+        monkeypatch.setattr(turns_module, "current", self.attach)
+        self.made: list[Turns] = []
+        self.optimizer = object()
+        self.model = Module()
+
+    def attach(self) -> Turns:
+        self.made.append(Turns(self.desk.link(), Memory(self.source, overhead_bytes=0)))
+        return self.made[-1]
+
+    @property
+    def turns(self) -> Turns:
+        return self.made[-1]
+
+    def loader(self, fetch: Callable[[], Any]) -> Iterator[Any]:
+        """An iterator as a DataLoader gives it."""
+
+        class Fetching:
+            def __iter__(self) -> Iterator[Any]:
+                return self
+
+            __next__ = self.fetch
+
+        loader = Fetching()
+        loader.fetch = fetch  # type: ignore[attr-defined]
+        return loader
+
+    def step(self, optimizer: object | None = None) -> None:
+        self.step_hook(optimizer or self.optimizer, (), {})
+
+    def first_turn(self) -> None:
+        def act() -> None:
+            self.desk.accept()
+            self.desk.take()
+            self.desk.grant()
+
+        with self.desk.playing(act):
+            self.model(0)
+
+    def settle(self) -> None:
+        """So many iterations that the points are known and the hooks have come to rest."""
+        self.first_turn()
+        self.step()
+        for _ in range(STEPS_TO_TRUST + 2):
+            self.model(0)
+            self.step()
+        assert isinstance(self.desk.take(), m.Measured)
+        assert self.hooks._pre_hook is None
+
+    def while_granted(self, wanted: type[m.Message], act: Callable[[], Any]) -> Any:
+        """Act; the turn is asked for or given back meanwhile, and granted."""
+        with self.desk.playing(lambda: self.desk.answer(wanted)):
+            return act()
+
+    def close(self) -> None:
+        for turns in self.made:
+            turns._link.close()
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+@pytest.fixture
+def program(
+    desk: Desk, source: FakeSource, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Program]:
+    made = Program(desk, source, monkeypatch)
+    assert (type(made.call).__name__ == "ModuleCall") == (implementation == "c")
+    yield made
+    made.close()
+
+
+def boundary_ns(desk: Desk) -> int:
+    return desk.words[desk.base + page.S_BOUNDARY_NS]
+
+
+# The optimizer's step.
+
+
+def test_every_step_is_counted_and_stamped_with_the_monotonic_clock(program: Program, desk: Desk) -> None:
+    program.settle()
+    for _ in range(100):
+        steps, stamp = desk.steps, boundary_ns(desk)
+        program.step()
+        assert (desk.steps, boundary_ns(desk) > stamp) == (steps + 1, True)
+    assert abs(boundary_ns(desk) - time.monotonic_ns()) < 1_000_000_000
+
+
+def test_of_two_optimizers_only_the_one_at_the_clean_point_counts(
+    program: Program, desk: Desk, source: FakeSource
+) -> None:
+    other = object()
+
+    def iterate() -> None:
+        program.model(0)
+        source.live = 9_000_000  # a graph is alive
+        program.step(other)
+        source.live = 1000
+        program.step()
+
+    program.first_turn()
+    for _ in range(2 * STEPS_TO_TRUST):
+        iterate()
+    before = desk.steps
+    for _ in range(10):
+        iterate()
+    assert desk.steps == before + 10
+
+
+def test_a_new_optimizer_is_learnt_and_the_old_one_is_known_no_more(program: Program, desk: Desk) -> None:
+    program.settle()
+    before, successor = desk.steps, object()
+    for _ in range(5):
+        program.step(successor)
+    assert isinstance(desk.take(), m.Measured)
+    assert desk.steps == before + 5
+    assert program.turns._points == {id(successor): True}
+    program.step()  # not taken for a boundary: it is learnt anew
+    assert program.turns._profile.is_learning
+
+
+def test_more_optimizers_than_c_remembers_are_counted_all_the_same(program: Program, desk: Desk) -> None:
+    program.settle()
+    many = [object() for _ in range(20)]
+    for _ in range(4):
+        for optimizer in many:
+            program.step(optimizer)
+    assert isinstance(desk.take(), m.Measured)
+    before = desk.steps
+    for _ in range(3):
+        for optimizer in many:
+            program.step(optimizer)
+    assert desk.steps == before + 3, "one of them ends the iteration"
+
+
+def test_a_recall_is_obeyed_at_its_step(program: Program, desk: Desk) -> None:
+    program.settle()
+    desk.recall(at=desk.steps + 3)
+    program.step()
+    program.step()
+    assert desk.lease == page.LEASE_HELD
+    program.while_granted(m.Return, program.step)
+    assert desk.lease == page.LEASE_HELD
+    program.step()
+
+
+def test_a_lapsed_turn_is_handed_over_at_the_step(program: Program, desk: Desk) -> None:
+    program.settle()
+    desk.recall(at=page.LAPSED)
+    program.while_granted(m.Return, program.step)
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_a_job_that_grows_says_so_at_every_32nd_step(program: Program, desk: Desk, source: FakeSource) -> None:
+    program.settle()
+    source.live, source.peak = 3000, 9000
+    while (desk.steps + 1) & RESAMPLE_MASK:
+        program.step()
+    assert source.calls.count("reset") == 2, "it has not looked yet"
+    program.step()
+    grown = desk.take()
+    assert isinstance(grown, m.Measured)
+    assert (grown.persistent_bytes, grown.ephemeral_bytes) == (3000, 6000)
+
+
+def test_steps_in_an_explicit_turn_or_another_thread_or_when_off_do_not_count(program: Program, desk: Desk) -> None:
+    program.settle()
+    before = desk.steps
+    elsewhere = threading.Thread(target=program.step)
+    elsewhere.start()
+    elsewhere.join(20)
+    assert desk.steps == before
+    program.turns.seat.depth += 1
+    program.step()
+    program.turns.seat.depth -= 1
+    assert desk.steps == before
+    program.step()
+    assert desk.steps == before + 1
+    program.turns.finish()
+    program.step()
+    assert desk.steps == before + 1
+
+
+def test_a_forked_child_counts_nothing_for_its_parent_and_makes_its_own_turns(program: Program, desk: Desk) -> None:
+    program.settle()
+    before = desk.steps
+    program.turns.after_fork()
+    program.hooks.forget_after_fork()
+    program.first_turn()
+    assert len(program.made) == 2
+    assert program.made[0].seat.is_off
+    program.step()
+    assert desk.steps == before + 1, "by the second turns, which start with learning"
+    assert program.turns._profile.is_learning
+
+
+# The module call.
+
+
+def test_only_the_outermost_call_asks_for_a_lapsed_turn(program: Program, desk: Desk) -> None:
+    program.settle()
+    inner = Module()
+
+    def forward(value: int) -> int:
+        desk.recall(at=page.LAPSED)
+        return int(inner(value)) + 1
+
+    outer = Module(forward)
+    assert outer(1) == 2
+    assert program.while_granted(m.Ask, lambda: program.model(5)) == 5
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_another_thread_is_let_through(program: Program, desk: Desk) -> None:
+    program.settle()
+    desk.recall(at=page.LAPSED)
+    results: list[int] = []
+    elsewhere = threading.Thread(target=lambda: results.append(program.model(3)))
+    elsewhere.start()
+    elsewhere.join(20)
+    assert results == [3]
+    program.while_granted(m.Ask, lambda: program.model(0))
+
+
+def test_a_forward_that_raises_is_over(program: Program) -> None:
+    program.settle()
+    broken = Module(lambda value: value / 0)
+    before = program.hooks._calls.count
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            Module(lambda value: broken(value))(1)
+        assert program.hooks._calls.depth == 0
+    assert program.hooks._calls.count == before + 3
+
+
+def test_an_interrupted_wait_for_the_turn_is_the_programs_own_and_the_next_call_asks_again(
+    program: Program, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.settle()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    desk.recall(at=page.LAPSED)
+    with monkeypatch.context() as patch:
+        patch.setattr(program.turns, "_acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            program.model(0)
+    assert program.hooks._calls.depth == 0
+    program.while_granted(m.Ask, lambda: program.model(0))
+
+
+def test_without_gradients_and_optimizer_the_end_of_a_call_is_a_boundary(program: Program, desk: Desk) -> None:
+    program.hooks._step_patience = 0
+    program.has_grad = False
+    program.first_turn()
+    for _ in range(20):
+        program.model(0)
+    assert desk.steps == 21
+    inner = Module()
+    Module(lambda value: inner(inner(value)))(0)
+    assert desk.steps == 22
+    desk.recall()
+    program.while_granted(m.Return, lambda: program.model(0))
+
+
+def test_an_evaluation_gives_a_recalled_turn_back_but_counts_nothing(program: Program, desk: Desk) -> None:
+    program.settle()
+    before = desk.steps
+    program.has_grad = False
+    program.model(0)
+    desk.recall()
+    program.while_granted(m.Return, lambda: program.model(0))
+    assert desk.steps == before
+
+
+def test_a_data_worker_has_no_turns_and_its_calls_pass(program: Program) -> None:
+    program.is_worker = True
+    inner = Module()
+    assert Module(lambda value: inner(value) + 1)(1) == 2
+    program.step()
+    assert program.made == []
+    assert program.hooks._calls.count == 0
+
+
+def test_arguments_and_results_pass_unchanged(program: Program) -> None:
+    seen: list[Any] = []
+
+    def forward(*args: Any, **kwargs: Any) -> object:
+        seen.append((args, kwargs))
+        return program
+
+    program.settle()
+    module, arguments = Module(forward), {"scale": 2, "mask": None}
+    for call in (module, module.__call__, lambda *a, **k: Module.__call__(module, *a, **k)):
+        assert call(1, "two", **arguments) is program
+        assert call() is program
+    assert seen == [((1, "two"), arguments), ((), {})] * 3
+    with pytest.raises(TypeError):
+        Module.__call__()
+
+
+def test_the_wrapped_call_looks_like_the_function_it_stands_in_for(program: Program) -> None:
+    call, real = Module.__call__, program.hooks._module_call
+    assert call is program.call
+    assert isinstance(call, types.FunctionType)
+    assert inspect.isfunction(call)
+    assert (call.__name__, call.__doc__) == ("_wrapped_call_impl", "Call the module.")
+    assert inspect.signature(call) == inspect.signature(real or print)
+    assert inspect.unwrap(call) is real
+    assert inspect.getattr_static(call, "_torchdynamo_inline") is real
+    assert call.__code__ is not None
+    assert weakref.ref(call)() is call
+    bound = program.model.__call__
+    assert type(bound) is types.MethodType
+    assert bound.__func__ is call
+    assert bound.__self__ is program.model
+    assert not hasattr(call, "no_such_thing")
+
+
+def test_copies_know_nothing_of_the_hooks(program: Program) -> None:
+    program.settle()
+    assert copy.deepcopy(Module.__call__) is Module.__call__
+    duplicate = copy.deepcopy(program.model)
+    assert duplicate(4) == 4
+    assert vars(duplicate).keys() == {"act"}
+    assert copy.deepcopy(program.model.__call__)(5) == 5
+
+
+def test_a_pickled_module_is_called_through_whatever_hooks_its_process_has(program: Program) -> None:
+    program.settle()
+    module = pickle.loads(pickle.dumps(Module(abs)))
+    assert module(-4) == 4
+    assert pickle.loads(pickle.dumps(Module(abs).__call__))(-5) == 5
+
+
+def test_the_wrapped_call_is_taken_off_when_a_loader_gives_begin_points(program: Program) -> None:
+    program.hooks._fetches.count = 100
+    program.settle()
+    assert Module.__call__ is Module._wrapped_call_impl
+
+
+# The next batch.
+
+
+def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Program, desk: Desk) -> None:
+    def fetch() -> int:
+        time.sleep(0.02)
+        return 7
+
+    program.settle()
+    loader = program.loader(fetch)
+    for _ in range(8):
+        assert next(loader) == 7
+    assert desk.lease == page.LEASE_HELD, "nobody waits"
+    stalled = desk.words[desk.base + page.S_STALL_NS]
+    assert stalled > 8 * 10_000_000
+    assert program.turns.seat.stall_ns > STALL_NS
+    desk.words[page.H_WAITERS] = 1
+    assert program.while_granted(m.Ask, lambda: next(loader)) == 7
+    assert desk.words[desk.base + page.S_STALL_NS] > stalled
+    assert program.hooks._fetches.count == 9
+
+
+def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, desk: Desk) -> None:
+    program.settle()
+    loader, stalls = program.loader(lambda: 7), list[int]()
+    program.turns.seat.stall_ns = 100 * STALL_NS
+    while len(stalls) < 1000 and (not stalls or stalls[-1] > STALL_NS // 10):
+        assert next(loader) == 7
+        stalls.append(program.turns.seat.stall_ns)
+    assert min(stalls) <= STALL_NS // 10
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, desk: Desk) -> None:
+    def fetch() -> None:
+        until = time.thread_time_ns() + 1_000_000
+        while time.thread_time_ns() < until:
+            pass
+
+    program.settle()
+    loader, stalls = program.loader(fetch), list[int]()
+    while len(stalls) < 300 and (not stalls or stalls[-1] > 100_000):  # somebody else may have had the core
+        program.turns.seat.stall_ns = 0
+        next(loader)
+        stalls.append(program.turns.seat.stall_ns)
+    assert min(stalls) <= 100_000
+
+
+def test_a_recalled_turn_goes_before_the_fetch_and_comes_back_after_it(program: Program, desk: Desk) -> None:
+    leases: list[int] = []
+    program.settle()
+    loader = program.loader(lambda: leases.append(desk.lease))
+    desk.recall()
+    program.while_granted(m.Ask, lambda: next(loader))
+    desk.recall(at=page.LAPSED)
+    program.while_granted(m.Ask, lambda: next(loader))
+    next(loader)
+    assert leases == [page.LEASE_NONE, page.LEASE_NONE, page.LEASE_HELD]
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_the_end_of_the_data_asks_for_no_turn_and_is_no_item(program: Program, desk: Desk) -> None:
+    def end() -> None:
+        raise StopIteration
+
+    program.settle()
+    desk.recall()
+    assert list(program.loader(end)) == []
+    assert desk.lease == page.LEASE_NONE
+    assert program.hooks._fetches.count == 0
+    desk.take_until(m.Return)
+    program.while_granted(m.Ask, lambda: program.model(0))
+
+
+def test_a_data_worker_and_the_first_fetch(program: Program, desk: Desk) -> None:
+    program.is_worker = True
+    assert next(program.loader(lambda: 1)) == 1
+    assert (program.made, program.hooks._fetches.count) == ([], 0)
+    program.is_worker = program.hooks._is_worker = False
+
+    def act() -> None:
+        desk.accept()
+        desk.answer(m.Ask)
+
+    with desk.playing(act):
+        assert next(program.loader(lambda: 2)) == 2
+    assert desk.lease == page.LEASE_HELD
+
+
+# What only C can get wrong.
+
+
+@needs_c
+def test_the_two_agree_on_their_numbers() -> None:
+    assert (points.native.RESAMPLE_MASK, points.native.STALL_NS) == (RESAMPLE_MASK, STALL_NS)
+
+
+@needs_c
+def test_a_seat_stays_inside_its_page_and_keeps_it(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    seat = points.native.Seat(made.words)
+    for base in (-1, page.SLOTS * page.SLOT_WORDS - page.SLOT_WORDS + 1, 1 << 70):
+        with pytest.raises(IndexError):
+            seat.base = base
+    with pytest.raises(IndexError):
+        del seat.base
+    seat.base = page.slot_base(page.SLOTS - 1)
+    with pytest.raises(TypeError):
+        points.native.Seat(b"x" * 4096 and 7)
+    with pytest.raises(BufferError):
+        points.native.Seat(b"x" * 4096)
+    with pytest.raises(ValueError, match="at least one slot"):
+        points.native.Seat(bytearray(8))
+    hook = points.native.StepHook(print, print)
+    hook.seat, optimizer = seat, object()
+    seat.owner = threading.get_ident()
+    seat.know(id(optimizer), True)
+    made.close()
+    del made
+    gc.collect()
+    assert hook(optimizer, (), {}) is None
+    assert seat.words[seat.base + page.S_STEPS] == 1
+    with pytest.raises(TypeError):
+        hook.seat = object()
+
+
+@needs_c
+def test_what_refers_to_itself_is_collected() -> None:
+    class Owner:
+        def act(self, *args: object) -> None: ...
+
+    owner = Owner()
+    hook = points.native.StepHook(owner.act, owner.act)
+    hook.owner = owner
+    owner.hook = hook  # type: ignore[attr-defined]  # the cycle is what this test is about
+    gone = weakref.ref(owner), weakref.ref(hook)
+    del owner, hook
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

@@ -1,0 +1,116 @@
+"""A scheduler on a few nodes of whole cards, for tests: short ways to say what happened, and what came of it."""
+
+from __future__ import annotations
+
+from carpool.core.cluster.books import CardBooks
+from carpool.core.cluster.effects import (
+    Effect,
+    JoinJob,
+    LeaveJob,
+    ParkJob,
+    PlaceJob,
+    RefuseJob,
+    RejectEvent,
+    RevokeJob,
+)
+from carpool.core.cluster.events import (
+    DEFAULT_TENANT,
+    Event,
+    JobArrived,
+    JobEnded,
+    JobParked,
+    RatesMeasured,
+    ShareGiven,
+    Tick,
+)
+from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.scheduler import ClusterScheduler
+from carpool.core.model import JobId, TenantId
+from carpool.core.placement.model import NodeSpec, Request
+from carpool.units import SECOND
+
+
+class Desk:
+    """Times are seconds. Each call returns its effects as short sentences, and checks all rules."""
+
+    def __init__(
+        self, order: str, *, nodes: int = 1, cards: int = 4, settings: Settings | None = None, **shares: int
+    ) -> None:
+        specs = [NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]
+        self.scheduler = ClusterScheduler(CardBooks(specs), ORDERS[order](), settings)
+        for tenant, share in shares.items():
+            self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
+
+    def tell(self, event: Event, at: float = 0) -> list[str]:
+        effects = self.scheduler.handle(event, now=int(at * SECOND))
+        self.scheduler.check_invariants()
+        return [say(effect) for effect in effects]
+
+    def come(
+        self,
+        job: str,
+        *cards: int,
+        at: float = 0,
+        run: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        priority: int = 0,
+        program: str = "",
+        turn: float = 0,
+    ) -> list[str]:
+        arrived = JobArrived(
+            job=JobId(job),
+            members=tuple(Request(cards=each, card_milli=1000) for each in cards or (1,)),
+            tenant=TenantId(tenant),
+            priority=priority,
+            service_ns=None if run is None else int(run * SECOND),
+            program=program,
+            turn_ns=int(turn * SECOND),
+        )
+        return self.tell(arrived, at)
+
+    def end(self, job: str, *, at: float = 0) -> list[str]:
+        return self.tell(JobEnded(job=JobId(job)), at)
+
+    def parked(self, job: str, *, at: float = 0) -> list[str]:
+        return self.tell(JobParked(job=JobId(job)), at)
+
+    def tick(self) -> tuple[float, list[str]]:
+        """Wake the scheduler when it wants to be; returns when that was."""
+        wake_ns = self.scheduler.next_wakeup()
+        assert wake_ns is not None
+        effects = self.scheduler.handle(Tick(), now=wake_ns)
+        self.scheduler.check_invariants()
+        return wake_ns / SECOND, [say(effect) for effect in effects]
+
+    def measure(self, cards: int, at: float = 0, **rates: int) -> list[str]:
+        """Rates by program, in thousandths; two of a kind are written a and a2."""
+        programs = sorted(rates)
+        event = RatesMeasured(
+            size_milli=1000 * cards,
+            programs=tuple(name[:1] for name in programs),
+            rates_milli=tuple(rates[name] for name in programs),
+        )
+        return self.tell(event, at)
+
+    def state(self, job: str) -> State | None:
+        return self.scheduler.state_of(JobId(job))
+
+
+def say(effect: Effect) -> str:
+    match effect:
+        case PlaceJob():
+            where = " ".join(f"{place.node}:{','.join(map(str, place.cards))}" for place in effect.places)
+            return f"{'lend' if effect.is_loan else 'place'} {effect.job} {where}"
+        case ParkJob():
+            return f"park {effect.job} for {effect.wanted_by}"
+        case JoinJob():
+            return f"join {effect.job} {effect.host}"
+        case LeaveJob():
+            return f"leave {effect.job} {effect.host}"
+        case RevokeJob():
+            return f"revoke {effect.job}"
+        case RefuseJob():
+            return f"refuse {effect.reason}"
+        case RejectEvent():
+            return f"reject {effect.event}: {effect.reason}"

@@ -1,0 +1,156 @@
+"""The door: refusals in words, events that make no sense, and every pair of a job's state and an event."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.cluster.books import CardBooks, PlacerBooks
+from carpool.core.cluster.events import JobArrived, ShareGiven, Tick, WorkLost
+from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.scheduler import ClusterScheduler
+from carpool.core.model import JobId, TenantId
+from carpool.core.placement.base import make_rule
+from carpool.core.placement.model import Fleet, NodeSpec, Request
+from carpool.core.placement.placer import Placer
+from carpool.errors import InternalError, UsageError
+from carpool.units import SECOND
+from tests.core.cluster.desk import Desk
+
+
+def test_a_job_larger_than_the_cluster_is_refused_in_words() -> None:
+    desk = Desk("fifo", nodes=2, cards=4)
+    assert desk.come("big", 4, 4, 4) == [
+        "refuse job big can never run: it wants 12 cards, the cluster has 8; ask for fewer"
+    ]
+    assert desk.come("wide", 5) == [
+        "refuse job wide can never run: no node holds 5 cards as it wants them; ask for fewer"
+    ]
+    assert desk.state("big") is None
+
+
+def test_a_tenant_without_a_share_is_refused_in_words() -> None:
+    desk = Desk("fifo", cards=4, a=4)
+    assert desk.come("x", tenant="b") == [
+        "refuse job x can never run: tenant b has no share of this cluster; give it one"
+    ]
+
+
+def test_shares_beyond_the_cluster_are_an_error() -> None:
+    desk = Desk("fifo", cards=4, a=3)
+    with pytest.raises(UsageError, match="the shares are 5 cards, the cluster has 4"):
+        desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=2000))
+
+
+def test_shares_are_given_before_jobs_come() -> None:
+    desk = Desk("fifo", cards=4, a=3)
+    desk.come("x", tenant="a")
+    with pytest.raises(UsageError, match="before the first job"):
+        desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000))
+
+
+def test_time_never_goes_back() -> None:
+    desk = Desk("fifo")
+    desk.come("a", at=5)
+    with pytest.raises(InternalError, match="time went back"):
+        desk.tell(Tick(), at=4)
+
+
+def test_lost_work_counts_as_work_left() -> None:
+    desk = Desk("srtf", cards=1)
+    desk.come("a", run=100)
+    assert desk.tell(WorkLost(lost_ns={JobId("a"): 60 * SECOND}), at=50) == []
+    assert desk.come("b", run=100, at=50) == ["park a for b", "place b 0:0"]
+
+
+# --- every state, every event ----------------------------------------------------------------------------------
+
+
+def in_state(state: State) -> Desk:
+    """A desk where the job x is in this state."""
+    if state is State.RIDING:
+        desk = Desk("pack", cards=1)
+        desk.come("host", program="a")
+        desk.come("x", program="b", at=1)
+        return desk
+    desk = Desk("priority", cards=1, settings=Settings(parks_at_once=False))
+    if state is State.WAITING:
+        desk.come("first", priority=9)
+        desk.come("x")
+    elif state is State.COMING:
+        desk.come("first")
+        desk.come("x", priority=9)
+    else:
+        desk.come("x")
+        if state is State.LEAVING:
+            desk.come("next", priority=9)
+    return desk
+
+
+LIVE = [State.WAITING, State.COMING, State.RUNNING, State.RIDING, State.LEAVING]
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_a_second_arrival_is_rejected_in_every_state(state: State) -> None:
+    desk = in_state(state)
+    assert desk.state("x") is state
+    assert desk.come("x", at=2) == ["reject JobArrived: a job with this id is here already"]
+    assert desk.state("x") is state
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_parked_is_believed_only_of_a_job_that_was_told_to_leave(state: State) -> None:
+    desk = in_state(state)
+    effects = desk.parked("x", at=2)
+    if state is State.LEAVING:
+        assert effects == ["place next 0:0"]
+        assert desk.state("x") is State.WAITING
+    else:
+        assert effects == [f"reject JobParked: the job is {state}"]
+        assert desk.state("x") is state
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_a_job_may_end_in_every_state_and_leaves_nothing_behind(state: State) -> None:
+    desk = in_state(state)
+    desk.end("x", at=2)
+    assert desk.state("x") is None
+    desk.come("y", priority=99, at=3)
+    assert desk.state("y") in (State.RUNNING, State.COMING, State.RIDING)
+
+
+def test_events_of_nobody_are_rejected() -> None:
+    desk = Desk("fifo")
+    assert desk.parked("x") == ["reject JobParked: no such job"]
+    assert desk.end("x") == ["reject JobEnded: no such job"]
+
+
+def test_a_job_that_comes_to_no_boundary_in_time_is_revoked() -> None:
+    desk = in_state(State.LEAVING)
+    assert desk.tick() == (60, ["revoke x", "place next 0:0"])
+
+
+# --- the two kinds of books ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["fifo", "las", "srtf"])
+def test_counted_cards_and_the_placer_give_the_same_effects_for_whole_cards(order: str) -> None:
+    nodes = [NodeSpec(name=f"n{number}", cards=4) for number in range(3)]
+    said = []
+    for books in (CardBooks(nodes), PlacerBooks(Placer(Fleet(nodes), make_rule("best_fit")))):
+        desk = Desk(order)
+        desk.scheduler = ClusterScheduler(books, ORDERS[order]())
+        said.append([desk.come(f"j{n}", 1 + n * 5 % 4, at=n, run=3 + n * 7 % 13) for n in range(30)])
+        said[-1] += [desk.end(f"j{n}", at=40 + n) for n in range(0, 30, 3) if desk.state(f"j{n}")]
+    assert said[0] == said[1]
+
+
+def test_shares_of_a_card_are_placed_side_by_side_and_parked_for_one_that_wants_it_whole() -> None:
+    fleet = Fleet([NodeSpec(name="n", cards=1)])
+    desk = Desk("priority")
+    desk.scheduler = ClusterScheduler(PlacerBooks(Placer(fleet, make_rule("best_fit"))), ORDERS["priority"]())
+    for name in "ab":
+        half = JobArrived(job=JobId(name), members=(Request(cards=1, card_milli=500),))
+        assert desk.tell(half) == [f"place {name} 0:0"]
+    assert desk.come("c", 1, priority=1, at=1) == ["park a for c", "park b for c", "place c 0:0"]
+    fleet.check_invariants()

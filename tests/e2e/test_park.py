@@ -1,0 +1,270 @@
+"""Suspended and resumed: memory leaves the device and comes back, and no number changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.alone import Alone
+from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+SHAPES = ["sgd", "groups", "tied", "views", "half", "accumulation", "ema", "gan"]
+STEPS = 120
+BIG = ["held.py", "groups", "--width", "4500", "--steps", "1000000"]
+
+
+def command(shape: str, steps: int = STEPS) -> list[str]:
+    width = {"tied": "3000", "gan": "500"}.get(shape, "250")
+    return ["held.py", shape, "--steps", str(steps), "--width", width, "--pause", "0.01"]
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def start(node: Node, name: str, *program: str) -> Started:
+    return node.run(*program, options=["--name", name])
+
+
+def suspend(node: Node, name: str) -> dict[str, object]:
+    done = node.carpool("suspend", "--json", name)
+    assert done.code == 0, done.err
+    job: dict[str, object] = json.loads(done.out)
+    assert job["state"] == "parked", job
+    return job
+
+
+def resume(node: Node, name: str) -> None:
+    done = node.carpool("resume", name)
+    assert done.code == 0, done.err
+
+
+def test_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node: Node, alone: Alone) -> None:
+    """Four at a time share the device; each is suspended and resumed again and again on its way."""
+    node.start(quantum="20ms")
+    for batch in (SHAPES[:4], SHAPES[4:]):
+        jobs = {shape: start(node, shape, *command(shape)) for shape in batch}
+        moves = dict.fromkeys(batch, 0)
+        for shape in batch:
+            node.wait_steps(shape, 5)
+        while any(job.process.poll() is None for job in jobs.values()):
+            for shape, job in jobs.items():
+                if job.process.poll() is None and node.state(shape) in ("waiting", "running"):
+                    node.carpool("suspend", shape)
+                    moves[shape] += node.state(shape) == "parked"
+                    before = len(job.lines)
+                    time.sleep(0.05)
+                    assert len(job.lines) == before or node.state(shape) != "parked"
+                    node.carpool("resume", shape)
+        for shape, job in jobs.items():
+            ended = job.wait()
+            assert (ended.code, ended.err) == (0, "")
+            assert ended.out == alone.output(*command(shape)), shape
+            assert moves[shape] >= 1, f"{shape} was suspended {moves[shape]} times"
+    parked = {event["job"].rpartition("-")[0]: event for event in node.journal("JobParked")}
+    assert set(parked) == set(SHAPES)
+    assert node.status()["devices"][0]["free_bytes"] == 4 << 30
+
+
+def test_a_suspended_job_frees_its_memory_and_others_use_it(node: Node) -> None:
+    node.start(device="cpu:1200MiB")
+    start(node, "big", *BIG)
+    node.wait_state("big", "running")
+    wait_until(lambda: node.job("big")["needs"], "it is measured")
+    pid = node.program_pid("big")
+    before, counted = resident_bytes(pid), node.job("big")
+    needs = counted["needs"]
+    job = suspend(node, "big")
+    moved, left = int(str(job["parked_bytes"])), int(str(job["live_bytes"]))
+    held = int(counted["live_bytes"]) - needs["overhead_bytes"]
+    assert moved >= 600 * MIB
+    assert left - needs["overhead_bytes"] <= 0.05 * held, (left, needs, held)
+    assert resident_bytes(pid) <= before - 0.9 * moved, "the operating system has it back"
+    device = node.status()["devices"][0]
+    assert device["promised_bytes"] == job["promised_bytes"] == left
+    assert device["lanes"] == []
+    second = start(node, "second", "held.py", "groups", "--width", "4500", "--steps", "6")
+    assert second.wait().code == 0
+    assert "carpool resume" in node.job("big")["reason"]
+    resume(node, "big")
+    steps = node.job("big")["steps"]
+    node.wait_steps("big", steps + 5)
+
+
+def test_a_parked_job_can_be_killed_and_leaves_nothing(node: Node) -> None:
+    node.start()
+    job = start(node, "gone", *command("sgd", 100000))
+    node.wait_steps("gone", 5)
+    suspend(node, "gone")
+    kill(node.program_pid("gone"))
+    assert job.wait().code == 137
+    node.wait_state("gone", "failed")
+    status = node.status()["devices"][0]
+    assert (status["free_bytes"], status["lanes"]) == (4 << 30, [])
+    assert node.ps()["host_bytes"] == 0
+    assert list(node.places.parked.iterdir()) == [], "the store has no name"
+
+
+def test_a_job_stays_parked_while_the_daemon_dies_and_goes_on_where_it_was(node: Node, alone: Alone) -> None:
+    node.start()
+    job = start(node, "kept", *command("groups"))
+    node.wait_steps("kept", 5)
+    before = suspend(node, "kept")
+    lines = len(job.lines)
+    for _ in range(2):
+        node.kill_daemon()
+        time.sleep(0.3)
+        node.start()
+        adopted = node.job("kept")
+        assert (adopted["state"], adopted["is_suspended"]) == ("parked", True)
+        assert adopted["parked_bytes"] == before["parked_bytes"]
+        time.sleep(0.3)
+        assert len(job.lines) == lines, "it does not compute"
+    resume(node, "kept")
+    ended = job.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output(*command("groups"))
+
+
+def test_a_job_is_brought_back_when_the_daemon_never_returns(node: Node, alone: Alone) -> None:
+    node.start()
+    job = start(node, "orphan", *command("gan"))
+    node.wait_steps("orphan", 5)
+    suspend(node, "orphan")
+    assert node.carpool("daemon", "stop", "--force").code == 0
+    ended = job.wait()
+    assert ended.code == 0
+    assert ended.out == alone.output(*command("gan"))
+    assert "goes on without taking turns" in ended.err
+
+
+def test_a_full_disk_leaves_the_job_where_it_is_with_the_reason(node: Node, alone: Alone) -> None:
+    """A limit on the size of files stands in for the disk."""
+    node.start()
+    limited = f"ulimit -f 1024; exec {PYTHON} {' '.join(command('sgd'))}"
+    job = node.run("/bin/sh", "-c", limited, options=["--name", "full"])
+    node.wait_steps("full", 5)
+    done = node.carpool("suspend", "full")
+    assert done.code == 0
+    assert "still on cpu: its memory could not be copied" in done.out.decode()
+    lines = len(job.lines)
+    time.sleep(0.3)
+    assert len(job.lines) == lines, "it is stopped all the same"
+    assert node.job("full")["parked_bytes"] == 0
+    resume(node, "full")
+    ended = job.wait()
+    assert ended.out == alone.output(*command("sgd"))
+
+
+def test_an_interrupt_of_a_parked_program_finds_its_tensors(node: Node) -> None:
+    """Its own handler saves a checkpoint while the program is suspended; then Ctrl-C ends it."""
+    node.start()
+    script = node.files / "saves.py"
+    script.write_text(SAVES)
+    job = node.run(str(script), options=["--name", "saves"])
+    node.wait_steps("saves", 5)
+    suspend(node, "saves")
+    pid = node.program_pid("saves")
+    kill(pid, signal.SIGUSR1)
+    job.wait_line("saved")
+    assert node.state("saves") == "parked"
+    kill(pid, signal.SIGINT)
+    ended = job.wait()
+    assert "interrupted, weights are there: True" in ended.out.decode(), ended.err
+    wait_until(lambda: not is_alive(pid), "it ended")
+
+
+def test_a_program_whose_threads_might_touch_tensors_is_not_parked(node: Node) -> None:
+    node.start()
+    script = node.files / "threads.py"
+    script.write_text(THREADS)
+    start(node, "threads", str(script))
+    node.wait_steps("threads", 5)
+    done = node.carpool("suspend", "threads")
+    assert "its thread watcher might touch its tensors" in done.out.decode()
+    resume(node, "threads")
+    steps = node.job("threads")["steps"]
+    node.wait_steps("threads", steps + 5)
+
+
+def test_what_cannot_be_suspended_is_refused_in_words(node: Node) -> None:
+    node.start()
+    done = node.carpool("suspend", "nobody")
+    assert done.code == 2
+    assert "no job 'nobody' is running or queued" in done.err
+    start(node, "a", *command("sgd", 100000))
+    node.wait_steps("a", 5)
+    assert "is not suspended" in node.carpool("resume", "a").err
+
+
+def test_the_wall_time_of_a_parked_job_is_explained_to_the_last_second(node: Node) -> None:
+    node.start(quantum="20ms")
+    began = time.monotonic_ns()
+    first = start(node, "first", *command("sgd", 150))
+    second = start(node, "second", *command("sgd", 150))
+    for name in ("first", "second"):
+        node.wait_steps(name, 5)
+    suspend(node, "first")
+    time.sleep(1.0)
+    resume(node, "first")
+    assert (first.wait().code, second.wait().code) == (0, 0)
+    outside = time.monotonic_ns() - began
+    node.wait_state("first", "finished")
+    explained = json.loads(node.carpool("explain", "--json", "first").out)
+    spent = explained["spent_ns"]
+    at = {kind: [e["at_ns"] for e in node.journal(kind) if e["job"] == explained["id"]] for kind in SPAN}
+    wall = at["JobExited"][0] - at["JobSubmitted"][0]
+    assert abs(sum(spent.values()) - wall) <= 0.02 * wall
+    assert wall <= outside
+    assert spent["parked"] >= 900_000_000
+    assert spent["move"] > 0 and spent["run"] > 0 and spent["start"] > 0
+    assert list(explained["waited_for_ns"]) == ["second"]
+    said = node.carpool("explain", "first").out.decode()
+    assert " instead of " in said and "waiting for job second" in said
+
+
+SPAN = ("JobSubmitted", "JobExited")
+
+SAVES = """
+import signal, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(500, 500)
+optimizer = torch.optim.Adam(model.parameters())
+signal.signal(signal.SIGUSR1, lambda *_: print("saved", model.weight.sum().item(), flush=True))
+try:
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(4, 500)).mean().backward()
+        optimizer.step()
+except KeyboardInterrupt:
+    print("interrupted, weights are there:", bool(torch.isfinite(model.weight).all()), flush=True)
+"""
+
+THREADS = """
+import threading, time, torch
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Linear(500, 500)
+optimizer = torch.optim.Adam(model.parameters())
+def look():
+    while True:
+        model.weight.sum().item()
+        time.sleep(0.001)
+threading.Thread(target=look, name="watcher", daemon=True).start()
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(4, 500)).mean().backward()
+    optimizer.step()
+"""

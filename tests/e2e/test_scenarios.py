@@ -1,0 +1,71 @@
+"""One scenario, every driver: the simulator and a real daemon with real processes make the same decisions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.reach import call
+from carpool.errors import AnsweredError
+from carpool.sim import journal
+from carpool.testing.scenario import Scenario, decisions, load_scenario, run_scenario
+from carpool.units import MS, parse_bytes
+from tests.e2e.node import PROGRAMS, PYTHON, Node
+
+SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.toml"))
+NAMES = [path.stem for path in SCENARIOS]
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=NAMES)
+def test_the_simulator_makes_the_decisions_of_the_scenario(path: Path) -> None:
+    scenario = load_scenario(path)
+    assert run_scenario(scenario) == list(scenario.expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SCENARIOS, ids=NAMES)
+def test_the_daemon_makes_the_same_decisions_and_its_journal_replays_exactly(path: Path, node: Node) -> None:
+    scenario = load_scenario(path)
+    play(scenario, node)
+    recording = journal.read(node.places.journal)
+    made = [word for each in recording.calls for word in decisions(each.effects)]
+    assert made == list(scenario.expected)
+    replayed = journal.replay(recording)
+    assert replayed.difference == ""
+    assert replayed.effects == sum(len(each.effects) for each in recording.calls) > 0
+    done = node.carpool("sim", "--journal", "--add-device", "4GiB", "--json")
+    answer = json.loads(done.out)
+    assert (done.code, answer["reproduced"], answer["events"]) == (0, True, replayed.events)
+    same, more = answer["simulated"]
+    assert more["wait_s"] < same["wait_s"]
+
+
+def play(scenario: Scenario, node: Node) -> None:
+    """The scenario's jobs as processes, each submitted at its time; returns when all are over."""
+    node.start(policy=scenario.policy, device=f"cpu:{scenario.device}")
+    begin = time.monotonic_ns()
+    for job in scenario.jobs:
+        time.sleep(max(0, begin + job.at_ns - time.monotonic_ns()) / 1e9)
+        steps = ["--steps", str(job.steps), "--step-ms", str(job.step_ns // MS)]
+        spec = {
+            "name": job.name,
+            "tenant": "default",
+            "weight_milli": 1000,
+            "priority": job.priority,
+            "cap_bytes": parse_bytes(job.memory),
+            "steps": job.steps,
+            "fingerprint": "",
+        }
+        argv = [PYTHON, "scripted.py", *steps]
+        with contextlib.suppress(AnsweredError):  # a refusal is a decision like any other
+            call(node.places, "submit", spec=spec, argv=argv, cwd=str(PROGRAMS), environment=node.environment)
+    for job in scenario.jobs:
+        node.wait_state(job.name, "finished", "failed")
+    node.ps()
+    assert node.daemon is not None
+    node.daemon.process.terminate()
+    node.daemon.process.wait(20)

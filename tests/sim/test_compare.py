@@ -1,0 +1,115 @@
+"""Several policies over one workload: clusters, what is left out, and what is used when."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.errors import UsageError
+from carpool.sim.clusters import bytes_of, cards_of, parse_cluster
+from carpool.sim.compare import Choice, compare
+from carpool.sim.outcome import JobOutcome, Outcome, Span
+from carpool.sim.pairs import as_median_pair, pair_busy_milli, rates_for
+from carpool.sim.plot import usage
+from carpool.sim.traces import BadRow, Trace, TraceJob, first, load
+from carpool.units import GIB, SECOND
+
+
+def trace(*jobs: TraceJob, bad: tuple[BadRow, ...] = (), is_public: bool = False) -> Trace:
+    return Trace(name="tiny", source="tiny.csv", jobs=jobs, bad_rows=bad, is_public=is_public)
+
+
+def job(name: str, *, service: int, at: int = 0, cards: int = 1, tenant: str = "a") -> TraceJob:
+    return TraceJob(
+        id=name, submit_ns=at * SECOND, service_ns=service * SECOND, cards=cards, tenant=tenant, line=2 + len(name)
+    )
+
+
+def test_a_cluster_is_groups_of_nodes_with_cards_of_a_model() -> None:
+    nodes = parse_cluster("2x8x16GiB,1x4x80GiB:A100")
+    assert [(node.cards, node.card_bytes // GIB, node.model) for node in nodes] == [
+        (8, 16, ""),
+        (8, 16, ""),
+        (4, 80, "A100"),
+    ]
+    assert (cards_of(nodes), bytes_of(nodes)) == (20, 16 * 16 * GIB + 4 * 80 * GIB)
+    assert bytes_of(parse_cluster("2x8")) == 0
+
+
+def test_a_seed_shuffles_the_order_of_the_nodes() -> None:
+    names = [node.name for node in parse_cluster("20x1x1GiB", seed=1)]
+    assert sorted(names) == sorted(node.name for node in parse_cluster("20x1x1GiB"))
+    assert names == [node.name for node in parse_cluster("20x1x1GiB", seed=1)]
+    assert names != [node.name for node in parse_cluster("20x1x1GiB")]
+
+
+def test_the_published_cluster_has_its_cards() -> None:
+    nodes = parse_cluster("alibaba2023")
+    assert (len(nodes), cards_of(nodes)) == (1213, 6212)
+
+
+def test_two_jobs_on_two_cards_of_a_cluster_by_hand() -> None:
+    found = compare(
+        trace(job("a", service=10), job("bb", service=4, at=1), job("ccc", service=2, at=2, cards=2)),
+        Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo", "srsf")),
+    )
+    assert found.engine == "cluster"
+    fifo, srsf = (figures for _, figures in found.rows)
+    assert fifo.makespan_s == 12.0  # the gang of two runs when the first job is over
+    assert fifo.average_s == pytest.approx((10 + 4 + 10) / 3)
+    assert srsf.average_s < fifo.average_s
+    assert found.bounds.makespan_s == 10.0
+    assert found.outcomes[0].busy_cards[0] == (0, 1000)
+
+
+def test_bad_rows_of_a_public_trace_are_left_out_and_counted() -> None:
+    bad = (BadRow(line=9, reason="never ran"),)
+    choice = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("fifo",))
+    assert compare(trace(job("a", service=1), bad=bad, is_public=True), choice).left_out == ((9, "never ran"),)
+    with pytest.raises(UsageError, match="tiny.csv line 9: never ran"):
+        compare(trace(job("a", service=1), bad=bad), choice)
+
+
+def test_a_job_larger_than_the_cluster_is_an_error_for_public_traces_too() -> None:
+    choice = Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo",))
+    with pytest.raises(UsageError, match="job big wants 3 cards; the cluster has 2"):
+        compare(trace(job("big", service=1, cards=3), is_public=True), choice)
+
+
+def test_tenants_with_shares_are_simulated_and_one_without_is_an_error() -> None:
+    choice = Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo",), shares_milli={"a": 1000, "b": 1000})
+    jobs = (job("a", service=10), job("aa", service=10, tenant="a"), job("bbb", service=1, at=1, tenant="b"))
+    found = compare(trace(*jobs), choice)
+    assert {each.id: each.end_ns // SECOND for each in found.outcomes[0].jobs}[
+        "bbb"
+    ] == 2  # the loan gave way at once
+    with pytest.raises(UsageError, match="tenant c has no share"):
+        compare(trace(*jobs, job("cccc", service=1, tenant="c")), choice)
+
+
+def test_every_policy_runs_on_both_engines() -> None:
+    jobs = first(load("salus"), 12)
+    for cluster in ("1x1x16GiB", "2x2x16GiB"):
+        policies = ("fifo", "srtf", "srsf", "las", "fair", "priority", "pack")
+        found = compare(jobs, Choice(nodes=parse_cluster(cluster), policies=policies))
+        assert [figures.jobs for _, figures in found.rows] == [12] * 7
+        packed = found.rows[6][1].average_s
+        assert all(
+            figures.average_s * 1.001 >= found.bounds.average_s for name, figures in found.rows if name != "pack"
+        )
+        assert packed > 0
+
+
+def test_side_by_side_jobs_go_as_fast_as_the_median_pair_or_as_their_stages_say() -> None:
+    jobs = load("salus").jobs[:2]
+    assert rates_for(jobs) is as_median_pair
+    assert as_median_pair(jobs) == (1_000_000 // (2 * pair_busy_milli()),) * 2
+    assert 500 < as_median_pair(jobs)[0] < 700
+    assert rates_for(load("muri1").jobs) is not as_median_pair
+
+
+def test_usage_over_time_is_drawn_from_turns_and_from_cards_in_use() -> None:
+    done = JobOutcome(id="a", tenant="a", submit_ns=0, start_ns=0, end_ns=4000, service_ns=2000)
+    turns = Outcome(policy="p", jobs=(done,), cards=1, busy_milli_ns=0, spans=(Span("lane", "a", 0, 2000),))
+    assert [share for _, share in usage(turns)] == [1.0] * 1000 + [0.0] * 1001
+    cards = Outcome(policy="p", jobs=(done,), cards=2, busy_milli_ns=0, busy_cards=((0, 1000), (2000, 2000)))
+    assert [share for _, share in usage(cards)][:2000] == [0.5] * 1000 + [1.0] * 1000

@@ -1,0 +1,122 @@
+"""The node in virtual time: the daemon's own scheduler, scripted jobs, and figures that can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from carpool.core.model import JobSpec, Needs
+from carpool.core.node import Settings
+from carpool.errors import InternalError
+from carpool.sim.ideal import Work, mean_completion_least, shared_completions
+from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.outcome import Outcome
+from carpool.sim.workload import lognormal, script_of
+from carpool.units import GIB, MIB, MS, SECOND
+
+CARD = Machine(devices=(("card", 16 * GIB),))
+
+
+def script(name: str, *, steps: int, at: int = 0, step_ms: int = 10, size: int = MIB, busy: int = 1000) -> Script:
+    return Script(
+        id=name,
+        submit_ns=at * MS,
+        spec=JobSpec(name=name, steps=steps, fingerprint=name),
+        needs=Needs(persistent_bytes=size, ephemeral_bytes=MIB),
+        steps=steps,
+        step_ns=step_ms * MS,
+        busy_milli=busy,
+        is_known=True,
+    )
+
+
+def ends(outcome: Outcome) -> dict[str, int]:
+    return {job.id: job.end_ns // MS for job in outcome.jobs}
+
+
+def test_first_come_first_served_runs_one_after_the_other() -> None:
+    outcome = NodeEngine("fifo", CARD).run([script("a", steps=10), script("b", steps=5, at=1)])
+    assert ends(outcome) == {"a": 100, "b": 150}
+    assert outcome.busy_milli_ns == 150 * MS * 1000
+    assert [(span.job, span.from_ns // MS, span.to_ns // MS) for span in outcome.spans] == [
+        ("a", 0, 100),
+        ("b", 100, 150),
+    ]
+
+
+def test_a_short_job_gets_the_turn_at_the_next_boundary_after_the_quantum() -> None:
+    settings = Settings(quantum_ns=20 * MS)
+    outcome = NodeEngine("srtf", CARD, settings=settings).run([script("a", steps=100), script("b", steps=2, at=41)])
+    assert ends(outcome) == {"a": 1020, "b": 70}  # told at 41 ms, given back at 50
+    assert {job.id: job.preemptions for job in outcome.jobs} == {"a": 1, "b": 0}
+
+
+def test_a_hand_over_costs_what_the_machine_says() -> None:
+    machine = replace(CARD, switch_ns=MS)
+    assert ends(NodeEngine("fifo", machine).run([script("a", steps=10), script("b", steps=5)])) == {
+        "a": 101,
+        "b": 152,
+    }
+
+
+def test_starting_takes_the_time_the_script_says_while_others_compute() -> None:
+    jobs = [replace(script("a", steps=10), start_ns=25 * MS), script("b", steps=5)]
+    outcome = NodeEngine("fifo", CARD).run(jobs)
+    assert {span.job: span.from_ns // MS for span in reversed(outcome.spans)} == {"b": 0, "a": 30}
+    assert outcome.makespan_ns == 150 * MS
+
+
+def test_a_job_without_room_waits_until_another_ends() -> None:
+    jobs = [script("a", steps=10, size=10 * GIB), script("b", steps=5, size=10 * GIB)]
+    outcome = NodeEngine("fair", CARD).run(jobs)
+    assert ends(outcome) == {"a": 100, "b": 150}
+    assert outcome.refused == ()
+
+
+def test_a_job_that_can_never_fit_is_refused() -> None:
+    outcome = NodeEngine("fifo", CARD).run([script("a", steps=10), script("huge", steps=1, size=17 * GIB)])
+    assert ends(outcome) == {"a": 100}
+    assert [job for job, _ in outcome.refused] == ["huge"]
+
+
+def test_jobs_side_by_side_share_the_device_only_where_they_need_it() -> None:
+    half = [script("a", steps=20, busy=500), script("b", steps=20, busy=500)]
+    assert max(ends(NodeEngine("pack", CARD).run(half)).values()) == 200  # as if each were alone
+    whole = [script("a", steps=20), script("b", steps=20)]
+    assert max(ends(NodeEngine("pack", CARD).run(whole)).values()) == 400
+
+
+def test_memory_held_is_what_stays_and_the_scratch_of_who_computes() -> None:
+    outcome = NodeEngine("fifo", CARD).run([script("a", steps=10)])
+    assert outcome.held_byte_ns == 2 * MIB * 100 * MS
+
+
+def test_shortest_first_and_fair_come_close_to_their_ideals() -> None:
+    jobs = lognormal(40, seed=2, mean_s=20.0)
+    scripts = [replace(script_of(job), needs=Needs(persistent_bytes=0, ephemeral_bytes=0)) for job in jobs]
+    works = [Work(job.submit_ns, job.service_ns) for job in jobs]
+    settings = Settings(quantum_ns=SECOND, watch_ns=SECOND)
+    shortest = NodeEngine("srtf", CARD, settings=settings).run(scripts)
+    mean = sum(job.completion_ns for job in shortest.jobs) / len(jobs)
+    assert mean == pytest.approx(mean_completion_least(works, 1), rel=0.02)
+    fair = NodeEngine("fair", CARD, settings=settings).run(scripts)
+    mean = sum(job.completion_ns for job in fair.jobs) / len(jobs)
+    assert mean == pytest.approx(sum(shared_completions(works, 1)) / len(jobs), rel=0.03)
+
+
+def test_two_runs_are_the_same() -> None:
+    scripts = [script_of(job, is_known=False) for job in lognormal(30, seed=1, mean_s=5.0)]
+    assert NodeEngine("fair", CARD).run(scripts) == NodeEngine("fair", CARD).run(scripts)
+
+
+def test_progress_is_told_up_to_the_last_job() -> None:
+    told: list[int] = []
+    NodeEngine("fifo", CARD).run([script("a", steps=1), script("b", steps=1)], progress=told.append)
+    assert told == [1, 2]
+
+
+def test_no_jobs_are_no_time_and_two_of_one_name_are_a_mistake() -> None:
+    assert NodeEngine("fifo", CARD).run([]).makespan_ns == 0
+    with pytest.raises(InternalError, match="two scripts are called a"):
+        NodeEngine("fifo", CARD).run([script("a", steps=1), script("a", steps=1)])
