@@ -39,7 +39,7 @@ typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef int CUstreamCaptureMode, CUstreamCaptureStatus, CUmemPool_attribute, CUgraphMem_attribute;
-typedef int CUdriverProcAddressQueryResult, CUarray_format, CUdevice_attribute, CUlimit;
+typedef int CUmemAllocationType, CUdriverProcAddressQueryResult, CUarray_format, CUdevice_attribute, CUlimit;
 
 #define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2
 #define CU_MEMPOOL_ATTR_RELEASE_THRESHOLD 4
@@ -48,6 +48,7 @@ typedef int CUdriverProcAddressQueryResult, CUarray_format, CUdevice_attribute, 
 #define CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT 2
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

@@ -49,7 +49,7 @@ extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, un
 
 /* budget.c */
 typedef _Atomic uint64_t cp_word;
-enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE };
+enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL };
 struct cp_entry {
     uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
     uint64_t bytes;

@@ -134,10 +134,43 @@ static bool is_captured(CUstream stream) {
     return true;
 }
 
-#define ALLOCATE_ASYNC(symbol, params, args)                         \
+/* A pool of host memory gives nothing of the device's. */
+static CUresult note_pool(CUresult result, CUmemoryPool *out, const CUmemLocation *location, int type) {
+    struct cp_entry known;
+    if (result == CUDA_SUCCESS && location->type != CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+        !cp_find_entry(CP_HOST_POOL, KEY(*out), &known))
+        cp_note(CP_HOST_POOL, KEY(*out), 0, 0);
+    return result;
+}
+
+CUresult cp_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    READY;
+    return note_pool(real_cuMemPoolCreate(out, props), out, props ? &props->location : NULL, props ? props->allocType : 0);
+}
+CUresult cp_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type) {
+    READY;
+    return note_pool(real_cuMemGetMemPool(out, location, type), out, location, type);
+}
+CUresult cp_cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type) {
+    READY;
+    return note_pool(real_cuMemGetDefaultMemPool(out, location, type), out, location, type);
+}
+CUresult cp_cuMemPoolDestroy(CUmemoryPool pool) {
+    READY;
+    struct cp_entry entry;
+    cp_take_entry(CP_HOST_POOL, KEY(pool), &entry);
+    return real_cuMemPoolDestroy(pool);
+}
+
+static bool is_host_pool(CUmemoryPool pool) {
+    struct cp_entry entry;
+    return cp_find_entry(CP_HOST_POOL, KEY(pool), &entry);
+}
+
+#define ALLOCATE_ASYNC(symbol, params, is_free, args)                \
     CUresult cp_##symbol params {                                    \
         READY;                                                       \
-        if (is_captured(stream))                                     \
+        if (is_free || is_captured(stream))                          \
             return real_##symbol args;                               \
         uint64_t bytes = rounded(size);                              \
         if (!cp_reserve(bytes))                                      \
@@ -145,10 +178,11 @@ static bool is_captured(CUstream stream) {
         CUresult result = real_##symbol args;                        \
         return record(result, CP_POINTER, result ? 0 : *out, bytes); \
     }
-ALLOCATE_ASYNC(cuMemAllocAsync, (CUdeviceptr *out, size_t size, CUstream stream), (out, size, stream))
-ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr *out, size_t size, CUstream stream), (out, size, stream))
-ALLOCATE_ASYNC(cuMemAllocFromPoolAsync, (CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream), (out, size, pool, stream))
-ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream), (out, size, pool, stream))
+#define FROM_POOL (CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)
+ALLOCATE_ASYNC(cuMemAllocAsync, (CUdeviceptr *out, size_t size, CUstream stream), false, (out, size, stream))
+ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr *out, size_t size, CUstream stream), false, (out, size, stream))
+ALLOCATE_ASYNC(cuMemAllocFromPoolAsync, FROM_POOL, is_host_pool(pool), (out, size, pool, stream))
+ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, FROM_POOL, is_host_pool(pool), (out, size, pool, stream))
 
 /* A pool that keeps what was freed would hold bytes that nobody counts. */
 CUresult cp_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {

@@ -90,7 +90,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_ready, is_forked;
 static unsigned devices, card_of[CARDS_MAX];
 static struct CUctx_st primary[CARDS_MAX];
-static struct CUmemPoolHandle_st default_pool[CARDS_MAX];
+static struct CUmemPoolHandle_st default_pool[CARDS_MAX], managed_pool[CARDS_MAX];
 static CUmemoryPool current_pool[CARDS_MAX];
 static struct CUstream_st default_stream[CARDS_MAX];
 static uint64_t graph_mapped[CARDS_MAX], graph_cached[CARDS_MAX], context_bytes, next_handle = 1;
@@ -330,7 +330,7 @@ API cuInit(unsigned int flags) {
             pthread_atfork(NULL, NULL, after_fork);
             for (unsigned d = 0; d < devices; d++) {
                 primary[d] = (struct CUctx_st){.device = d, .is_primary = true};
-                default_pool[d] = (struct CUmemPoolHandle_st){.device = d};
+                default_pool[d] = managed_pool[d] = (struct CUmemPoolHandle_st){.device = d};
                 current_pool[d] = &default_pool[d];
                 default_stream[d].context = &primary[d];
             }
@@ -581,8 +581,10 @@ static CUresult wait_until(uint64_t at_ns) {
 
 static void trim_pools(void) {
     pthread_mutex_lock(&lock);
-    for (unsigned d = 0; d < devices; d++)
+    for (unsigned d = 0; d < devices; d++) {
         pool_settle(current_pool[d], current_pool[d]->threshold);
+        pool_settle(&managed_pool[d], managed_pool[d].threshold);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -792,14 +794,14 @@ API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
     return current_pool[dev] = pool, CUDA_SUCCESS;
 }
 
-/* The pool of a place, device or host; managed memory counts on a card. */
+/* The pool of a place and kind: managed memory counts on a card, host memory does not. */
 API cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
     static struct CUmemPoolHandle_st host_pool = {.is_host = true};
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return cuDeviceGetMemPool(out, location->id);
     NEED_CONTEXT;
-    bool is_managed = type == 2;
-    return *out = is_managed ? current_pool[context()->device] : &host_pool, CUDA_SUCCESS;
+    bool is_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE, is_managed = type == 2;
+    CUdevice dev = is_device ? location->id : (CUdevice)context()->device;
+    NEED_DEVICE(dev);
+    return *out = is_managed ? &managed_pool[dev] : is_device ? current_pool[dev] : &host_pool, CUDA_SUCCESS;
 }
 API cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) { return cuMemGetMemPool(out, location, type); }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.testing import doors
 from tests.native.gpu import NATIVE, compile_c
 
 PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
@@ -116,3 +117,12 @@ def test_no_entry_point_that_could_allocate_or_launch_is_forgotten(include: Path
     assert len(suspects) > 90
     assert suspects - known == set()
     assert known - names == set()
+
+
+def test_the_stand_in_has_every_entry_point_of_the_header(include: Path) -> None:
+    text = doors.TARGET.read_text()
+    listed = re.findall(r"^(DOOR|ABSENT)\((\w+), (\w+), (\d+), ([01])\)", text, re.MULTILINE)
+    own = doors.answered(*doors.CUDA_SOURCES)
+    for symbol, name, since, stream in doors.driver_rows(include):
+        row = ("DOOR" if symbol in own else "ABSENT", symbol, name, str(since), str(stream))
+        assert row in listed, f"{symbol}: run python -m carpool.testing.doors {include}"

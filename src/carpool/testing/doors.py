@@ -2,8 +2,8 @@
 
 python -m carpool.testing.doors /usr/local/cuda/include
 
-The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from the installed nvidia-ml-py. Run it after an
-entry point was added to native/fake, or for a newer toolkit.
+The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from the installed nvidia-ml-py.
+Run it after an entry point was added to native/fake, or for a newer toolkit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FAKE = ROOT / "native" / "fake"
 TARGET = FAKE / "doors.def"
+CUDA_SOURCES = ("cuda.c", "facts.h", "code.h", "objects.h", "sharing.h")
 HEAD = """/* Every entry point of CUDA's driver and of NVML: made by python -m carpool.testing.doors.
  * DOOR(symbol, name, since, per-thread stream): cuda.c has it; the rest is how cuGetProcAddress is asked for it.
  * ABSENT(symbol, ...), ABSENT_NVML(symbol): it exists and answers "not supported". */
@@ -69,7 +70,7 @@ def answered(*sources: str) -> set[str]:
 
 
 def make(include: Path) -> str:
-    cuda, nvml = answered("cuda.c", "facts.h", "code.h", "objects.h", "sharing.h"), answered("nvml.c")
+    cuda, nvml = answered(*CUDA_SOURCES), answered("nvml.c")
     lines = []
     for symbol, name, since, stream in driver_rows(include):
         kind = "DOOR" if symbol in cuda else "ABSENT"
@@ -80,8 +81,7 @@ def make(include: Path) -> str:
 
 def main() -> int:
     if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+        raise SystemExit(__doc__)
     TARGET.write_text(make(Path(sys.argv[1])))
     return 0
 
