@@ -52,7 +52,7 @@ def env(built: Built, tmp_path: Path) -> dict[str, str]:
 
 
 class Script:
-    """A running Python program that talks to the stand-in; it says `ready` and reads a line wherever it calls wait()."""
+    """A running Python program that talks to the stand-in; it says `ready` and reads a line at each wait()."""
 
     def __init__(self, env: dict[str, str], text: str) -> None:
         command = [sys.executable, "-c", PRELUDE + text]
