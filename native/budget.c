@@ -142,6 +142,7 @@ void cp_drop_context(uint64_t context) {
     }
     cp_drop_lock(&table_lock);
     cp_unreserve(bytes);
+    cp_forget_samples(context);
 }
 
 uint64_t cp_new_id(void) { return atomic_fetch_add(&last_id, 1) + 1; }
@@ -165,6 +166,7 @@ static void in_forked_child(void) {
     atomic_store(&graph_bytes, 0);
     atomic_store(&cp_slot, NULL);
     cp_forget_link();
+    cp_forget_samples(0);
 }
 
 static void claim(void) {
@@ -210,6 +212,15 @@ cp_word *cp_my_slot(void) {
 
 unsigned cp_my_slot_number(void) { return (unsigned)((cp_my_slot() - cp_page) / CP_SLOT_WORDS); }
 
+cp_word *cp_header(void) { return cp_my_slot() ? cp_page : NULL; }
+
+unsigned cp_launching(void) {
+    unsigned count = 0;
+    for (unsigned s = 1; s < GET(cp_page[CP_H_SLOTS_USED]) && s < CP_FIRST_LENT; s++)
+        count += GET(cp_slot_at(s)[CP_S_PID]) && GET(cp_slot_at(s)[CP_S_DEVICE_NS]);
+    return count;
+}
+
 bool cp_is_capped(void) { return cp_must_cap || (cp_my_slot() && GET(cp_page[CP_H_CAP])); }
 
 static uint64_t pending(void) {
@@ -219,20 +230,9 @@ static uint64_t pending(void) {
     return sum;
 }
 
-static void pause_ns(long ns) {
-    struct timespec some = {.tv_nsec = ns};
-    nanosleep(&some, NULL);
-}
-
-static uint64_t monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {
-    uint64_t started = monotonic_ns();
+    uint64_t started = cp_now();
     unsigned salt = (unsigned)getpid();
     for (unsigned tries = 0;; tries++) {
         if (cp_held(true) <= cap)
@@ -241,11 +241,11 @@ __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
         bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
-        bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && monotonic_ns() - started < wait_ns;
+        bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && cp_now() - started < wait_ns;
         if (!(may_race && tries < TRIES) && !may_wait)
             return false;
         salt = salt * 1103515245u + 12345u;
-        pause_ns(may_race ? (long)(salt >> 16) * 3 : 2000000);
+        cp_sleep(may_race ? (uint64_t)(salt >> 16) * 3 : 2000000);
         cap = GET(cp_page[CP_H_CAP]);
         atomic_fetch_add(&slot[CP_S_LIVE], bytes);
     }

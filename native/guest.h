@@ -1,11 +1,12 @@
 /* What the files of the CUDA guest (gpu.so) share. hooks.c stands in the program's way, resolve.c finds the driver and
- * is found in its place, budget.c keeps the account of bytes, link.c takes turns. */
+ * is found in its place, budget.c keeps the account of bytes, link.c takes turns, share.c pays for device time. */
 #ifndef CARPOOL_GUEST_H
 #define CARPOOL_GUEST_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -30,6 +31,13 @@ static inline void cp_drop_lock(cp_lock *lock) {
         syscall(SYS_futex, lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+static inline uint64_t cp_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+static inline void cp_sleep(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); } /* < 1 s */
+
 #pragma GCC visibility push(hidden)
 
 /* resolve.c */
@@ -39,7 +47,7 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 #define HOOK(symbol, name, since, stream, params, args) \
     extern CUresult(*real_##symbol) params;             \
     CUresult cp_##symbol params;
-#define GATE HOOK
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
 #define NVML(symbol, params, args)              \
     extern nvmlReturn_t(*real_##symbol) params; \
     nvmlReturn_t cp_##symbol params;
@@ -68,17 +76,30 @@ void cp_drop_context(uint64_t context);
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
 uint64_t cp_new_id(void);
 unsigned cp_my_slot_number(void);
+cp_word *cp_header(void); /* of the page; NULL without a slot */
+unsigned cp_launching(void); /* how many processes of the job have had device time and live */
 void cp_say_once(const char *what);
 extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
 extern bool cp_is_configured, cp_must_cap;
 
 /* link.c */
 extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
-void cp_wait_turn(void);         /* the slow side of the gate */
+extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
+void cp_wait_turn(void);         /* the slow side of the turn */
+void cp_set_gates(void);         /* a compute limit came or went */
+void cp_rest(uint64_t ns);       /* wait for the compute limit; a turn that others want is given back meanwhile */
+bool cp_may_compute(void);       /* the turn is held, or there is none to take */
 void cp_end_step(void);          /* the program waited for the device */
-bool cp_is_capturing(void); /* hooks.c */
+bool cp_has_capture(void); /* hooks.c: a stream is being captured … */
+bool cp_is_capturing(CUstream stream); /* … and it is this one */
 void cp_forget_link(void); /* in a forked child */
 void cp_leave(void);
+
+/* share.c */
+struct cp_sample;
+struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
+void cp_end_sample(struct cp_sample *sample, CUstream stream);
+void cp_forget_samples(uint64_t context); /* 0: all */
 
 #pragma GCC visibility pop
 #endif

@@ -476,34 +476,41 @@ NVML_MEMORY(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t)
 
 /* Launches, waits, captures */
 
-#define PASS_GATE                                                                                              \
+#define PASS_TURN                                                                                              \
     do {                                                                                                       \
-        cp_word *word = atomic_load_explicit(&cp_gate, memory_order_acquire);                                  \
+        cp_word *word = atomic_load_explicit(&cp_turn, memory_order_acquire);                                  \
         if (__builtin_expect(atomic_load_explicit(word, memory_order_relaxed) != 0, 0))                        \
             cp_wait_turn();                                                                                    \
     } while (0)
+#define MUST_PAY (atomic_load_explicit(atomic_load_explicit(&cp_gate, memory_order_acquire), memory_order_relaxed) != 0)
+#define KERNEL(f, x, y, z) (KEY(f) ^ (uint64_t)(x) << 48 ^ (uint64_t)(y) << 40 ^ (uint64_t)(z) << 56)
+#define CONFIG(field) (config ? config->field : 0)
+#define PER_THREAD ((CUstream)2)
 
-/* Four instructions where the turn is held: a C function would save and restore eleven arguments around a call that
- * is hardly ever made. */
+#define PAY_AND_GO(symbol, is_ptsz, params, args, key, on)             \
+    CUresult cp_slow_##symbol params {                                 \
+        CUstream into = on;                                            \
+        into = is_ptsz && !into ? PER_THREAD : into;                   \
+        struct cp_sample *sample = cp_pay(key, into);                  \
+        CUresult result = real_##symbol args;                          \
+        if (sample)                                                    \
+            cp_end_sample(sample, into);                               \
+        return result;                                                 \
+    }
+
+/* Four instructions where the turn is held and there is no compute limit: a C function would save and restore eleven
+ * arguments around a call that is hardly ever made. */
 #if defined(__x86_64__)
-#define GATE(symbol, name, since, stream, params, args)                                                          \
-    __asm__(".text\n.globl cp_" #symbol "\n.hidden cp_" #symbol "\n.type cp_" #symbol ", @function\n"              \
-            "cp_" #symbol ":\n  mov cp_gate(%rip), %rax\n  cmpq $0, (%rax)\n  jne 1f\n"                           \
-            "  jmp *real_" #symbol "(%rip)\n1:  lea real_" #symbol "(%rip), %rax\n  jmp cp_wait_then_go\n"           \
-            ".size cp_" #symbol ", .-cp_" #symbol "\n"                                                            \
+#define GATE(symbol, name, since, is_ptsz, params, args, key, on)                                                \
+    __attribute__((used)) PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                     \
+    __asm__(".text\n.globl cp_" #symbol "\n.hidden cp_" #symbol "\n.type cp_" #symbol ", @function\n"             \
+            "cp_" #symbol ":\n  mov cp_gate(%rip), %rax\n  cmpq $0, (%rax)\n  jne cp_slow_" #symbol "\n"          \
+            "  jmp *real_" #symbol "(%rip)\n.size cp_" #symbol ", .-cp_" #symbol "\n"                             \
             ".globl " #symbol "\n.type " #symbol ", @function\n.set " #symbol ", cp_" #symbol "\n");
-#define KEEP(register) "  push %" register "\n  .cfi_adjust_cfa_offset 8\n"
-#define BACK(register) "  pop %" register "\n  .cfi_adjust_cfa_offset -8\n"
-__asm__(".text\n.type cp_wait_then_go, @function\ncp_wait_then_go:\n  .cfi_startproc\n" KEEP("rax") KEEP("rdi") KEEP(
-    "rsi") KEEP("rdx") KEEP("rcx") KEEP("r8") KEEP("r9") "  call cp_wait_turn\n" BACK("r9") BACK("r8") BACK("rcx")
-            BACK("rdx") BACK("rsi") BACK("rdi") BACK("rax") "  jmp *(%rax)\n  .cfi_endproc\n"
-            ".size cp_wait_then_go, .-cp_wait_then_go\n");
 #else
-#define GATE(symbol, name, since, stream, params, args)                          \
-    CUresult cp_##symbol params {                                                \
-        PASS_GATE;                                                               \
-        return real_##symbol args;                                               \
-    }                                                                            \
+#define GATE(symbol, name, since, is_ptsz, params, args, key, on)                       \
+    PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                  \
+    CUresult cp_##symbol params { return MUST_PAY ? cp_slow_##symbol args : real_##symbol args; } \
     EXPORT CUresult symbol params __attribute__((alias("cp_" #symbol)));
 #endif
 #include "hooks.def"
@@ -512,14 +519,14 @@ __asm__(".text\n.type cp_wait_then_go, @function\ncp_wait_then_go:\n  .cfi_start
     CUresult cp_##symbol(to_type to, from_type from, size_t size) {        \
         READY;                                                             \
         if (size >= LARGE_COPY)                                            \
-            PASS_GATE;                                                     \
+            PASS_TURN;                                                     \
         return real_##symbol(to, from, size);                              \
     }
 #define COPY_ASYNC(symbol, to_type, from_type)                                       \
     CUresult cp_##symbol(to_type to, from_type from, size_t size, CUstream stream) { \
         READY;                                                                       \
         if (size >= LARGE_COPY)                                                      \
-            PASS_GATE;                                                               \
+            PASS_TURN;                                                               \
         return real_##symbol(to, from, size, stream);                                \
     }
 #define COPIES(name, version, to_type, from_type)                  \
@@ -532,16 +539,16 @@ COPIES(cuMemcpyDtoH, _v2, void *, CUdeviceptr)
 COPIES(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr)
 COPIES(cuMemcpy, , CUdeviceptr, CUdeviceptr)
 
-#define LAUNCH_GRAPH(symbol)                                        \
-    CUresult cp_##symbol(CUgraphExec exec, CUstream stream) {       \
-        PASS_GATE;                                                  \
-        CUresult result = real_##symbol(exec, stream);              \
-        if (atomic_load_explicit(&has_graph_memory, memory_order_relaxed)) \
-            settle_graphs(current_device());                        \
-        return result;                                              \
+#define LAUNCH_GRAPH(symbol, is_ptsz)                                                                              \
+    static PAY_AND_GO(symbol, is_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream), KEY(exec), stream)        \
+    CUresult cp_##symbol(CUgraphExec exec, CUstream stream) {                                                       \
+        CUresult result = MUST_PAY ? cp_slow_##symbol(exec, stream) : real_##symbol(exec, stream);                  \
+        if (atomic_load_explicit(&has_graph_memory, memory_order_relaxed))                                          \
+            settle_graphs(current_device());                                                                        \
+        return result;                                                                                              \
     }
-LAUNCH_GRAPH(cuGraphLaunch)
-LAUNCH_GRAPH(cuGraphLaunch_ptsz)
+LAUNCH_GRAPH(cuGraphLaunch, 0)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
 
 #define WAIT(symbol, params, args)            \
     CUresult cp_##symbol params {             \
@@ -556,7 +563,11 @@ WAIT(cuStreamSynchronize, (CUstream stream), (stream))
 WAIT(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
 WAIT(cuEventSynchronize, (CUevent event), (event))
 
-bool cp_is_capturing(void) { return atomic_load(&captures) > 0; }
+bool cp_is_capturing(CUstream stream) {
+    CUstreamCaptureStatus status = 0;
+    return atomic_load(&captures) > 0 && (real_cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != 0);
+}
+bool cp_has_capture(void) { return atomic_load(&captures) > 0; }
 
 /* A failed end ends the capture too, unless there was none. */
 static CUresult count_captures(CUresult result, bool is_begin) {

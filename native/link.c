@@ -1,7 +1,8 @@
 /* Taking turns at kernel launches, with the messages of docs/protocol.md; the same as src/carpool/agent/turns.py.
  *
  * A launch looks at one word (`cp_gate`): our recall word in the shared page while we hold the turn, a constant 0 when
- * there are no turns to take, a constant 1 when we have none. Anything but 0 leads here.
+ * there are no turns to take, a constant 1 when we have none. Anything but 0 leads to share.c, and if it stands in
+ * `cp_turn` too, from there to here. Under a compute limit cp_gate is always 1.
  *
  * Threads: any; those that launch while the turn is away queue at `turn_lock`, which guards everything below it.
  *
@@ -42,20 +43,14 @@ struct frame {
 _Static_assert(sizeof(struct frame) == 40, "a frame is 40 bytes");
 
 static cp_word go_on = 0, stop = 1;
-cp_word *_Atomic cp_gate = &stop;
+cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
 
 static cp_lock turn_lock;
 static int fd = -1;
 static ino_t fd_inode; /* the program may have closed our descriptor and opened another with its number */
-static bool is_held, is_off, is_alone, is_reported;
-static uint64_t reported_bytes, granted_ns, granted_steps;
+static bool is_held, is_off, is_alone, is_reported, is_passive;
+static uint64_t reported_bytes, granted_ns, granted_steps, counted_ns;
 static _Atomic uint64_t alone_since_ns;
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
-}
 
 /* The connection */
 
@@ -150,6 +145,7 @@ static bool attach(bool holding) {
              (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version,
              CP_PROTOCOL);
     set_patience(ANSWER_SECONDS);
+    atomic_fetch_or(&cp_my_slot()[CP_S_FLAGS], CP_FLAG_PACED);
     struct frame head = {.kind = ATTACH, .length = (uint32_t)strlen(body)};
     if (!send_all(&head, sizeof head) || !send_all(body, head.length) || !next_frame(&answer, text, sizeof text))
         return false;
@@ -167,10 +163,26 @@ static bool attach(bool holding) {
 
 /* Turns, with turn_lock held */
 
+static bool is_limited(void) {
+    cp_word *header = is_passive ? NULL : cp_header();
+    return header && atomic_load(&header[CP_H_PRICE]);
+}
+
+static void set_turn(cp_word *turn) {
+    atomic_store(&cp_turn, turn);
+    atomic_store(&cp_gate, is_limited() ? &stop : turn);
+}
+
+void cp_set_gates(void) {
+    cp_take_lock(&turn_lock);
+    set_turn(atomic_load(&cp_turn));
+    cp_drop_lock(&turn_lock);
+}
+
 static void set_lease(cp_word *slot, uint64_t lease) {
     is_held = lease == 1;
     atomic_store(&slot[CP_S_LEASE], lease);
-    atomic_store(&cp_gate, is_held ? &slot[CP_S_RECALL] : &stop);
+    set_turn(is_held ? &slot[CP_S_RECALL] : &stop);
 }
 
 /* Nothing of ours can be moved to the host; to come back from there is then no work. */
@@ -199,13 +211,13 @@ static void go_alone(void) {
     snprintf(why, sizeof why, "job %s: no daemon answers; the program goes on without taking turns", cp_job);
     cp_say_once(why);
     is_alone = true;
-    atomic_store(&alone_since_ns, now_ns());
-    atomic_store(&cp_gate, &go_on);
+    atomic_store(&alone_since_ns, cp_now());
+    set_turn(&go_on);
 }
 
 /* Ask until the turn is granted. `is_asked`: a Return that wants more was sent on this connection. */
 static void acquire(cp_word *slot, bool is_asked) {
-    for (uint64_t started = now_ns();;) {
+    for (uint64_t started = cp_now();;) {
         set_lease(slot, 2);
         if (!is_asked)
             is_asked = (is_up() || attach(false)) && send_words(ASK, 0, 0, 0);
@@ -214,26 +226,26 @@ static void acquire(cp_word *slot, bool is_asked) {
         is_asked = false;
         if (is_off) {
             set_lease(slot, 0);
-            atomic_store(&cp_gate, &go_on);
+            set_turn(&go_on);
             return;
         }
         uint64_t patience = access(cp_socket_path, F_OK) == 0 ? ORPHAN_PATIENCE_NS : STOPPED_PATIENCE_NS;
-        if (is_alone || now_ns() - started > patience) {
+        if (is_alone || cp_now() - started > patience) {
             set_lease(slot, 0);
             go_alone();
             return;
         }
-        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        cp_sleep(50000000);
     }
     is_alone = false;
-    granted_ns = now_ns();
+    granted_ns = counted_ns = cp_now();
     granted_steps = atomic_load(&slot[CP_S_STEPS]);
     set_lease(slot, 1);
 }
 
 /* What a program that is no loop of ours holds, it holds between turns too: all of it is persistent. */
 static void report(cp_word *slot) {
-    uint64_t held = atomic_load(&slot[CP_S_LIVE]), steps = atomic_load(&slot[CP_S_STEPS]), now = now_ns();
+    uint64_t held = atomic_load(&slot[CP_S_LIVE]), steps = atomic_load(&slot[CP_S_STEPS]), now = cp_now();
     uint64_t step_ns = steps > granted_steps ? (now - granted_ns) / (steps - granted_steps) : 0;
     if ((int64_t)held < 0 || (is_reported && held <= reported_bytes + reported_bytes / 20))
         return;
@@ -243,8 +255,19 @@ static void report(cp_word *slot) {
     }
 }
 
+/* Without a limit nobody measures kernels; then the time of the turn stands for the device's. */
+static void count_turn(cp_word *slot) {
+    uint64_t now = cp_now(), had = now - counted_ns;
+    counted_ns = now;
+    if (!is_limited()) {
+        atomic_fetch_add(&slot[CP_S_DEVICE_NS], had);
+        atomic_fetch_add(&cp_header()[CP_H_DEVICE_NS], had);
+    }
+}
+
 static void give_back(cp_word *slot, bool wants_more) {
     report(slot);
+    count_turn(slot);
     uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
     bool is_told = send_words(RETURN, steps, wants_more, 0);
     if (!is_told && attach(true)) /* a new daemon has read in the page that we hold it */
@@ -254,29 +277,32 @@ static void give_back(cp_word *slot, bool wants_more) {
         acquire(slot, is_told);
 }
 
-/* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
-static void step_aside(void) {
-    hang_up();
-    is_held = false;
-    atomic_store(&cp_gate, &go_on);
-}
-
 static bool is_left_to_agent(void) {
     const char *agent = getenv("CARPOOL_AGENT");
     return agent && strtol(agent, NULL, 10) == (long)getpid();
 }
 
+/* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
+static void step_aside(cp_word *slot) {
+    hang_up();
+    is_held = false;
+    is_passive = is_left_to_agent();
+    if (slot)
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_PACED);
+    set_turn(&go_on);
+}
+
 __attribute__((cold, noinline)) void cp_wait_turn(void) {
     if (!atomic_load(&cp_is_ready))
         cp_find_driver();
-    if (cp_is_capturing())
+    if (cp_has_capture())
         return;
     int saved = errno;
     cp_take_lock(&turn_lock);
-    cp_word *gate = atomic_load(&cp_gate), *slot = cp_my_slot();
+    cp_word *turn = atomic_load(&cp_turn), *slot = cp_my_slot();
     if (is_off || !slot || !cp_job[0] || !cp_socket_path[0] || is_left_to_agent())
-        step_aside();
-    else if (!is_held && gate == &stop)
+        step_aside(slot);
+    else if (!is_held && turn == &stop)
         acquire(slot, false);
     else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
         real_cuCtxSynchronize();
@@ -289,26 +315,50 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
 /* The program waited for the device: that is a step. A recalled turn goes back here, and is asked for at the next
  * launch; who went on alone looks for a daemon again. */
 void cp_end_step(void) {
-    cp_word *gate = atomic_load(&cp_gate), *slot = gate == &go_on || gate == &stop ? NULL : cp_my_slot();
-    if (gate == &go_on && is_alone && now_ns() - atomic_load(&alone_since_ns) > RETRY_NS)
+    cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
+    bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
+    if (must_retry) {
+        atomic_store(&cp_turn, &stop);
         atomic_store(&cp_gate, &stop);
+    }
     if (!slot)
         return;
-    atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], now_ns(), memory_order_relaxed);
+    if (atomic_load(&cp_gate) == turn && is_limited())
+        cp_set_gates();
+    atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);
     uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed) + 1;
     bool is_sample = steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0;
-    if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_is_capturing())
+    if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_has_capture())
         return;
     int saved = errno;
     cp_take_lock(&turn_lock);
     if (is_left_to_agent())
-        step_aside();
+        step_aside(slot);
     else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
         real_cuCtxSynchronize(); /* other streams may still be busy */
         give_back(slot, false);
-    } else if (is_held)
+    } else if (is_held) {
         report(slot);
+        count_turn(slot);
+    }
     cp_drop_lock(&turn_lock);
+    errno = saved;
+}
+
+bool cp_may_compute(void) { return atomic_load(&cp_turn) != &stop; }
+
+void cp_rest(uint64_t ns) {
+    cp_word *slot = cp_my_slot();
+    int saved = errno;
+    if (is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL])) && !cp_has_capture()) {
+        cp_take_lock(&turn_lock);
+        if (is_held && !is_left_to_agent()) {
+            real_cuCtxSynchronize();
+            give_back(slot, false);
+        }
+        cp_drop_lock(&turn_lock);
+    }
+    cp_sleep(ns);
     errno = saved;
 }
 
@@ -317,7 +367,8 @@ void cp_forget_link(void) {
     if (fd >= 0)
         close(fd);
     fd = -1;
-    is_held = is_off = is_alone = is_reported = false;
+    is_held = is_off = is_alone = is_reported = is_passive = false;
+    atomic_store(&cp_turn, &stop);
     atomic_store(&cp_gate, &stop);
 }
 
@@ -327,8 +378,8 @@ void cp_leave(void) {
         cp_word *slot = is_held ? cp_my_slot() : NULL;
         if (slot)
             give_back(slot, false);
-        is_off = true;
-        atomic_store(&cp_gate, &go_on);
+        is_off = is_passive = true;
+        set_turn(&go_on);
         cp_drop_lock(&turn_lock);
     }
 }

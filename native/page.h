@@ -19,6 +19,9 @@
 #define CP_H_DENIED_COUNT 5
 #define CP_H_DENIED_BYTES 6
 #define CP_H_LENT_USED 7
+#define CP_H_PRICE 8
+#define CP_H_PAID_UNTIL 9
+#define CP_H_DEVICE_NS 10
 
 #define CP_S_PID 0
 #define CP_S_LIVE 1
@@ -31,8 +34,11 @@
 #define CP_S_FLAGS 8
 #define CP_S_PARKED 9
 #define CP_S_PENDING 10
+#define CP_S_DEVICE_NS 11
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
+#define CP_FLAG_PACED 2
+#define CP_PRICE_ONE 1024
 
 #endif

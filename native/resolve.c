@@ -25,7 +25,7 @@ __asm__(".symver dlvsym, dlvsym@" OLD);
 __asm__(".symver dladdr, dladdr@" OLD);
 
 #define HOOK(symbol, name, since, stream, params, args) CUresult(*real_##symbol) params;
-#define GATE HOOK
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
 #define NVML(symbol, params, args) nvmlReturn_t(*real_##symbol) params;
 #define CALL(symbol, params) CUresult(*real_##symbol) params;
 #include "hooks.def"
@@ -39,7 +39,7 @@ struct row {
 };
 static struct row cuda_rows[] = {
 #define HOOK(symbol, name, since, stream, params, args) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
-#define GATE HOOK
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
 #define CALL(symbol, params) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
 #include "hooks.def"
 };

@@ -296,6 +296,20 @@ static void obey(const char *verb, char words[3][64]) {
                 p_cuStreamSynchronize(stream);
         }
         answer(p_cuCtxSynchronize(), count);
+    } else if (strcmp(verb, "graphs") == 0) { /* the same with a graph of four such kernels; answers how many graphs */
+        unsigned long long count = 0;
+        CUgraphExec exec = NULL;
+        CUresult result = p_cuStreamBeginCapture_v2(stream, 0);
+        for (int i = 0; i < 4; i++)
+            launch("plain", words[2], stream);
+        result = p_cuStreamEndCapture(stream, &graph) | result;
+        result = result ? result : p_cuGraphInstantiateWithFlags(&exec, graph, 0);
+        for (uint64_t end = now_ns() + (uint64_t)a * 1000000u; !result && now_ns() < end;) {
+            result = p_cuGraphLaunch(exec, stream);
+            if (++count % (unsigned long)b == 0)
+                p_cuStreamSynchronize(stream);
+        }
+        answer(result ? result : p_cuCtxSynchronize(), count);
     } else if (strcmp(verb, "bench") == 0) { /* `b` times the thing `a` */
         CUfunction f;
         CUresult result = 0;

@@ -19,7 +19,7 @@ from carpool.wire.page import Page, slot_base
 NATIVE = Path(__file__).parents[2] / "native"
 STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 SHARED = ["-shared", "-fPIC", "-fvisibility=hidden"]
-GUEST = [NATIVE / name for name in ("hooks.c", "resolve.c", "budget.c", "link.c")]
+GUEST = [NATIVE / name for name in ("hooks.c", "resolve.c", "budget.c", "link.c", "share.c")]
 WAIT_SECONDS = 20
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -150,6 +150,16 @@ def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
         if words[0]:
             found[words[0]] = words[2 + 3 * card]
     return found
+
+
+def busy_ns(books: Path, pid: int, card: int = 0) -> int:
+    """Device time a process has used, by the stand-in's own books; what is launched counts at once."""
+    raw = books.read_bytes()
+    for row in range(ROWS):
+        words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
+        if words[0] == pid:
+            return int(words[2 + 3 * card + 1])
+    return 0
 
 
 def live_bytes(page: Page, pid: int) -> int:

@@ -67,7 +67,7 @@ def test_every_signature_is_nvidias(include: Path, tmp_path: Path) -> None:
 #define CHECK(symbol, params) \\
     _Static_assert(__builtin_types_compatible_p(__typeof__(symbol), CUresult params), #symbol);
 #define HOOK(symbol, name, since, stream, params, args) CHECK(symbol, params)
-#define GATE HOOK
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
 #define CALL CHECK
 #include "hooks.def"
 int main(void) { return 0; }

@@ -40,6 +40,9 @@ H_SLOTS_USED = 4  # meter: one past the highest slot ever claimed
 H_DENIED_COUNT = 5  # meter: allocations refused for the cap
 H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
 H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
+H_PRICE = 8  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is no compute limit
+H_PAID_UNTIL = 9  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
+H_DEVICE_NS = 10  # CUDA guests: device time of all processes the job ever had, as it was paid for
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -53,10 +56,13 @@ S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
 S_PENDING = 10  # CUDA guest: the part of S_LIVE that is asked for and not yet given
+S_DEVICE_NS = 11  # CUDA guest: device time; without a compute limit the time it had its turn
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
+FLAG_PACED = 2  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
+PRICE_ONE = 1024
 
 
 def slot_base(slot: int) -> int:
