@@ -87,8 +87,7 @@ extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
 extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
 void cp_wait_turn(void);         /* the slow side of the turn */
 void cp_set_gates(void);         /* a compute limit came or went */
-void cp_rest(uint64_t ns);       /* wait for the compute limit; a turn that others want is given back meanwhile */
-bool cp_may_compute(void);       /* the turn is held, or there is none to take */
+bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
 void cp_end_step(void);          /* the program waited for the device */
 bool cp_has_capture(void); /* hooks.c: a stream is being captured … */
 bool cp_is_capturing(CUstream stream); /* … and it is this one */

@@ -6,8 +6,8 @@
  *
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept; what was launched beyond the limit is repaid before anything else.
- * C3  Costs are learnt, by kernel and grid or by graph: the first and then every 32nd launch is put between two events,
- *     read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
+ * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 32 or in a millisecond of device
+ *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
  *     then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
@@ -25,6 +25,7 @@
 #define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
 #define REST_NS_MAX 5000000u
 #define EVERY 32
+#define EVERY_NS 1000000
 #define KERNELS 1024 /* a power of two; what does not fit pushes out what is there */
 #define PROBES 4
 #define SAMPLES 32
@@ -33,7 +34,7 @@
 
 struct kernel {
     _Atomic uint64_t key, cost_ns;
-    atomic_int until_sample;
+    _Atomic int64_t until_sample_ns;
     atomic_bool is_known, is_begun;
 };
 struct cp_sample {
@@ -48,6 +49,7 @@ static struct kernel kernels[KERNELS];
 static struct cp_sample samples[SAMPLES];
 static cp_lock sample_lock;
 static _Atomic int64_t purse;
+static _Atomic uint64_t not_before;
 static _Atomic(CUstream) only_stream;
 static atomic_bool has_streams;
 
@@ -64,6 +66,7 @@ static struct kernel *find(uint64_t key) {
     kernel = GET(kernel->key) ? &kernels[home] : kernel;
     PUT(kernel->is_known, false);
     PUT(kernel->is_begun, false);
+    PUT(kernel->until_sample_ns, 0);
     PUT(kernel->cost_ns, GUESS_NS);
     PUT(kernel->key, key);
     return kernel;
@@ -103,7 +106,8 @@ static void read_samples(struct kernel *awaited) {
 __attribute__((noinline)) static struct cp_sample *begin_sample(struct kernel *kernel, CUstream stream) {
     CUcontext context = NULL;
     struct cp_sample *found = NULL;
-    PUT(kernel->until_sample, EVERY);
+    int64_t every = (int64_t)GET(kernel->cost_ns) * EVERY;
+    PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
     if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
     read_samples(NULL);
@@ -160,9 +164,10 @@ __attribute__((noinline)) static void earn(cp_word *header) {
             cp_set_gates();
             return;
         }
-        uint64_t ready = until + (cp_may_compute() ? 0 : RESUME_NS);
+        uint64_t ready = until > GET(not_before) ? until : GET(not_before);
         if (ready > now) {
-            cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX);
+            if (cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX))
+                PUT(not_before, until + RESUME_NS);
             continue;
         }
         uint64_t slice = (uint64_t)owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
@@ -173,6 +178,11 @@ __attribute__((noinline)) static void earn(cp_word *header) {
             atomic_fetch_add(&header[CP_H_DEVICE_NS], slice);
         }
     }
+}
+
+static void pass_turn(void) {
+    if (GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)))
+        cp_wait_turn();
 }
 
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
@@ -194,11 +204,10 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
         int64_t cost = (int64_t)GET(kernel->cost_ns);
         if (atomic_fetch_sub(&purse, cost) < cost)
             earn(header);
-        if (!GET(kernel->is_begun) || atomic_fetch_sub_explicit(&kernel->until_sample, 1, memory_order_relaxed) <= 1)
+        pass_turn();
+        if (atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost)
             sample = begin_sample(kernel, stream);
-    }
-    cp_word *turn = atomic_load_explicit(&cp_turn, memory_order_acquire);
-    if (GET(*turn))
-        cp_wait_turn();
+    } else
+        pass_turn();
     return sample;
 }
