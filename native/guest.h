@@ -38,6 +38,10 @@ static inline uint64_t cp_now(void) {
 }
 static inline void cp_sleep(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); } /* < 1 s */
 
+typedef _Atomic uint64_t cp_word;
+#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+
 #pragma GCC visibility push(hidden)
 
 /* resolve.c */
@@ -56,7 +60,6 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
 /* budget.c */
-typedef _Atomic uint64_t cp_word;
 enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL };
 struct cp_entry {
     uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
@@ -87,8 +90,7 @@ extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
 extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
 void cp_wait_turn(void);         /* the slow side of the turn */
 void cp_set_gates(void);         /* a compute limit came or went */
-void cp_rest(uint64_t ns);       /* wait for the compute limit; a turn that others want is given back meanwhile */
-bool cp_may_compute(void);       /* the turn is held, or there is none to take */
+bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
 void cp_end_step(void);          /* the program waited for the device */
 bool cp_has_capture(void); /* hooks.c: a stream is being captured … */
 bool cp_is_capturing(CUstream stream); /* … and it is this one */
@@ -100,6 +102,17 @@ struct cp_sample;
 struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */
+#define CP_KERNELS 1024 /* a power of two */
+struct cp_kernel {
+    _Atomic uint64_t key, cost_ns;
+    _Atomic int64_t until_sample_ns;
+    atomic_bool is_known, is_begun; /* measured; to be measured by a launch on its way */
+};
+extern struct cp_kernel cp_kernels[CP_KERNELS];
+extern _Atomic int64_t cp_purse;
+extern _Atomic(CUstream) cp_only_stream;
+extern atomic_bool cp_has_streams;
+static inline size_t cp_home_of(uint64_t key) { return (size_t)(key * 0x9E3779B97F4A7C15ull >> 54); }
 
 #pragma GCC visibility pop
 #endif

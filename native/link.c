@@ -345,21 +345,22 @@ void cp_end_step(void) {
     errno = saved;
 }
 
-bool cp_may_compute(void) { return atomic_load(&cp_turn) != &stop; }
-
-void cp_rest(uint64_t ns) {
+bool cp_rest(uint64_t ns) {
     cp_word *slot = cp_my_slot();
+    bool is_returned = false;
     int saved = errno;
     if (is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL])) && !cp_has_capture()) {
         cp_take_lock(&turn_lock);
         if (is_held && !is_left_to_agent()) {
             real_cuCtxSynchronize();
             give_back(slot, false);
+            is_returned = true;
         }
         cp_drop_lock(&turn_lock);
     }
     cp_sleep(ns);
     errno = saved;
+    return is_returned;
 }
 
 void cp_forget_link(void) {

@@ -6,8 +6,8 @@
  *
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept; what was launched beyond the limit is repaid before anything else.
- * C3  Costs are learnt, by kernel and grid or by graph: the first and then every 32nd launch is put between two events,
- *     read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
+ * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 32 or in a millisecond of device
+ *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
  *     then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
@@ -25,56 +25,51 @@
 #define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
 #define REST_NS_MAX 5000000u
 #define EVERY 32
-#define KERNELS 1024 /* a power of two; what does not fit pushes out what is there */
-#define PROBES 4
-#define SAMPLES 32
-#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
-#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+#define EVERY_NS 1000000
+#define PROBES 4 /* what does not fit pushes out what is there */
+#define SAMPLES 16
 
-struct kernel {
-    _Atomic uint64_t key, cost_ns;
-    atomic_int until_sample;
-    atomic_bool is_known, is_begun;
-};
 struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
-    struct kernel *kernel; /* NULL: free */
+    struct cp_kernel *kernel; /* NULL: free */
     uint64_t key;
     bool is_recorded;
 };
 
-static struct kernel kernels[KERNELS];
+struct cp_kernel cp_kernels[CP_KERNELS];
 static struct cp_sample samples[SAMPLES];
 static cp_lock sample_lock;
-static _Atomic int64_t purse;
-static _Atomic(CUstream) only_stream;
-static atomic_bool has_streams;
+_Atomic int64_t cp_purse;
+static _Atomic uint64_t not_before;
+_Atomic(CUstream) cp_only_stream;
+atomic_bool cp_has_streams;
 
-static struct kernel *find(uint64_t key) {
-    size_t home = (size_t)(key * 0x9E3779B97F4A7C15ull >> 32) & (KERNELS - 1);
+static struct cp_kernel *find(uint64_t key) {
+    size_t home = cp_home_of(key);
     for (size_t at = home; at < home + PROBES; at++) {
-        struct kernel *kernel = &kernels[at & (KERNELS - 1)];
+        struct cp_kernel *kernel = &cp_kernels[at & (CP_KERNELS - 1)];
         if (GET(kernel->key) == key)
             return kernel;
     }
-    struct kernel *kernel = &kernels[home];
+    struct cp_kernel *kernel = &cp_kernels[home];
     for (size_t at = home; at < home + PROBES && GET(kernel->key); at++)
-        kernel = &kernels[at & (KERNELS - 1)];
-    kernel = GET(kernel->key) ? &kernels[home] : kernel;
+        kernel = &cp_kernels[at & (CP_KERNELS - 1)];
+    kernel = GET(kernel->key) ? &cp_kernels[home] : kernel;
     PUT(kernel->is_known, false);
     PUT(kernel->is_begun, false);
+    PUT(kernel->until_sample_ns, 0);
     PUT(kernel->cost_ns, GUESS_NS);
     PUT(kernel->key, key);
     return kernel;
 }
 
-static void learn(struct kernel *kernel, uint64_t ns) {
+static void learn(struct cp_kernel *kernel, uint64_t ns) {
     uint64_t cost = GET(kernel->cost_ns);
-    bool is_single = !GET(has_streams) && cp_launching() < 2;
+    bool is_single = !GET(cp_has_streams) && cp_launching() < 2;
     ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
     if (!GET(kernel->is_known)) {
-        atomic_fetch_sub(&purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
+        atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
         cost = ns;
     } else if (is_single)
         cost = (7 * cost + ns) / 8;
@@ -85,7 +80,7 @@ static void learn(struct kernel *kernel, uint64_t ns) {
 }
 
 /* With sample_lock held: take in what has ended; of `awaited` also what has not. */
-static void read_samples(struct kernel *awaited) {
+static void read_samples(struct cp_kernel *awaited) {
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++) {
         float ms;
         if (!s->kernel || !s->is_recorded)
@@ -100,10 +95,11 @@ static void read_samples(struct kernel *awaited) {
     }
 }
 
-__attribute__((noinline)) static struct cp_sample *begin_sample(struct kernel *kernel, CUstream stream) {
+__attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, CUstream stream) {
     CUcontext context = NULL;
     struct cp_sample *found = NULL;
-    PUT(kernel->until_sample, EVERY);
+    int64_t every = (int64_t)GET(kernel->cost_ns) * EVERY;
+    PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
     if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
     read_samples(NULL);
@@ -138,7 +134,7 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream) {
 void cp_forget_samples(uint64_t context) {
     if (!context) { /* a forked child: nothing of the parent's is ours */
         atomic_store(&sample_lock, 0);
-        atomic_store(&purse, 0);
+        atomic_store(&cp_purse, 0);
     }
     cp_take_lock(&sample_lock);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
@@ -154,25 +150,31 @@ __attribute__((noinline)) static void earn(cp_word *header) {
         read_samples(NULL);
         cp_drop_lock(&sample_lock);
     }
-    for (int64_t owed; slot && (owed = -GET(purse)) > 0;) {
+    for (int64_t owed; slot && (owed = -GET(cp_purse)) > 0;) {
         uint64_t price = GET(header[CP_H_PRICE]), now = cp_now(), until = GET(header[CP_H_PAID_UNTIL]);
         if (!price) {
             cp_set_gates();
             return;
         }
-        uint64_t ready = until + (cp_may_compute() ? 0 : RESUME_NS);
+        uint64_t ready = until > GET(not_before) ? until : GET(not_before);
         if (ready > now) {
-            cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX);
+            if (cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX))
+                PUT(not_before, until + RESUME_NS);
             continue;
         }
         uint64_t slice = (uint64_t)owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
         uint64_t from = until < now - BURST_NS ? now - BURST_NS : until;
         if (atomic_compare_exchange_strong(&header[CP_H_PAID_UNTIL], &until, from + slice * price / CP_PRICE_ONE)) {
-            atomic_fetch_add(&purse, (int64_t)slice);
+            atomic_fetch_add(&cp_purse, (int64_t)slice);
             atomic_fetch_add(&slot[CP_S_DEVICE_NS], slice);
             atomic_fetch_add(&header[CP_H_DEVICE_NS], slice);
         }
     }
+}
+
+static void pass_turn(void) {
+    if (GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)))
+        cp_wait_turn();
 }
 
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
@@ -181,10 +183,10 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     if (!atomic_load_explicit(&cp_is_ready, memory_order_acquire))
         cp_find_driver();
     if (header && GET(header[CP_H_PRICE]) && !cp_is_capturing(stream)) {
-        struct kernel *kernel = find(key);
-        if (stream != GET(only_stream)) { /* the first one is written down, the second noted */
+        struct cp_kernel *kernel = find(key);
+        if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
             CUstream none = NULL;
-            PUT(has_streams, GET(has_streams) || !atomic_compare_exchange_strong(&only_stream, &none, stream));
+            PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
         }
         if (!GET(kernel->is_known) && GET(kernel->is_begun)) {
             cp_take_lock(&sample_lock);
@@ -192,13 +194,12 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
             cp_drop_lock(&sample_lock);
         }
         int64_t cost = (int64_t)GET(kernel->cost_ns);
-        if (atomic_fetch_sub(&purse, cost) < cost)
+        if (atomic_fetch_sub(&cp_purse, cost) < cost)
             earn(header);
-        if (!GET(kernel->is_begun) || atomic_fetch_sub_explicit(&kernel->until_sample, 1, memory_order_relaxed) <= 1)
+        pass_turn();
+        if (atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost)
             sample = begin_sample(kernel, stream);
-    }
-    cp_word *turn = atomic_load_explicit(&cp_turn, memory_order_acquire);
-    if (GET(*turn))
-        cp_wait_turn();
+    } else
+        pass_turn();
     return sample;
 }

@@ -26,8 +26,10 @@
 #define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
 #endif
 #define NOT_COUNTED "memory of this process is not counted"
+#ifndef GET
 #define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+#endif
 
 typedef _Atomic uint64_t cp_word;
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
