@@ -166,19 +166,52 @@ static struct block *note(uint64_t at, enum kind kind, unsigned device, size_t b
     return *head = b;
 }
 
+/* A few small pieces of host memory are kept for the next allocation: mapping costs more than all the rest of it. */
+#define SPARES 16
+#define SPARE_BYTES_MAX 65536
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    uint64_t at;
+    size_t span;
+} spares[SPARES];
+
+static bool keep_spare(uint64_t at, size_t span) {
+    bool is_kept = false;
+    pthread_mutex_lock(&spare_lock);
+    for (int i = 0; i < SPARES && span <= SPARE_BYTES_MAX && !is_kept; i++)
+        if (!spares[i].at) {
+            spares[i].at = at;
+            spares[i].span = span;
+            is_kept = true;
+        }
+    pthread_mutex_unlock(&spare_lock);
+    return is_kept;
+}
+
+static uint64_t map_host(size_t bytes) {
+    uint64_t found = 0;
+    pthread_mutex_lock(&spare_lock);
+    for (int i = 0; i < SPARES && bytes <= SPARE_BYTES_MAX && !found; i++)
+        if (spares[i].at && spares[i].span == bytes) {
+            found = spares[i].at;
+            spares[i].at = 0;
+        }
+    pthread_mutex_unlock(&spare_lock);
+    if (found)
+        return found;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
+}
+
 static void forget(struct block **b) {
     struct block *gone = *b;
     *b = gone->next;
     if (gone->shared_fd > 0)
         close(gone->shared_fd);
-    if (gone->span)
+    bool is_shared = gone->shared_fd || gone->kind == IMPORTED;
+    if (gone->span && (is_shared || !keep_spare(gone->at, gone->span)))
         munmap((void *)(uintptr_t)gone->at, gone->span);
     free(gone);
-}
-
-static uint64_t map_host(size_t bytes) {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
 }
 
 static size_t round_up(size_t size, size_t grain) { return (size + grain - 1) / grain * grain; }
@@ -273,6 +306,7 @@ static void release_all(CUcontext of) {
 static void after_fork(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&file_lock, NULL);
+    pthread_mutex_init(&spare_lock, NULL);
     is_ready = false;
     is_forked = true;
     row = ROWS;
@@ -1168,13 +1202,14 @@ static const struct door doors[] = {
 };
 
 API cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
-    const struct door *best = NULL;
-    bool is_known = false;
-    for (size_t i = 0; i < sizeof doors / sizeof *doors; i++) {
-        const struct door *d = &doors[i];
-        if (strcmp(d->base, name) != 0)
-            continue;
-        is_known = true;
+    const struct door *best = NULL, *end = doors + sizeof doors / sizeof *doors, *first = doors;
+    for (size_t count = (size_t)(end - first); count > 0;) { /* the first of this name */
+        bool is_later = strcmp(first[count / 2].base, name) < 0;
+        first += is_later ? count / 2 + 1 : 0;
+        count = is_later ? count - count / 2 - 1 : count / 2;
+    }
+    bool is_known = first < end && strcmp(first->base, name) == 0;
+    for (const struct door *d = first; d < end && strcmp(d->base, name) == 0; d++) {
         bool wanted = !d->is_per_thread || flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
         if (!wanted || d->since > version)
             continue;

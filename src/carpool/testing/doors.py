@@ -53,7 +53,7 @@ def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
         # the n-th version of a name is its n-th symbol; where some are gone, the newest are left
         newest = sorted(versions)[-len(own) :]
         rows += [(symbol, name, since, int(bool(ending))) for (_, symbol), since in zip(own, newest, strict=True)]
-    return sorted(rows)
+    return sorted(rows, key=lambda row: row[1:])  # by name: the stand-in looks it up by halves
 
 
 def nvml_names() -> list[str]:
