@@ -74,7 +74,7 @@ static void learn(struct cp_kernel *kernel, uint64_t ns) {
     } else if (is_single)
         cost = (7 * cost + ns) / 8;
     else
-        cost = ns < cost + cost / 128 ? ns : cost + cost / 128 + 1;
+        cost = ns < cost + cost / 1024 ? ns : cost + cost / 1024 + 1;
     PUT(kernel->cost_ns, cost);
     PUT(kernel->is_known, true);
 }
