@@ -1,19 +1,19 @@
 """What the CUDA guest (native/, gpu.so) costs a call, and how well it keeps a compute share, on the stand-in GPU.
 
-Measured by the probe (native/tests/gpu_probe.c), a CUDA program that calls one function in a tight loop, with the guest
-preloaded and without, over the same stand-in driver. The guest's account is a page as the daemon makes it, with a cap
-that is not reached; the job holds its turn.
+Measured by the probe (native/tests/gpu_probe.c), a CUDA program that calls one function in a tight loop, with the
+guest preloaded and without, over the same stand-in driver. The guest's account is a page as the daemon makes it, with
+a cap that is not reached; the job holds its turn.
   …_added_ns             the same loop in both arms, interleaved processes, least of all blocks; the difference is the
                          guest's (a busy machine may show less than nothing: the instructions are the better figure)
   …_added_instructions   counted by callgrind inside the loop, so the same in every run on every machine of a kind
   launch                 cuLaunchKernel; `capped` with a compute limit (the limit is so high that nobody waits)
-  alloc                  cuMemAlloc and cuMemFree of 4 KiB; `10k_live` while 10,000 others are held, `90_others` while 90
-                         other processes of the job have a slot in the page
+  alloc                  cuMemAlloc and cuMemFree of 4 KiB; `10k_live` while 10,000 others are held, `90_others` while
+                         90 other processes of the job have a slot in the page
   unlimited_call         cuEventRecord, which needs no limit
   init_added_us          the first calls of a process, to the end of its first allocation; medians of fresh processes;
                          again also with 90 others
-  share_error_points     the worst difference between asked and measured share of the device in any 5 s, of asked 20, 50
-                         and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`
+  share_error_points     the worst difference between asked and measured share of the device in any 5 s, of asked 20,
+                         50 and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.
 """
