@@ -111,7 +111,7 @@ class Node:
             self.call("daemon", "stop", "--force")
 
 
-def stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """End a process we started, if it has not ended."""
     if child.poll() is None:
         child.terminate()

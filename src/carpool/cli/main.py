@@ -14,6 +14,7 @@ from carpool.cli.jobs import cancel, explain, logs, ps, resume, suspend
 from carpool.cli.run import run, submit
 from carpool.cli.sim import sim
 from carpool.cli.top import top
+from carpool.cli.verify import verify
 from carpool.errors import CarpoolError
 
 
@@ -33,7 +34,7 @@ def carpool() -> None:
     """
 
 
-for command in (run, submit, ps, top, explain, logs, suspend, resume, cancel, daemon, doctor, sim, bench):
+for command in (run, submit, ps, top, explain, logs, suspend, resume, cancel, daemon, doctor, verify, sim, bench):
     carpool.add_command(command)
 
 
