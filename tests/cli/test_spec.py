@@ -20,6 +20,7 @@ OPTIONS: dict[str, Any] = {
     "tenant": "default",
     "memory": None,
     "wait_memory": None,
+    "compute": None,
     "steps": None,
     "device": None,
     "policy": None,

@@ -18,7 +18,7 @@ from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
 from carpool.errors import UsageError
-from carpool.units import parse_bytes, parse_duration_ns
+from carpool.units import parse_bytes, parse_duration_ns, parse_share
 from carpool.wire.places import find_places
 
 NAME_MAX = 60
@@ -38,6 +38,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
         click.option(
             "--wait-memory", metavar="TIME", help="On a GPU: wait this long for room under the cap, like 30s."
+        ),
+        click.option(
+            "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
@@ -118,6 +121,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
+    least, most = parse_share(options["compute"]) if options["compute"] is not None else (0, 1000)
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
@@ -125,6 +129,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
+        "guaranteed_milli": least,
+        "limit_milli": most,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

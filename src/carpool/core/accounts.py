@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+from carpool.core import shares
 from carpool.core.model import WANTING, WEIGHT_ONE, Device, Job, Mark, Nanos, TenantId
 from carpool.core.node import Node, is_holding
 from carpool.core.views import JobView
@@ -28,6 +29,8 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
                 job.served_ns += span
                 job.level += span * WEIGHT_ONE // job.spec.weight_milli
                 node.tenant_of(job).level += span
+                if device.has_shares:
+                    shares.charge(job, span, now=now)
                 _charge_waiting(node, job, span, now=now)
                 job.charged_ns = now
 

@@ -41,11 +41,15 @@ class JobAdopted:
     is_parked: bool = False
     parked_bytes: int = 0
     is_suspended: bool = False
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAsked:
+    """The job wants a turn; `is_paced` if its programs keep to a compute limit themselves."""
+
     job: JobId
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,15 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeAsked:
+    """Somebody wants the job to have another share of its device, in thousandths."""
+
+    job: JobId
+    guaranteed_milli: int
+    limit_milli: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobParked:
     """The job's persistent bytes are on the host; `resident_bytes` is what stayed on the device."""
 
@@ -154,6 +167,7 @@ JobEvent = (
     | CancelAsked
     | SuspendAsked
     | ResumeAsked
+    | ComputeAsked
     | JobParked
     | JobUnparked
     | MoveFailed

@@ -11,6 +11,7 @@ from __future__ import annotations
 from carpool.core.effects import GrantLease, ParkJob, RecallLease, RefuseJob, RevokeLease, StartJob, UnparkJob
 from carpool.core.events import (
     CancelAsked,
+    ComputeAsked,
     JobDetached,
     JobExited,
     JobParked,
@@ -62,6 +63,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, JobDetached): _S.UNMANAGED for state in _MANAGED},
     **{(state, ProgressSeen): state for state in _LIVE},
     **{(state, CancelAsked): state for state in _LIVE},
+    **{(state, ComputeAsked): state for state in [_S.QUEUED, *_LIVE]},
     **{(state, SuspendAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},

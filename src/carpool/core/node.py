@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
+    AWAY,
+    ENDED,
     HOLDING,
     ROWS,
     Device,
@@ -40,6 +42,8 @@ class Settings:
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
     margin_percent: int = 5  # added to what was measured
+    share_policy: str = "fixed"  # a row of shares.SHARE_POLICIES
+    share_slots: int = 0  # where parts are even: at least so many
     host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
 
@@ -155,3 +159,16 @@ def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
 
 def is_holding(job: Job) -> bool:
     return job.state in HOLDING
+
+
+def check_jobs(node: Node) -> None:
+    """Assert that states, leases, the queue and what jobs hold agree."""
+    for job in node.jobs.values():
+        if is_holding(job) != (job.lease is not None):
+            raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
+        if (job.state is JobState.QUEUED) != (job.id in node.queue):
+            raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
+        if (job.parked_bytes > 0) and job.state not in AWAY:
+            raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
+        if job.state in ENDED and (job.promised_bytes or job.lane is not None):
+            raise InternalError(f"ended job {job.id} still holds bytes or a lane")

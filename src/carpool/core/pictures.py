@@ -56,6 +56,8 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         promised_bytes=job.promised_bytes,
         live_bytes=job.live_bytes,
         cap_bytes=job.spec.cap_bytes,
+        guaranteed_milli=job.guaranteed_milli,
+        limit_milli=job.limit_milli,
         is_suspended=job.is_suspended,
         parked_bytes=job.parked_bytes,
         move_ns=job.move_ns,

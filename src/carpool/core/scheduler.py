@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from carpool.core import admission, lanes, ledger, parking, pictures
+from carpool.core import admission, lanes, ledger, parking, pictures, shares
 from carpool.core.accounts import begin_wanting, charge_holders, note_steps, raise_floors, reset_marks
 from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
@@ -30,6 +30,7 @@ from carpool.core.effects import (
 )
 from carpool.core.events import (
     CancelAsked,
+    ComputeAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -63,7 +64,7 @@ from carpool.core.model import (
     LaneId,
     Nanos,
 )
-from carpool.core.node import Node, Settings, is_holding
+from carpool.core.node import Node, Settings, check_jobs
 from carpool.core.policies.base import Policy
 from carpool.core.settle import settle
 from carpool.core.views import JobPicture, NodePicture
@@ -127,6 +128,10 @@ class Scheduler:
             return None
         return grant_of(self._node, lane, lane.successor)
 
+    def share_trouble(self, event: ComputeAsked) -> str | None:
+        """Why this job could not have this share, in words; None if it could."""
+        return shares.trouble(self._node, self._node.jobs[event.job], event)
+
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
         lane = self._node.lane_of(self._node.jobs[job])
@@ -145,15 +150,8 @@ class Scheduler:
         for device in node.devices.values():
             ledger.check_ledger(device, node.jobs)
             lanes.check_lanes(device, node.jobs)
-        for job in node.jobs.values():
-            if is_holding(job) != (job.lease is not None):
-                raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
-            if (job.state is JobState.QUEUED) != (job.id in node.queue):
-                raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
-            if (job.parked_bytes > 0) and job.state not in AWAY:
-                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
-            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
-                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
+            shares.check_shares(node, device)
+        check_jobs(node)
 
     # --- one short method a case -------------------------------------------------------------------------
 
@@ -170,6 +168,8 @@ class Scheduler:
                 return self._on_submitted(event, now)
             case JobAdopted():
                 return self._on_adopted(event, now)
+            case ComputeAsked():
+                return self._on_compute(event)
             case _:
                 return self._take_from_job(event, now)
 
@@ -181,7 +181,7 @@ class Scheduler:
             return [self._reject(event, f"the job is {job.state}")]
         match event:
             case LeaseAsked():
-                return self._on_asked(job, now)
+                return self._on_asked(job, event, now)
             case LeaseReturned():
                 return self._on_returned(job, event, now)
             case NeedsMeasured():
@@ -198,7 +198,7 @@ class Scheduler:
                 parking.take(self._node, job, event, now=now)
                 self._bytes_changed = True
                 return []
-            case JobSubmitted() | JobAdopted():
+            case JobSubmitted() | JobAdopted() | ComputeAsked():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
                 assert_never(event)
@@ -244,7 +244,7 @@ class Scheduler:
         job = self._new_job(event, now)
         node.queue.remove(job.id)
         node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-        job.is_suspended, job.parked_bytes = event.is_suspended, event.parked_bytes
+        job.is_suspended, job.parked_bytes, job.is_paced = event.is_suspended, event.parked_bytes, event.is_paced
         job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
         wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
         wanted = event.live_bytes if event.is_parked else wanted
@@ -265,7 +265,15 @@ class Scheduler:
         reset_marks(node, device)
         return []
 
-    def _on_asked(self, job: Job, now: Nanos) -> list[Effect]:
+    def _on_compute(self, event: ComputeAsked) -> list[Effect]:
+        job = self._node.jobs.get(event.job)
+        if job is None or not may_move(job.state, ComputeAsked):
+            return [self._reject(event, "no such job" if job is None else f"the job is {job.state}")]
+        self._bytes_changed = True
+        return shares.take(self._node, job, event)
+
+    def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
+        job.is_paced = event.is_paced
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True

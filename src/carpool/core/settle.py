@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger, parking, reasons
+from carpool.core import admission, lanes, ledger, parking, reasons, shares
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -28,7 +28,9 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         lanes.shrink(device, node.jobs)
         returns += parking.unpark_fitting(node, device, now=now)
     # A job may take its bytes back only after its cap, and those of the others, say so.
-    return effects + _admit(node, now=now) + _set_caps(node) + returns
+    effects += _admit(node, now=now)
+    told = [effect for device in node.devices.values() for effect in shares.settle(node, device)]
+    return effects + told + _set_caps(node) + returns
 
 
 def _cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
@@ -55,7 +57,8 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
         job = _next_in_queue(node, left, now=now)
         del left[job.id]
         allowed = admission.allowed_devices(node, job)
-        devices = [device for device in allowed if device.id not in kept]
+        roomy = [device for device in allowed if shares.has_room(node, device, job.spec)]
+        devices = [device for device in roomy if device.id not in kept]
         offer = admission.find_offer(node, job, devices)
         while offer is None and _merge_for(node, job, devices):
             offer = admission.find_offer(node, job, devices)
@@ -67,7 +70,12 @@ def _admit(node: Node, *, now: Nanos) -> list[Effect]:
             effects.append(StartJob(job=job.id, device=offer.device.id))
             continue
         effects += _free_a_lane_for(node, job, devices, now=now)
-        effects += _explain(job, _queue_reason(node, job, allowed, kept))
+        if roomy:
+            effects += _explain(job, _queue_reason(node, job, roomy, kept))
+        else:
+            freest = max(allowed, key=lambda each: (shares.unpromised_milli(node, each), each.id))
+            unpromised = shares.unpromised_milli(node, freest)
+            effects += _explain(job, reasons.compute_wait(job, unpromised, freest))
         if _is_overdue(node, job, now=now):
             kept |= {device.id: job for device in devices}
     return effects

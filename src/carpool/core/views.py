@@ -53,6 +53,8 @@ class JobPicture:
     promised_bytes: int
     live_bytes: int
     cap_bytes: int | None
+    guaranteed_milli: int  # of its device, as the share policy made it
+    limit_milli: int
     is_suspended: bool
     parked_bytes: int
     move_ns: Nanos

@@ -6,12 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobSubmitted, ResumeAsked, SuspendAsked
+from carpool.core.events import CancelAsked, ComputeAsked, JobSubmitted, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
 from carpool.core.model import JobId
 from carpool.core.views import JobPicture
@@ -21,6 +22,7 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
+from carpool.units import parse_share
 
 if TYPE_CHECKING:
     from carpool.daemon.desk import Desk
@@ -65,6 +67,8 @@ class Calls:
                 return self.suspend(str(arguments.get("job", "")), is_resumed=False)
             case "resume":
                 return self.suspend(str(arguments.get("job", "")), is_resumed=True)
+            case "compute":
+                return self.compute(str(arguments.get("job", "")), str(arguments.get("share", "")))
             case "submit":
                 return self.submit(desk, arguments)
             case "flush":
@@ -86,6 +90,7 @@ class Calls:
             "policy": picture.policy,
             "quantum_ns": self._config.quantum_ns,
             "device": self._config.device,
+            "share_policy": self._config.share_policy,
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
@@ -139,6 +144,23 @@ class Calls:
             raise UsageError(f"job {job} is not suspended: {picture.reason}")
         live = self._loop.jobs[job]
         live.file.is_suspended = not is_resumed
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
+        self._loop.tell(event)
+        return self.job(job)
+
+    def compute(self, wanted: str, share: str) -> dict[str, object]:
+        """Give a live job another share of its device, like 30%:60%."""
+        job = self._find_live(wanted)
+        if job is None:
+            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+        least, most = parse_share(share)
+        event = ComputeAsked(job=job, guaranteed_milli=least, limit_milli=most)
+        trouble = self._loop.scheduler.share_trouble(event)
+        if trouble is not None:
+            raise RefusedError(f"job {job} keeps its share: {trouble}")
+        live = self._loop.jobs[job]
+        live.file.spec = replace(live.file.spec, guaranteed_milli=least, limit_milli=most)
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         self._loop.tell(event)

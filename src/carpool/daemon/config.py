@@ -9,15 +9,19 @@ import msgspec
 from carpool.core.model import Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
+from carpool.core.shares import SHARE_POLICIES
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
 from carpool.units import parse_bytes, parse_duration_ns
+
+SLOTS_MAX = 1000
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fair"
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
+    share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store takes
 
     def check(self) -> None:
@@ -34,7 +38,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         return POLICIES[self.policy].quantum_ns if told is None else told
 
     def settings(self) -> Settings:
+        name, colon, slots = self.share_policy.partition(":")
+        known = SHARE_POLICIES.get(name)
+        if known is None:
+            raise UsageError(f"unknown share policy '{name}'; there are {', '.join(SHARE_POLICIES)}")
+        if colon and (known.guarantee != "even" or not slots.isdecimal() or not 1 <= int(slots) <= SLOTS_MAX):
+            raise UsageError(
+                f"share policy '{self.share_policy}': a number of jobs goes with equal only, like equal:4"
+            )
         return Settings(
+            share_policy=name,
+            share_slots=int(slots) if colon else 0,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )

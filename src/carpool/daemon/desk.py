@@ -139,7 +139,7 @@ class Desk:
                 member.is_asking = False
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.is_asking():  # the other ranks still take turns
-                    self._loop.tell(LeaseAsked(job=live.id))
+                    self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.is_asking()
@@ -149,7 +149,7 @@ class Desk:
         if live.lets_through(member):
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
-            self._loop.tell(LeaseAsked(job=live.id))
+            self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
         was_holding, was_asking = member.is_holding, member.is_asking
@@ -337,6 +337,7 @@ class Desk:
             is_parked=bool(away) and len(away) == len(live.members),
             parked_bytes=sum(parked.moved_bytes for parked in away),
             is_suspended=live.file.is_suspended,
+            is_paced=live.is_paced(),
         )
         self._loop.tell(event)
         state = self._loop.scheduler.state_of(live.id)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from carpool.core.model import JobId, JobSpec, Needs
+from carpool.core.model import SHARE_ONE, JobId, JobSpec, Needs
 from carpool.daemon import processes
 from carpool.wire import messages as m
 from carpool.wire import page as pages
@@ -95,6 +95,21 @@ class LiveJob:
     def set_cap(self, cap_bytes: int) -> None:
         if self.page is not None:
             self.page.words[pages.H_CAP] = cap_bytes
+
+    def set_compute(self, limit_milli: int | None) -> None:
+        """Tell the programs what device time costs them; a price of 0 is no limit."""
+        if self.page is not None:
+            price = 0 if limit_milli is None else max(1, round(pages.PRICE_ONE * SHARE_ONE / limit_milli))
+            self.page.words[pages.H_PRICE] = price
+
+    def is_paced(self) -> bool:
+        """Whether the CUDA guest takes the turns of a process of it, and keeps to the compute limit there."""
+        if self.page is None:
+            return False
+        words = self.page.words
+        return any(
+            words[pages.slot_base(member.slot) + pages.S_FLAGS] & pages.FLAG_PACED for member in self.members.values()
+        )
 
     def set_waiters(self, count: int) -> None:
         if self.page is not None and self.page.words[pages.H_WAITERS] != count:

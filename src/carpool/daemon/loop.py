@@ -27,6 +27,7 @@ from carpool.core.effects import (
     ResizeLane,
     RevokeLease,
     SetCap,
+    SetCompute,
     StartJob,
     StopJob,
     UnparkJob,
@@ -174,6 +175,8 @@ class Loop:
                 self.jobs[effect.job].recall()
             case SetCap():
                 self.jobs[effect.job].set_cap(effect.cap_bytes)
+            case SetCompute():
+                self.jobs[effect.job].set_compute(effect.limit_milli)
             case _:
                 log.info("%s", log_line(effect))
                 self._perform_rare(effect)
@@ -202,7 +205,7 @@ class Loop:
                 live = self.jobs[effect.job]
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
-                    self.tell(LeaseAsked(job=effect.job))
+                    self.tell(LeaseAsked(job=effect.job, is_paced=live.is_paced()))
             case ParkJob() | UnparkJob():
                 self._move(effect)
             case StopJob():

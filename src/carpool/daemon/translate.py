@@ -11,7 +11,7 @@ import msgspec
 
 from carpool.core.effects import Effect, GrantLease
 from carpool.core.events import NeedsMeasured
-from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs, TenantId
+from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobSpec, JobState, Needs, TenantId
 from carpool.core.views import JobPicture
 from carpool.daemon.jobs import End, JobFile
 from carpool.errors import UsageError
@@ -31,6 +31,8 @@ class SpecBody(msgspec.Struct, kw_only=True):
     priority: Count = 0
     cap_bytes: Count | None = None
     wait_memory_ns: Count | None = None
+    guaranteed_milli: Annotated[int, msgspec.Meta(ge=0, le=SHARE_ONE)] = 0
+    limit_milli: Annotated[int, msgspec.Meta(ge=1, le=SHARE_ONE)] = SHARE_ONE
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
@@ -58,6 +60,8 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         priority=said.priority,
         cap_bytes=said.cap_bytes,
         wait_memory_ns=said.wait_memory_ns,
+        guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
+        limit_milli=said.limit_milli,
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
@@ -113,6 +117,8 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         promised_bytes=0,
         live_bytes=0,
         cap_bytes=file.spec.cap_bytes,
+        guaranteed_milli=file.spec.guaranteed_milli,
+        limit_milli=file.spec.limit_milli,
         is_suspended=file.is_suspended,
         parked_bytes=0,
         move_ns=0,
@@ -145,6 +151,7 @@ _LOG_NAMES = {
     "ExplainWait": "job.waits",
     "NameHog": "job.hog",
     "SetCap": "job.cap",
+    "SetCompute": "job.compute",
     "ResizeLane": "lane.resized",
     "RememberJob": "job.remembered",
     "RejectEvent": "event.rejected",
