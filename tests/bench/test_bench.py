@@ -25,6 +25,7 @@ from carpool.bench.jct import (
 )
 from carpool.bench.node import plain_environment, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
+from carpool.bench.shares import worst_error
 from carpool.cli.bench import finish
 from carpool.devices.libraries import find_library
 from carpool.errors import PeerError, UsageError
@@ -261,3 +262,18 @@ def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before(
     fifo = predict("fifo", burst, [10.0, 2.0], [0.01, 0.01])
     assert fifo == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
     assert predict("srtf", burst, [10.0, 2.0], [0.01, 0.01]) < fifo
+
+
+# --- shares ----------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_window_of_five_seconds_counts() -> None:
+    even = [(second / 10, second * 30_000_000) for second in range(101)]  # 30 % all the time
+    assert worst_error(even, 30) == pytest.approx(0, abs=0.01)
+    assert worst_error(even, 20) == pytest.approx(10, abs=0.01)
+    late = [(at, busy if at < 5 else 1_500_000_000) for at, busy in even]  # nothing after five seconds
+    assert worst_error(late, 30) == pytest.approx(30, abs=1)
+
+
+def test_samples_shorter_than_a_window_say_nothing() -> None:
+    assert worst_error([(0.0, 0), (1.0, 900_000_000)], 30) == 0

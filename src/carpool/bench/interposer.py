@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from carpool.bench import shares
 from carpool.bench.node import plain_environment
 from carpool.bench.report import Report, Say, Target
 from carpool.devices import stub
@@ -51,6 +52,8 @@ OTHERS = 90
 CAP_BYTES = 8 << 30
 NO_WAIT_PRICE = 1  # a compute limit of 1,024 times the device: every launch pays, nobody waits
 PROBE_SECONDS = 120.0
+ASKED = ((20,), (50,), (80,), (30, 70))
+SHARE_SECONDS = 8.0
 # The probe is a library: whoever loads it after the driver calls its main.
 LOAD = """
 import ctypes, sys
@@ -102,7 +105,23 @@ def run(say: Say, *, quick: bool) -> Report:
             report.add("unlimited_call_added_instructions", Counter(rig).added(OTHER), Target(limit=0))
         else:
             _count_calls(say, rig, report)
+    if quick:
+        report.notes.append("--quick measures no share")
+    else:
+        _measure_shares(say, report)
     return report
+
+
+def _measure_shares(say: Say, report: Report) -> None:
+    program = [sys.executable, "-I", "-c", LOAD, str(find_library("gpu_probe"))]
+    worst = {}
+    for percents in ASKED:
+        name = "_and_".join(map(str, percents))
+        worst[name] = max(shares.measure_shares(program, percents, seconds=SHARE_SECONDS))
+        say(f"interposer: share of {name} % is off by {worst[name]:.2f} points at worst")
+    report.add("share_error_points", max(worst.values()), Target(limit=3))
+    for name, error in worst.items():
+        report.add(f"share_error_points_{name}", error)
 
 
 @contextlib.contextmanager

@@ -134,10 +134,13 @@ def wait_gone(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def open_node(*, policy: str, quantum: str = "", device: str = "cpu:8GiB") -> Iterator[Node]:
+def open_node(
+    *, policy: str, quantum: str = "", device: str = "cpu:8GiB", settings: Mapping[str, str] | None = None
+) -> Iterator[Node]:
     """A fresh daemon without history; gone, with all its jobs, at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True) as directory:
         node = Node(Path(directory))
+        node.environment |= settings or {}
         try:
             node.call("daemon", "start", "--policy", policy, "--device", device, "--quantum", quantum)
             node.pid = int(node.status()["pid"])
