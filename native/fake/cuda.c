@@ -543,12 +543,14 @@ API cuMemGetInfo_v2(size_t *free_out, size_t *total) {
 
 API cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
     uint64_t at = 0;
-    CUresult result = allocate(&at, size, PLAIN);
+    CUresult result = out ? allocate(&at, size, PLAIN) : CUDA_ERROR_INVALID_VALUE;
     return result ? result : (*out = at, CUDA_SUCCESS);
 }
 
 API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
     (void)element;
+    if (!pitch || !width || !height)
+        return CUDA_ERROR_INVALID_VALUE;
     *pitch = round_up(width, GRAIN);
     return cuMemAlloc_v2(out, *pitch * height);
 }
@@ -775,6 +777,8 @@ API cuMemFreeAsync(CUdeviceptr at, CUstream s) {
 }
 
 API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    if (!out || !props)
+        return CUDA_ERROR_INVALID_VALUE;
     bool is_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     if (is_device)
         NEED_DEVICE(props->location.id);

@@ -1,7 +1,7 @@
 """How well a compute share is kept: programs under `carpool run --compute` on the stand-in GPU, by its own books.
 
 Each program launches kernels of 1 ms as fast as it is let, waiting after every tenth. The stand-in notes the device
-time of every process; the share of any five seconds is compared with what was asked for. The first second is left out:
+time of every process; the share of any five seconds is compared with the asked one. The first second is left out:
 costs are learnt there, and the bucket's burst is spent.
 """
 
