@@ -6,7 +6,7 @@
  * thing at a time, in the order of launches, for all processes.
  * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
  * const unsigned block[3]).
- * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full.
+ * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full, -N every N-th.
  * CARPOOL_STUB_SHARED_FAULT=1 makes a fault break every process's contexts on that card, as under a shared server.
  *
  * Threads: any. Locks: `lock` for every list and count of this process, inside it
@@ -245,7 +245,10 @@ static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
             return CUDA_ERROR_INVALID_DEVICE;     \
     } while (0)
 
-static bool injected(void) { return fails_at && ++allocations == fails_at; }
+static bool injected(void) {
+    allocations += fails_at != 0;
+    return fails_at > 0 ? allocations == fails_at : fails_at < 0 && allocations % -fails_at == 0;
+}
 
 /* An allocation of host memory that stands for the card's. */
 static CUresult allocate(uint64_t *out, size_t size, enum kind kind) {

@@ -37,6 +37,10 @@
     X(cuMemFreeAsync, cuMemFreeAsync, 11020, (CUdeviceptr, CUstream))                                             \
     X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, 11020, (CUmemoryPool *, CUdevice))                    \
     X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, (CUmemoryPool, CUmemPool_attribute, void *))           \
+    X(cuMemPoolCreate, cuMemPoolCreate, 11020, (CUmemoryPool *, const CUmemPoolProps *))                          \
+    X(cuMemPoolDestroy, cuMemPoolDestroy, 11020, (CUmemoryPool))                                                  \
+    X(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, (CUmemoryPool, size_t))                                            \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, (void *, CUdeviceptr))                                          \
     X(cuMemCreate, cuMemCreate, 10020,                                                                            \
       (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                  \
     X(cuMemRelease, cuMemRelease, 10020, (CUmemGenericAllocationHandle))                                          \
@@ -133,6 +137,27 @@ static CUresult allocate(const char *how, int slot, uint64_t size) {
         CUmemoryPool pool;
         p_cuDeviceGetDefaultMemPool(&pool, 0);
         result = p_cuMemAllocFromPoolAsync((CUdeviceptr *)&at, size, pool, stream);
+    } else if (strcmp(how, "own_pool") == 0 || strcmp(how, "host_pool") == 0) { /* a pool for it alone */
+        CUmemPoolProps props = {.allocType = 1, .location = {.type = *how == 'o' ? 1 : 3}};
+        CUmemoryPool pool = NULL;
+        kind = 'o';
+        result = p_cuMemPoolCreate(&pool, &props);
+        result = result ? result : p_cuMemAllocFromPoolAsync((CUdeviceptr *)&at, size, pool, stream);
+        if (result)
+            p_cuMemPoolDestroy(pool);
+        held[slot].handle = (uint64_t)(uintptr_t)pool;
+    } else if (strcmp(how, "exported") == 0) {
+        char handle[64];
+        result = p_cuMemAlloc_v2((CUdeviceptr *)&at, size);
+        result = result ? result : p_cuIpcGetMemHandle(handle, at);
+    } else if (strcmp(how, "twice") == 0) { /* one handle, mapped at two addresses that follow each other */
+        kind = 'w';
+        result = p_cuMemCreate((CUmemGenericAllocationHandle *)&held[slot].handle, size, &prop, 0);
+        if (!result) {
+            p_cuMemAddressReserve((CUdeviceptr *)&at, 2 * size, 0, 0, 0);
+            result = p_cuMemMap(at, size, 0, held[slot].handle, 0) | p_cuMemMap(at + size, size, 0, held[slot].handle, 0);
+            p_cuMemRelease(held[slot].handle);
+        }
     } else if (strcmp(how, "vmm") == 0 || strcmp(how, "host_vmm") == 0) {
         kind = 'v';
         result = p_cuMemCreate((CUmemGenericAllocationHandle *)&at, size, &prop, 0);
@@ -180,6 +205,11 @@ static CUresult release(int slot, int is_async) {
     CUresult result;
     switch (held[slot].kind) {
     case 'p': result = is_async ? p_cuMemFreeAsync(at, stream) : p_cuMemFree_v2(at); break;
+    case 'o':
+        result = is_async ? p_cuMemFreeAsync(at, stream) : p_cuMemFree_v2(at);
+        result = result ? result : p_cuMemPoolDestroy((CUmemoryPool)(uintptr_t)held[slot].handle);
+        break;
+    case 'w': result = p_cuMemUnmap(at, 2 * held[slot].size); break;
     case 'v': result = p_cuMemRelease(at); break;
     case 'm': result = p_cuMemUnmap(at, held[slot].size); break;
     case 'a': result = p_cuArrayDestroy((CUarray)at); break;

@@ -40,10 +40,19 @@ class Built:
     probe: Path
 
 
+_made: dict[tuple[str, ...], Built] = {}  # every test file asks for the same; a run compiles it once
+
+
 def build(place: Path, *flags: str) -> Built:
-    """Compile everything into a directory; skips loudly where there is no compiler."""
+    """Everything compiled, into this directory or one before it; skips loudly where there is no compiler."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler 'cc': the CUDA guest is NOT tested; install gcc")
+    if flags not in _made:
+        _made[flags] = _compile_all(place, *flags)
+    return _made[flags]
+
+
+def _compile_all(place: Path, *flags: str) -> Built:
     for name, soname in (("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")):
         link = f"-Wl,-Bsymbolic,-soname,{soname}"
         compile_c(place / f"stub_{name}.so", *SHARED, *flags, NATIVE / "fake" / f"{name}.c", link)
