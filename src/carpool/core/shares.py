@@ -31,7 +31,7 @@ from carpool.units import MS, format_share
 
 BURST_NS = 100 * MS
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
-SHARE_QUANTUM_NS = 20 * MS
+SHARE_QUANTUM_NS = 30 * MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
