@@ -158,6 +158,12 @@ def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
     job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
 
 
+def refund(job: Job, idle_ns: Nanos) -> None:
+    """The last part of its turn was nobody's: the device was idle, and the turn taken as soon as somebody wanted it."""
+    if job.guaranteed_milli:
+        job.owed_from_ns -= idle_ns * SHARE_ONE // job.guaranteed_milli
+
+
 def is_over(job: Job, *, now: Nanos) -> bool:
     """Whether a holder has used up its limit (S1)."""
     return job.limit_milli < SHARE_ONE and not job.is_paced and job.free_from_ns > now
