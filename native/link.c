@@ -42,7 +42,7 @@ struct frame {
 };
 _Static_assert(sizeof(struct frame) == 40, "a frame is 40 bytes");
 
-static cp_word go_on = 0, stop = 1;
+static cp_word go_on = 0, stop = 1, look = 1; /* look: the turn is held, and the program has not launched since it waited */
 cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
 
 static cp_lock turn_lock;
@@ -300,6 +300,10 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
     int saved = errno;
     cp_take_lock(&turn_lock);
     cp_word *turn = atomic_load(&cp_turn), *slot = cp_my_slot();
+    if (turn == &look && slot) { /* first the flag, then the word: the daemon looks at them the other way round */
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
+        set_turn(turn = &slot[CP_S_RECALL]);
+    }
     if (is_off || !slot || !cp_job[0] || !cp_socket_path[0] || is_left_to_agent())
         step_aside(slot);
     else if (!is_held && turn == &stop)
@@ -323,9 +327,10 @@ void cp_end_step(void) {
     }
     if (!slot)
         return;
-    if (atomic_load(&cp_gate) == turn && is_limited())
-        cp_set_gates();
     atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);
+    atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_IDLE);
+    if (turn != &look && atomic_compare_exchange_strong(&cp_turn, &turn, &look))
+        atomic_store(&cp_gate, &look);
     uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed) + 1;
     bool is_sample = steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0;
     if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_has_capture())
@@ -337,6 +342,7 @@ void cp_end_step(void) {
     else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
         real_cuCtxSynchronize(); /* other streams may still be busy */
         give_back(slot, false);
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
     } else if (is_held) {
         report(slot);
         count_turn(slot);

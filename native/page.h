@@ -39,6 +39,7 @@
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
 #define CP_FLAG_PACED 2
+#define CP_FLAG_IDLE 4
 #define CP_PRICE_ONE 1024
 
 #endif

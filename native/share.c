@@ -5,7 +5,7 @@
  * by slice x price. A launch takes its cost from this process's purse, which holds the rest of its last slice.
  *
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
- * C2  No more than BURST_NS of unused time is kept; what was launched beyond the limit is repaid before anything else.
+ * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 32 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
  *     then the others' work lies between the events too.
@@ -18,7 +18,8 @@
 
 #include "page.h"
 
-#define BURST_NS 50000000u
+#define BURST_NS 100000000u
+#define BACKLOG_NS 20000000u /* a process has no more than this in the device's queue: its turn can be taken back soon */
 #define SLICE_NS 500000u
 #define GUESS_NS 100000u
 #define COST_NS_MIN 500u
@@ -41,7 +42,7 @@ struct cp_kernel cp_kernels[CP_KERNELS];
 static struct cp_sample samples[SAMPLES];
 static cp_lock sample_lock;
 _Atomic int64_t cp_purse;
-static _Atomic uint64_t not_before;
+static _Atomic uint64_t not_before, queued_until;
 _Atomic(CUstream) cp_only_stream;
 atomic_bool cp_has_streams;
 
@@ -156,6 +157,12 @@ __attribute__((noinline)) static void earn(cp_word *header) {
             cp_set_gates();
             return;
         }
+        uint64_t queued = GET(queued_until);
+        if (queued > now + BACKLOG_NS) {
+            queued -= now + BACKLOG_NS;
+            cp_sleep(queued < REST_NS_MAX ? queued : REST_NS_MAX);
+            continue;
+        }
         uint64_t ready = until > GET(not_before) ? until : GET(not_before);
         if (ready > now) {
             if (cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX))
@@ -165,6 +172,7 @@ __attribute__((noinline)) static void earn(cp_word *header) {
         uint64_t slice = (uint64_t)owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
         uint64_t from = until < now - BURST_NS ? now - BURST_NS : until;
         if (atomic_compare_exchange_strong(&header[CP_H_PAID_UNTIL], &until, from + slice * price / CP_PRICE_ONE)) {
+            PUT(queued_until, (queued > now ? queued : now) + slice);
             atomic_fetch_add(&cp_purse, (int64_t)slice);
             atomic_fetch_add(&slot[CP_S_DEVICE_NS], slice);
             atomic_fetch_add(&header[CP_H_DEVICE_NS], slice);

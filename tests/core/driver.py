@@ -8,6 +8,7 @@ from typing import Protocol, TypedDict, TypeVar, Unpack
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease
 from carpool.core.events import (
     CancelAsked,
+    ComputeAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -44,6 +45,8 @@ class SpecFields(TypedDict, total=False):
     weight_milli: int
     priority: int
     cap_bytes: int
+    guaranteed_milli: int
+    limit_milli: int
     steps: int
     device: str
     fingerprint: str
@@ -64,6 +67,8 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         weight_milli=fields.get("weight_milli", 1000),
         priority=fields.get("priority", 0),
         cap_bytes=fields.get("cap_bytes"),
+        guaranteed_milli=fields.get("guaranteed_milli", 0),
+        limit_milli=fields.get("limit_milli", 1000),
         steps=fields.get("steps"),
         device=DeviceId(device) if device is not None else None,
         fingerprint=fields.get("fingerprint", ""),
@@ -177,8 +182,12 @@ class CoreDriver:
             )
         )
 
-    def ask(self, job: str) -> list[Effect]:
-        return self.send(LeaseAsked(job=JobId(job)))
+    def ask(self, job: str, *, is_paced: bool = False) -> list[Effect]:
+        return self.send(LeaseAsked(job=JobId(job), is_paced=is_paced))
+
+    def share(self, job: str, guaranteed_milli: int, limit_milli: int) -> list[Effect]:
+        event = ComputeAsked(job=JobId(job), guaranteed_milli=guaranteed_milli, limit_milli=limit_milli)
+        return self.send(event)
 
     def give_back(self, job: str, *, wants_more: bool = True, steps: int | None = None) -> list[Effect]:
         self.steps[job] = self.steps.get(job, 0) + 1 if steps is None else steps

@@ -133,7 +133,7 @@ def _is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
 
 def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
     """How long this holder keeps its turn before it may be recalled for somebody else."""
-    if holder.state is JobState.PROFILING:
+    if holder.state is JobState.PROFILING and not holder.is_paced:
         return max(node.quantum_ns, PROFILE_QUANTUM_NS)
     lane = node.lane_of(holder)
     if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):

@@ -59,6 +59,7 @@ class LeaseReturned:
     job: JobId
     wants_more: bool
     steps: int  # finished since it started, in all
+    idle_ns: Nanos = 0  # how long it had had nothing on the device before it was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,6 +292,7 @@ class Scheduler:
         elif job.state not in WANTING:
             begin_wanting(node, job)
         if job.lease is not None:
+            shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)

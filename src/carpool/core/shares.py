@@ -31,7 +31,7 @@ from carpool.units import MS, format_share
 
 BURST_NS = 100 * MS
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
-SHARE_QUANTUM_NS = 20 * MS
+SHARE_QUANTUM_NS = 30 * MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +156,12 @@ def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
     if job.guaranteed_milli:
         job.owed_from_ns = max(job.owed_from_ns, earliest) + span * SHARE_ONE // job.guaranteed_milli
     job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
+
+
+def refund(job: Job, idle_ns: Nanos) -> None:
+    """The last part of its turn was nobody's: the device was idle, and the turn taken as soon as somebody wanted it."""
+    if job.guaranteed_milli:
+        job.owed_from_ns -= idle_ns * SHARE_ONE // job.guaranteed_milli
 
 
 def is_over(job: Job, *, now: Nanos) -> bool:

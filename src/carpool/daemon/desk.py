@@ -149,6 +149,9 @@ class Desk:
         if live.lets_through(member):
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
+            for other in list(self._loop.jobs.values()):
+                if other.file.device == live.file.device and other is not live:
+                    self._loop.take_idle(other)
             self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:

@@ -111,6 +111,16 @@ class LiveJob:
             words[pages.slot_base(member.slot) + pages.S_FLAGS] & pages.FLAG_PACED for member in self.members.values()
         )
 
+    def idle_ns(self, *, now: int) -> int:
+        """How long all who hold its turn have had nothing on the device, as the CUDA guest knows; 0 if they have."""
+        holding = [pages.slot_base(member.slot) for member in self.members.values() if member.is_holding]
+        if self.page is None or not holding:
+            return 0
+        words = self.page.words
+        if not all(words[base + pages.S_FLAGS] & pages.FLAG_IDLE for base in holding):
+            return 0
+        return max(0, now - max(words[base + pages.S_BOUNDARY_NS] for base in holding))
+
     def set_waiters(self, count: int) -> None:
         if self.page is not None and self.page.words[pages.H_WAITERS] != count:
             self.page.words[pages.H_WAITERS] = count
@@ -173,7 +183,9 @@ class LiveJob:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
 
     def cpu_ns(self) -> int:
-        return sum(processes.cpu_ns(pid) for pid in self.members)
+        """What its processes and, where it is measured, the device have worked for it."""
+        device_ns = self.page.words[pages.H_DEVICE_NS] if self.page is not None else 0
+        return device_ns + sum(processes.cpu_ns(pid) for pid in self.members)
 
     def live_bytes(self) -> int:
         """Bytes its living processes hold together."""

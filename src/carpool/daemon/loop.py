@@ -32,7 +32,7 @@ from carpool.core.effects import (
     StopJob,
     UnparkJob,
 )
-from carpool.core.events import Event, LeaseAsked, ProgressSeen, Tick
+from carpool.core.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
 from carpool.core.model import JobId, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.daemon import parking
@@ -47,6 +47,7 @@ log = logging.getLogger("carpool")
 FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
+IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
@@ -160,6 +161,14 @@ class Loop:
             live.last_look = (steps, live_bytes)
             self.tell(ProgressSeen(job=live.id, steps=steps, cpu_ns=cpu_ns, live_bytes=live_bytes))
 
+    def take_idle(self, live: LiveJob) -> None:
+        """Take the turn of a job that has it and nothing on the device: it is inside its program's own code, and
+        would see the recall only when it launches again."""
+        idle_ns = live.idle_ns(now=time.monotonic_ns()) if live.is_granted else 0
+        if idle_ns >= IDLE_NS:
+            live.revoke()
+            self.tell(LeaseReturned(job=live.id, wants_more=live.is_asking(), steps=live.steps(), idle_ns=idle_ns))
+
     # --- one short method an effect ----------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> None:
@@ -172,7 +181,9 @@ class Loop:
                     self.jobs[effect.job].grant(grant_from(effect))
             case RecallLease():
                 log.debug("%s", effect)
-                self.jobs[effect.job].recall()
+                live = self.jobs[effect.job]
+                live.recall()
+                self.take_idle(live)
             case SetCap():
                 self.jobs[effect.job].set_cap(effect.cap_bytes)
             case SetCompute():

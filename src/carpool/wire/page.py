@@ -62,6 +62,7 @@ LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
 FLAG_PACED = 2  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
+FLAG_IDLE = 4  # the CUDA guest has seen the program wait for the device, and nothing launched since
 PRICE_ONE = 1024
 
 
