@@ -44,7 +44,7 @@ native:
 	$(MAKE) setup
 
 bench: setup
-	@for name in boundary handover jct throughput; do $(BIN)/carpool bench $$name || exit 1; done
+	@for name in boundary handover jct throughput interposer; do $(BIN)/carpool bench $$name || exit 1; done
 
 results: setup
 	@for name in salus fgd muri philly itp; do $(BIN)/carpool sim --study $$name || exit 1; done
