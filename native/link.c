@@ -325,6 +325,8 @@ void cp_end_step(void) {
         atomic_store(&cp_turn, &stop);
         atomic_store(&cp_gate, &stop);
     }
+    if (turn == &go_on && atomic_load(&cp_gate) == turn && is_limited())
+        cp_set_gates();
     if (!slot)
         return;
     atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);

@@ -6,7 +6,7 @@
  *
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
- * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 32 or in a millisecond of device
+ * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
  *     then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
@@ -25,7 +25,7 @@
 #define COST_NS_MIN 500u
 #define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
 #define REST_NS_MAX 5000000u
-#define EVERY 32
+#define EVERY 64
 #define EVERY_NS 1000000
 #define PROBES 4 /* what does not fit pushes out what is there */
 #define SAMPLES 16
@@ -65,6 +65,12 @@ static struct cp_kernel *find(uint64_t key) {
     return kernel;
 }
 
+/* What is not known yet is not launched quickly either. */
+static void set_next_sample(struct cp_kernel *kernel) {
+    int64_t every = GET(kernel->is_known) ? (int64_t)GET(kernel->cost_ns) * EVERY : 0;
+    PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
+}
+
 static void learn(struct cp_kernel *kernel, uint64_t ns) {
     uint64_t cost = GET(kernel->cost_ns);
     bool is_single = !GET(cp_has_streams) && cp_launching() < 2;
@@ -77,7 +83,8 @@ static void learn(struct cp_kernel *kernel, uint64_t ns) {
     else
         cost = ns < cost + cost / 1024 ? ns : cost + cost / 1024 + 1;
     PUT(kernel->cost_ns, cost);
-    PUT(kernel->is_known, true);
+    if (!atomic_exchange(&kernel->is_known, true))
+        set_next_sample(kernel);
 }
 
 /* With sample_lock held: take in what has ended; of `awaited` also what has not. */
@@ -99,8 +106,7 @@ static void read_samples(struct cp_kernel *awaited) {
 __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, CUstream stream) {
     CUcontext context = NULL;
     struct cp_sample *found = NULL;
-    int64_t every = (int64_t)GET(kernel->cost_ns) * EVERY;
-    PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
+    set_next_sample(kernel);
     if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
     read_samples(NULL);

@@ -226,9 +226,11 @@ static CUresult release(int slot, int is_async) {
 }
 
 static CUresult launch(const char *how, const char *kernel, CUstream on) {
-    CUfunction f;
+    static CUfunction f;
+    static char name[64];
     CUlaunchConfig config = {.gridDimX = 1, .hStream = on};
-    p_cuModuleGetFunction(&f, module, kernel);
+    if (strcmp(name, kernel) != 0)
+        p_cuModuleGetFunction(&f, module, strcpy(name, kernel));
     if (strcmp(how, "ex") == 0)
         return p_cuLaunchKernelEx(&config, f, NULL, NULL);
     if (strcmp(how, "cooperative") == 0)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from carpool.cli.reach import call
+from carpool.wire.places import find_places
 from tests.e2e.node import Node, Started, wait_until
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, build, true_bytes
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, build, busy_ns, true_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +151,68 @@ def test_programs_outlive_the_daemon_and_take_turns_with_the_next(node: Node, bu
         assert app.answer()[0] == 0
         assert "unmanaged" not in app.started.err
     assert len([grant for grant in node.journal("GrantLease") if grant["run"] > 1]) > 4
+
+
+def test_compute_shares_are_kept_shown_and_changed_while_jobs_run(
+    node: Node, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.start(device="stub:16GiB")
+    books = node.directory / "books"
+    apps = [
+        App(node, built, "low", "--memory", "1GiB", "--compute", "25%"),
+        App(node, built, "high", "--memory", "1GiB", "--compute", "50%:60%"),
+    ]
+    for app in apps:
+        app.tell("loop 7000 1000000000 busy_1ms")
+    time.sleep(1.0)
+    had = parts(books, apps)
+    # Generous: a busy machine hands turns over slowly. What nobody may pass is the limit.
+    assert 12 <= had[0] <= 31 and 35 <= had[1] <= 66, had
+    for app, name in zip(apps, ("low", "high"), strict=True):
+        job = node.job(name)
+        assert [process["pid"] for process in job["processes"] if process["device_ns"]] == [app.pid]
+        assert job["device_ns"] >= sum(process["device_ns"] for process in job["processes"])
+    said = node.carpool("explain", "high").out.decode()
+    assert "share: 50 % of gpu0 at least, 60 % at most" in said
+    monkeypatch.setenv("CARPOOL_DIR", node.environment["CARPOOL_DIR"])
+    call(find_places(), "compute", job="low", share="10%")
+    time.sleep(0.7)
+    assert parts(books, apps)[0] <= 16
+    for app in apps:
+        assert app.answer()[0] == 0
+
+
+def parts(books: Path, apps: list[App]) -> list[float]:
+    """What part of the card, in percent, each has over the next while."""
+    began, before = time.monotonic(), [busy_ns(books, app.pid) for app in apps]
+    time.sleep(2.0)
+    span = time.monotonic() - began
+    return [(busy_ns(books, app.pid) - used) / 1e7 / span for app, used in zip(apps, before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        ("30", "not a share"),
+        ("60%:30%", "the smaller part first"),
+        ("120%", "0.1 % to 100 %"),
+        ("0%", "0.1 % to 100 %"),
+    ],
+)
+def test_a_share_that_is_none_is_refused_with_its_numbers(node: Node, share: str, why: str) -> None:
+    done = node.carpool("run", "--compute", share, "--", "true")
+    assert done.code == 2 and why in done.err
+
+
+def test_a_share_that_is_not_left_is_waited_for(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    first = App(node, built, "first", "--memory", "1GiB", "--compute", "70%")
+    node.carpool("submit", "--name", "second", "--compute", "40%", "--", "true")
+    reason = node.carpool("explain", "second").out.decode()
+    assert "it asks for 40 % of a device, and 30 % of gpu0 is not promised to others" in reason
+    assert first.started.process.stdin
+    first.started.process.stdin.close()
+    node.wait_state("second", "finished")
 
 
 def test_a_cap_that_cannot_be_kept_is_refused(node: Node, built: Built, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 COUNT = 2000
 LAUNCH, ALLOC, OTHER = 0, 1, 2
 LAUNCH_ADDED_MAX = 10
+LAUNCH_CAPPED_ADDED_MAX = 100
 ALLOC_ADDED_MAX = 700
 MANY = 10_000
 
@@ -61,6 +62,13 @@ def test_a_launch_costs_at_most_ten_instructions_more(built: Built, page: Page) 
     cost = added(built, page, LAUNCH)
     print(f"launch_added_instructions {cost:.1f}")
     assert cost <= LAUNCH_ADDED_MAX
+
+
+def test_a_launch_under_a_compute_limit_costs_at_most_a_hundred_instructions_more(built: Built, page: Page) -> None:
+    page.words[wire.H_PRICE] = wire.PRICE_ONE
+    cost = added(built, page, LAUNCH)
+    print(f"launch_capped_added_instructions {cost:.1f}")
+    assert cost <= LAUNCH_CAPPED_ADDED_MAX
 
 
 def test_a_call_that_needs_no_limit_costs_nothing_more(built: Built, page: Page) -> None:

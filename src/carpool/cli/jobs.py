@@ -14,7 +14,7 @@ import click
 from carpool.cli.reach import call
 from carpool.cli.tables import job_table, show
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_bytes, format_ns
+from carpool.units import format_bytes, format_ns, format_share
 from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
@@ -61,6 +61,9 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
+    least, most = found.get("guaranteed_milli", 0), found.get("limit_milli", 1000)
+    if (least, most) != (0, 1000):
+        print(f"  share: {format_share(least)} of {found['device']} at least, {format_share(most)} at most")
     needs = found["needs"]
     if needs:
         print(

@@ -159,7 +159,7 @@ def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
 
 
 def refund(job: Job, idle_ns: Nanos) -> None:
-    """The last part of its turn was nobody's: the device was idle, and the turn taken as soon as somebody wanted it."""
+    """The end of its turn was nobody's: the device was idle, and the turn was taken as soon as somebody wanted it."""
     if job.guaranteed_milli:
         job.owed_from_ns -= idle_ns * SHARE_ONE // job.guaranteed_milli
 

@@ -200,5 +200,7 @@ class Calls:
 
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
-        pids = sorted(live.pids()) if live is not None else []
-        return {**plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}
+        if live is None:
+            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": []}
+        shown = {"pids": sorted(live.pids()), "argv": live.file.argv}
+        return {**plain(job), **shown, "device_ns": live.device_ns(), "processes": live.usage()}

@@ -184,8 +184,7 @@ class LiveJob:
 
     def cpu_ns(self) -> int:
         """What its processes and, where it is measured, the device have worked for it."""
-        device_ns = self.page.words[pages.H_DEVICE_NS] if self.page is not None else 0
-        return device_ns + sum(processes.cpu_ns(pid) for pid in self.members)
+        return self.device_ns() + sum(processes.cpu_ns(pid) for pid in self.members)
 
     def live_bytes(self) -> int:
         """Bytes its living processes hold together."""
@@ -193,6 +192,21 @@ class LiveJob:
             return 0
         claimed = self.page.pids()
         return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
+
+    def usage(self) -> list[dict[str, int]]:
+        """Bytes and device time of each of its living processes that has either, by the page."""
+        if self.page is None:
+            return []
+        words, found = self.page.words, []
+        for slot, pid in self.page.pids().items():
+            device_ns, live_bytes = words[pages.slot_base(slot) + pages.S_DEVICE_NS], self.page.live_bytes(slot)
+            if (device_ns or live_bytes) and processes.is_alive(pid):
+                found.append({"pid": pid, "live_bytes": live_bytes, "device_ns": device_ns})
+        return found
+
+    def device_ns(self) -> int:
+        """Device time of all processes it ever had, as the CUDA guest counts it."""
+        return self.page.words[pages.H_DEVICE_NS] if self.page is not None else 0
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""
