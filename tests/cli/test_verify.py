@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -39,10 +40,16 @@ def test_a_promise_is_broken_by_bytes_beyond_the_cap_or_by_none_at_all(
     assert (outcome.verdict, outcome.is_broken) == (verdict, is_broken)
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(24.0, HELD), (60.0, NOT_HELD)])
+def test_a_compute_limit_is_broken_by_device_time_beyond_it(share: float, verdict: str) -> None:
+    attack = Attack(title="promised", name="compute_plain", limit="compute", why="paid")
+    assert judge(attack, {"share_percent": share, "why": ""}).verdict == verdict
+
+
 def test_every_attack_is_in_the_program() -> None:
     text = "".join(path.read_text() for path in PROGRAMS.glob("attack*.py"))
     for attack in ATTACKS:
-        assert not attack.name or f"def {attack.name}(size):" in text
+        assert not attack.name or re.search(rf"def {attack.name}\((size|_)\):", text)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Attacks on the limits of this machine: each tries to hold more device memory than its job's cap allows.
+"""Attacks on the limits of this machine: each tries to hold more device memory than its job's cap allows, or to
+use more of the device's time than its compute limit.
 
 The attacks are `programs/attack.py`, run by `carpool run --memory` on a daemon of its own, on this machine's GPU or,
 where there is none, on the stand-in. Some of them carpool withstands, and promises to; the others are the known ways
@@ -21,6 +22,8 @@ from carpool.errors import PeerError, UsageError
 
 CAP_BYTES = 256 << 20
 STUB = "stub:4GiB"
+SHARE_PERCENT = 25
+SHARE_SLACK = 10  # points: attacks last two seconds, and a burst of 50 ms is allowed
 HELD, NOT_HELD, NOT_TRIED = "held", "not held", "not tried"
 
 
@@ -30,6 +33,7 @@ class Attack:
 
     title: str
     name: str = ""
+    limit: str = "memory"  # or compute
     is_promised: bool = True  # carpool says that it withstands this
     is_outside: bool = False  # run without carpool
     why: str
@@ -58,6 +62,7 @@ class Outcome:
 COUNTED = "bytes are counted before the driver is asked"
 LOOKUP = "whatever the program looks up leads to the library"
 UNLOADED = "a process without the library is not counted"
+PAID = "device time is paid before the launch"
 ATTACKS = (
     Attack(title="plain memory", name="plain", why=COUNTED),
     Attack(title="pitched memory", name="pitched", why="counted with the driver's own line length"),
@@ -80,6 +85,13 @@ ATTACKS = (
     Attack(title="six processes at once", name="race", why="bytes are added first, then compared"),
     Attack(title="kill -9 while holding memory", name="killed", why="sums skip the dead"),
     Attack(title="memory shared by IPC handle", name="shared", why="it counts where it was made"),
+    Attack(title="kernels in a loop", name="compute_plain", limit="compute", why=PAID),
+    Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
+    Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
+    Attack(title="kernels in graphs", name="compute_graph", limit="compute", why="a graph is paid as a whole"),
+    Attack(
+        title="kernels of four processes", name="compute_processes", limit="compute", why="they pay from one account"
+    ),
     Attack(
         title="the C library's own dlsym",
         name="door_own_dlsym",
@@ -142,13 +154,14 @@ def choose_device(asked: str) -> tuple[str, DeviceFacts]:
 
 
 def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
-    """Try every attack, one after another: those inside a job, those outside, those that can only be told."""
-    inside = [attack for attack in ATTACKS if attack.name and not attack.is_outside]
+    """Try every attack, one after another: those inside jobs, those outside, those that can only be told."""
     program = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(CAP_BYTES)]
     with open_node(policy="fair", device=name) as node:
-        carpool = [sys.executable, "-m", "carpool.cli.main", "run", "--memory", str(CAP_BYTES), "--"]
-        command = [*carpool, *program, *[attack.name for attack in inside]]
-        yield from run_attacks(command, node.environment, inside)
+        for limit, option in (("memory", str(CAP_BYTES)), ("compute", f"{SHARE_PERCENT}%")):
+            inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit == limit]
+            carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limit}", option, "--"]
+            command = [*carpool, *program, *[attack.name for attack in inside]]
+            yield from run_attacks(command, node.environment, inside)
         outside = [attack for attack in ATTACKS if attack.is_outside]
         command = [*program, *[attack.name for attack in outside]]
         yield from run_attacks(command, outside_environment(device), outside)
@@ -178,9 +191,15 @@ def run_attacks(command: list[str], env: dict[str, str], attacks: list[Attack]) 
 
 def judge(attack: Attack, found: dict[str, object]) -> Outcome:
     """What the attack's own report means."""
-    held_bytes = int(str(found["held_bytes"]))
     if found["why"]:
         return Outcome(attack=attack, verdict=NOT_TRIED, why=str(found["why"]))
+    if attack.limit == "compute":
+        share = float(str(found["share_percent"]))
+        verdict = HELD if share <= SHARE_PERCENT + SHARE_SLACK else NOT_HELD
+        return Outcome(
+            attack=attack, verdict=verdict, why=f"{share:.0f} % under a limit of {SHARE_PERCENT} %: {attack.why}"
+        )
+    held_bytes = int(str(found["held_bytes"]))
     if not held_bytes:
         return Outcome(attack=attack, verdict=NOT_HELD, why="it was given nothing, not even what the cap allows")
     if held_bytes > CAP_BYTES:

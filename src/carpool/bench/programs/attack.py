@@ -1,8 +1,8 @@
-"""Attempts to hold more device memory than the job's cap: `attack.py CAP_BYTES NAME...`. Standard library only.
+"""Attempts to pass the limits of a job: `attack.py CAP_BYTES NAME...`. Standard library only.
 
-Each attack asks twice for three quarters of the cap, by its own way; the answer is one line of JSON: how many bytes
-it holds at the end, or why it could not be tried here. With several names each gets a process of its own, one after
-another. Runs inside a job of `carpool verify`, and outside as the control. To be started by its absolute path.
+An attack on the memory cap asks twice for three quarters of it, by its own way; the answer is one line of JSON: how
+many bytes it holds at the end, or why it could not be tried here. With several names each gets a process of its own,
+one after another. Runs inside a job of `carpool verify`, and outside as the control; by its absolute path.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 
+import attack_compute
 import attack_doors
 from attack_driver import (
     AllocationProp,
@@ -279,13 +280,14 @@ def page_written(size):
 
 
 def find_attack(name):
-    return globals().get(name) or getattr(attack_doors, name)
+    return globals().get(name) or getattr(attack_doors, name, None) or getattr(attack_compute, name)
 
 
 def attack_alone(cap, name):
     size = cap * 3 // 4 // GRANULARITY * GRANULARITY
+    kind = "share_percent" if name.startswith("compute_") else "held_bytes"
     try:
-        found = {"attack": name, "held_bytes": find_attack(name)(size), "why": ""}
+        found = {"attack": name, kind: find_attack(name)(size), "why": ""}
     except NotHereError as error:
         found = {"attack": name, "held_bytes": 0, "why": str(error)}
     if name not in ("wait_plain", "hold", "share"):
