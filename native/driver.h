@@ -48,6 +48,7 @@ typedef int CUdriverProcAddressQueryResult, CUarray_format, CUdevice_attribute, 
 #define CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT 2
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_ATTACH_GLOBAL 1
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

@@ -513,9 +513,16 @@ API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t hei
     return cuMemAlloc_v2(out, *pitch * height);
 }
 
+/* What does not fit the card stays on the host. */
 API cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags) {
     (void)flags;
-    return cuMemAlloc_v2(out, size);
+    CUresult result = cuMemAlloc_v2(out, size);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !(*out = map_host(round_up(size, GRAIN))))
+        return result;
+    pthread_mutex_lock(&lock);
+    note(*out, PLAIN, context()->device, 0, round_up(size, GRAIN));
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
 }
 
 API cuMemFree_v2(CUdeviceptr at) {
