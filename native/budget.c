@@ -21,7 +21,7 @@
 #define TRIES 40 /* times B1's second attempt is made, about 100 µs apart: a refusal at the cap is 4 ms late at most */
 
 char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
-bool cp_is_configured, cp_must_cap;
+bool cp_is_configured, cp_must_cap, cp_may_spill;
 static char page_path[512];
 static bool is_off;
 static uint64_t wait_ns; /* how long an allocation may wait for room */
@@ -129,19 +129,20 @@ bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *ou
 }
 
 void cp_drop_context(uint64_t context) {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, spilled = 0;
     cp_take_lock(&table_lock);
     for (size_t i = 0; i < table_size;) {
         struct cp_entry *entry = &table[i];
-        bool is_its = entry->kind && entry->kind <= CP_MIPMAP && entry->owner == context;
-        if (is_its) { /* another entry may move here: look again */
-            bytes += entry->bytes;
+        bool is_spilled = entry->kind == CP_SPILLED;
+        if (entry->kind && (entry->kind <= CP_MIPMAP || is_spilled) && entry->owner == context) {
+            *(is_spilled ? &spilled : &bytes) += entry->bytes; /* another entry may move here: look again */
             erase(entry);
         } else
             i++;
     }
     cp_drop_lock(&table_lock);
     cp_unreserve(bytes);
+    cp_spill(-spilled);
     cp_forget_samples(context);
 }
 
@@ -276,6 +277,18 @@ void cp_unreserve(uint64_t bytes) {
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
 }
 
+void cp_spill(uint64_t bytes) {
+    char text[200];
+    cp_word *slot = cp_my_slot();
+    if (slot && bytes)
+        atomic_fetch_add(&slot[CP_S_SPILLED], bytes);
+    if ((int64_t)bytes > 0) {
+        snprintf(text, sizeof text, "job %s: there is no room for all of its memory; the rest is managed memory, which is "
+                 "slow (--oversubscribe)", cp_job);
+        cp_say_once(text);
+    }
+}
+
 void cp_settle_graph(uint64_t bytes) {
     cp_word *slot = cp_my_slot();
     uint64_t before = atomic_exchange(&graph_bytes, bytes);
@@ -311,7 +324,7 @@ __attribute__((constructor)) static void cp_load(void) {
     static atomic_bool is_loaded;
     if (atomic_exchange(&is_loaded, true))
         return;
-    const char *why, *capped = getenv("CARPOOL_IS_CAPPED"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
+    const char *why, *capped = getenv("CARPOOL_IS_CAPPED"), *spills = getenv("CARPOOL_MAY_OVERSUBSCRIBE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
     copy_setting(page_path, sizeof page_path, "CARPOOL_PAGE");
     copy_setting(cp_job, sizeof cp_job, "CARPOOL_JOB");
     copy_setting(cp_socket_path, sizeof cp_socket_path, "CARPOOL_SOCKET");
@@ -319,6 +332,7 @@ __attribute__((constructor)) static void cp_load(void) {
     copy_setting(cp_device, sizeof cp_device, "CUDA_VISIBLE_DEVICES");
     cp_is_configured = page_path[0] != 0;
     cp_must_cap = cp_is_configured && capped && capped[0] == '1';
+    cp_may_spill = spills && spills[0] == '1';
     wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
     int saved = errno;
     if (cp_is_configured && (cp_page = cp_map_page(page_path, &why)))

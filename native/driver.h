@@ -49,6 +49,7 @@ typedef int CUmemAllocationType, CUdriverProcAddressQueryResult, CUarray_format,
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
+#define CU_MEM_ATTACH_GLOBAL 1
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

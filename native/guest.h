@@ -60,7 +60,7 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
 /* budget.c */
-enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL };
+enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL, CP_SPILLED };
 struct cp_entry {
     uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
     uint64_t bytes;
@@ -68,6 +68,7 @@ struct cp_entry {
 };
 bool cp_reserve(uint64_t bytes);    /* before the driver allocates: false is out of memory */
 void cp_unreserve(uint64_t bytes);  /* after a free, or when the driver refused */
+void cp_spill(uint64_t bytes);      /* so much more is in managed memory; may be negative */
 void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
 bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
 bool cp_is_capped(void);
@@ -83,7 +84,7 @@ cp_word *cp_header(void); /* of the page; NULL without a slot */
 unsigned cp_launching(void); /* how many processes of the job have had device time and live */
 void cp_say_once(const char *what);
 extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
-extern bool cp_is_configured, cp_must_cap;
+extern bool cp_is_configured, cp_must_cap, cp_may_spill;
 
 /* link.c */
 extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */

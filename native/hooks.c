@@ -62,18 +62,28 @@ CUresult cp_cuGetProcAddress_v2(const char *name, void **out, int version, cuuin
 
 /* Plain, pitched, managed */
 
-#define ALLOCATE(symbol, params, bytes_of, args)                      \
+/* What neither the cap nor the card has room for, if the user allowed it. */
+static CUresult spill(CUdeviceptr *out, uint64_t bytes) {
+    if (!cp_may_spill || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    cp_note(CP_SPILLED, *out, current_context(), bytes);
+    cp_spill(bytes);
+    return CUDA_SUCCESS;
+}
+
+#define ALLOCATE(symbol, params, args, on_refusal)                    \
     CUresult cp_##symbol params {                                     \
         READY;                                                        \
-        uint64_t bytes = rounded(bytes_of);                           \
+        uint64_t bytes = rounded(size);                               \
         if (!cp_reserve(bytes))                                       \
-            return CUDA_ERROR_OUT_OF_MEMORY;                          \
+            return on_refusal;                                        \
         CUresult result = real_##symbol args;                         \
-        return record(result, CP_POINTER, result ? 0 : *out, bytes);  \
+        record(result, CP_POINTER, result ? 0 : *out, bytes);         \
+        return result == CUDA_ERROR_OUT_OF_MEMORY ? on_refusal : result; \
     }
-ALLOCATE(cuMemAlloc, (CUdeviceptr_v1 *out, unsigned int size), size, (out, size))
-ALLOCATE(cuMemAlloc_v2, (CUdeviceptr *out, size_t size), size, (out, size))
-ALLOCATE(cuMemAllocManaged, (CUdeviceptr *out, size_t size, unsigned int flags), size, (out, size, flags))
+ALLOCATE(cuMemAlloc, (CUdeviceptr_v1 *out, unsigned int size), (out, size), CUDA_ERROR_OUT_OF_MEMORY)
+ALLOCATE(cuMemAlloc_v2, (CUdeviceptr *out, size_t size), (out, size), spill(out, bytes))
+ALLOCATE(cuMemAllocManaged, (CUdeviceptr *out, size_t size, unsigned int flags), (out, size, flags), spill(out, bytes))
 
 static uint64_t product(uint64_t a, uint64_t b) {
     uint64_t result;
@@ -107,6 +117,8 @@ ALLOCATE_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t)
         READY;                                           \
         struct cp_entry entry;                           \
         bool is_known = cp_take_entry(kind, key, &entry); \
+        if (!is_known && kind == CP_POINTER && cp_may_spill && cp_take_entry(CP_SPILLED, key, &entry)) \
+            return cp_spill(-entry.bytes), real_cuMemFree_v2(key); \
         CUresult result = real_##symbol args;            \
         if (is_known && result == CUDA_SUCCESS)          \
             cp_unreserve(entry.bytes);                   \

@@ -35,6 +35,7 @@
 #define CP_S_PARKED 9
 #define CP_S_PENDING 10
 #define CP_S_DEVICE_NS 11
+#define CP_S_SPILLED 12
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1

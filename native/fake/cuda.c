@@ -245,9 +245,11 @@ static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
             return CUDA_ERROR_INVALID_DEVICE;     \
     } while (0)
 
+static _Thread_local bool was_injected; /* the newest failure of this thread was asked for */
+
 static bool injected(void) {
     allocations += fails_at != 0;
-    return fails_at > 0 ? allocations == fails_at : fails_at < 0 && allocations % -fails_at == 0;
+    return was_injected = fails_at > 0 ? allocations == fails_at : fails_at < 0 && allocations % -fails_at == 0;
 }
 
 /* An allocation of host memory that stands for the card's. */
@@ -558,9 +560,16 @@ API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t hei
     return cuMemAlloc_v2(out, *pitch * height);
 }
 
+/* What does not fit the card stays on the host. */
 API cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags) {
     (void)flags;
-    return cuMemAlloc_v2(out, size);
+    CUresult result = cuMemAlloc_v2(out, size);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || was_injected || !(*out = map_host(round_up(size, GRAIN))))
+        return result;
+    pthread_mutex_lock(&lock);
+    note(*out, PLAIN, context()->device, 0, round_up(size, GRAIN));
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
 }
 
 API cuMemFree_v2(CUdeviceptr at) {

@@ -21,6 +21,7 @@ OPTIONS: dict[str, Any] = {
     "memory": None,
     "wait_memory": None,
     "compute": None,
+    "oversubscribe": False,
     "steps": None,
     "device": None,
     "policy": None,

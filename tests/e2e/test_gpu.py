@@ -182,6 +182,15 @@ def test_compute_shares_are_kept_shown_and_changed_while_jobs_run(
         assert app.answer()[0] == 0
 
 
+def test_oversubscription_is_asked_for_said_and_shown(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    app = App(node, built, "big", "--memory", "64MiB", "--oversubscribe")
+    assert [app.ask(f"alloc plain {slot} {48 * MIB}")[0] for slot in (1, 2)] == [0, 0]
+    assert "managed memory" in app.started.err
+    (process,) = node.job("big")["processes"]
+    assert (process["live_bytes"], process["spilled_bytes"]) == (48 * MIB, 48 * MIB)
+
+
 def parts(books: Path, apps: list[App]) -> list[float]:
     """What part of the card, in percent, each has over the next while."""
     began, before = time.monotonic(), [busy_ns(books, app.pid) for app in apps]

@@ -39,6 +39,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--wait-memory", metavar="TIME", help="On a GPU: wait this long for room under the cap, like 30s."
         ),
+        click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
         click.option(
             "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
@@ -129,6 +130,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "priority": options["priority"],
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
+        "may_oversubscribe": options["oversubscribe"],
         "guaranteed_milli": least,
         "limit_milli": most,
         "steps": options["steps"],

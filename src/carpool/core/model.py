@@ -103,6 +103,7 @@ class JobSpec:
     priority: int = 0
     cap_bytes: int | None = None
     wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
+    may_oversubscribe: bool = False  # what has no room is managed memory, inside the program
     guaranteed_milli: int = 0  # the part of its device it is to have when it wants it …
     limit_milli: int = SHARE_ONE  # … and the part it may have at most
     steps: int | None = None

@@ -37,6 +37,10 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         if device.kind == "cpu":
             raise UsageError("--wait-memory works on GPUs only: leave it out, or choose another --device")
         settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns)
+    if spec.may_oversubscribe:
+        if device.kind == "cpu":
+            raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
+        settings["CARPOOL_MAY_OVERSUBSCRIBE"] = "1"
     if device.kind == "cpu":
         meter = cpu.meter_path()
         if meter is not None:

@@ -200,8 +200,10 @@ class LiveJob:
         words, found = self.page.words, []
         for slot, pid in self.page.pids().items():
             device_ns, live_bytes = words[pages.slot_base(slot) + pages.S_DEVICE_NS], self.page.live_bytes(slot)
-            if (device_ns or live_bytes) and processes.is_alive(pid):
-                found.append({"pid": pid, "live_bytes": live_bytes, "device_ns": device_ns})
+            spilled = words[pages.slot_base(slot) + pages.S_SPILLED]
+            if (device_ns or live_bytes or spilled) and processes.is_alive(pid):
+                used = {"live_bytes": live_bytes, "spilled_bytes": spilled, "device_ns": device_ns}
+                found.append({"pid": pid, **used})
         return found
 
     def device_ns(self) -> int:

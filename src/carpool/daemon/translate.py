@@ -31,6 +31,7 @@ class SpecBody(msgspec.Struct, kw_only=True):
     priority: Count = 0
     cap_bytes: Count | None = None
     wait_memory_ns: Count | None = None
+    may_oversubscribe: bool = False
     guaranteed_milli: Annotated[int, msgspec.Meta(ge=0, le=SHARE_ONE)] = 0
     limit_milli: Annotated[int, msgspec.Meta(ge=1, le=SHARE_ONE)] = SHARE_ONE
     steps: Count | None = None
@@ -60,6 +61,7 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         priority=said.priority,
         cap_bytes=said.cap_bytes,
         wait_memory_ns=said.wait_memory_ns,
+        may_oversubscribe=said.may_oversubscribe,
         guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
         limit_milli=said.limit_milli,
         steps=said.steps,

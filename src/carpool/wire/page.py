@@ -57,6 +57,7 @@ S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
 S_PENDING = 10  # CUDA guest: the part of S_LIVE that is asked for and not yet given
 S_DEVICE_NS = 11  # CUDA guest: device time; without a compute limit the time it had its turn
+S_SPILLED = 12  # CUDA guest: bytes beyond the cap or the card, in managed memory (--oversubscribe); not in S_LIVE
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
