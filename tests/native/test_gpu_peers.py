@@ -233,3 +233,42 @@ def test_freeing_does_not_wait_for_kernels_that_run(start: Start) -> None:
     assert probe.free(0) == 0
     assert time.monotonic() - started < 15
     probe.kill()
+
+
+# Other drivers.
+
+OLD_DRIVER = """
+#include <stdlib.h>
+int cuInit(unsigned flags) { return (int)(flags * 0); }
+int cuDevicePrimaryCtxRetain(void **out, int device) { *out = &out; return device; }
+int cuCtxSetCurrent(void *context) { return context == 0; }
+int cuMemAlloc_v2(unsigned long long *at, unsigned long n) { *at = (unsigned long long)malloc(1 + n % 7); return 0; }
+int cuMemFree_v2(unsigned long long at) { free((void *)at); return 0; }
+"""
+
+
+def test_a_driver_that_lacks_most_entry_points_is_capped_in_what_it_has(
+    built: Built, env: dict[str, str], page: Page, tmp_path: Path
+) -> None:
+    source = tmp_path / "old.c"
+    source.write_text(OLD_DRIVER)
+    place = tmp_path / "old"
+    place.mkdir()
+    compile_c(place / "libcuda.so.1", "-shared", "-fPIC", source)
+    script = """
+print(hasattr(cuda, "cuMemCreate"), hasattr(cuda, "cuGetProcAddress_v2"), allocate(600 << 20), allocate(600 << 20))
+whole = ctypes.CDLL(None)
+print(whole.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(4096), 1), whole.cuCtxSynchronize())
+"""
+    with Script(env | {"LD_LIBRARY_PATH": str(place)}, script) as found:
+        assert found.end() == f"False False 0 {OUT_OF_MEMORY}\n500 500\n"  # 500: not found
+
+
+def test_without_any_driver_the_program_is_told_what_the_loader_says(env: dict[str, str], tmp_path: Path) -> None:
+    missing = env | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
+    done = subprocess.run(command, env=missing, capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        pytest.skip("this machine has a driver of its own: its absence cannot be shown here")
+    assert "libcuda.so.1" in done.stderr.splitlines()[-1]
+    assert "carpool" not in done.stderr
