@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core import admission, ledger, resize
+from carpool.core import admission, ledger, resize, shares
 from carpool.core.accounts import begin_wanting, reset_marks, restore
 from carpool.core.effects import Effect, GrantLease, RevokeLease, StartJob
 from carpool.core.events import JobAdopted, LeaseAsked
@@ -24,6 +24,7 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
     wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
     wanted = event.live_bytes if event.is_parked else wanted
     ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
+    shares.take_back(node, device, job)
     job.squeeze = None if resize.fits(node, job) else Squeeze.ASKED  # it was resized before
     if event.is_parked:
         job.stayed_bytes = job.promised_bytes

@@ -109,7 +109,8 @@ def settle(node: Node, device: Device) -> list[Effect]:
     policy = SHARE_POLICIES[node.settings.share_policy]
     parts = split(policy, [job.spec for job in takers], node.settings.share_slots)
     for job in node.jobs_on(device):
-        job.guaranteed_milli, job.limit_milli = 0, SHARE_ONE
+        if job.state is JobState.UNMANAGED:
+            job.guaranteed_milli, job.limit_milli = 0, SHARE_ONE
     for job, (guarantee, limit) in zip(takers, parts, strict=True):
         job.guaranteed_milli, job.limit_milli = guarantee, limit
     device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
@@ -125,11 +126,19 @@ def settle(node: Node, device: Device) -> list[Effect]:
 
 def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
     """Why a live job cannot have this guarantee, or None (S3)."""
-    if job.device is not None and not is_divided(node):
-        room = unpromised_milli(node, node.devices[job.device]) + job.spec.guaranteed_milli
-        if guaranteed_milli > room:
-            return reasons.no_share(job, guaranteed_milli, room, job.device)
+    for device_id in (job.device, job.moving_from):
+        if device_id is not None and not is_divided(node):
+            room = unpromised_milli(node, node.devices[device_id]) + job.spec.guaranteed_milli
+            if guaranteed_milli > room:
+                return reasons.no_share(job, guaranteed_milli, room, device_id)
     return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
+
+
+def take_back(node: Node, device: Device, job: Job) -> None:
+    """A job that outlived its driver keeps of its guarantee what others leave it (S3)."""
+    if not is_divided(node):
+        left_milli = unpromised_milli(node, device) + job.spec.guaranteed_milli
+        job.spec = replace(job.spec, guaranteed_milli=min(job.spec.guaranteed_milli, left_milli))
 
 
 def check_shares(node: Node, device: Device) -> None:
