@@ -67,17 +67,17 @@ def test_a_daemon_that_lingers_after_its_stop_is_not_said_to_be_stopped(
 def test_another_configuration_than_the_running_daemons_is_a_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS})
+    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
     done = CliRunner().invoke(carpool, ["daemon", "start", *options])
     assert isinstance(done.exception, UsageError)
-    assert "a daemon runs already with policy fair, device auto and quantum 100 ms" in str(done.exception)
+    assert "a daemon runs already with policy fair, device auto, share policy fixed and quantum 100 ms" in str(done.exception)
 
 
 @pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"]])
 def test_the_same_configuration_in_other_words_is_no_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS})
+    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
     done = CliRunner().invoke(carpool, ["daemon", "start", *options])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "daemon 1 runs already" in done.stderr
