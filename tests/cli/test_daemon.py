@@ -70,7 +70,8 @@ def test_another_configuration_than_the_running_daemons_is_a_misuse(
     answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
     done = CliRunner().invoke(carpool, ["daemon", "start", *options])
     assert isinstance(done.exception, UsageError)
-    assert "a daemon runs already with policy fair, device auto, share policy fixed and quantum 100 ms" in str(done.exception)
+    said = str(done.exception)
+    assert "a daemon runs already with policy fair, device auto, share policy fixed and quantum 100 ms" in said
 
 
 @pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"]])
