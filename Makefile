@@ -32,8 +32,9 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/test_architecture.py
 
+# Two files of tests at a time: most of them wait for real programs to start.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 fmt: setup
 	@$(BIN)/ruff format src tests examples

@@ -34,13 +34,23 @@
 #define CP_S_FLAGS 8
 #define CP_S_PARKED 9
 #define CP_S_PENDING 10
-#define CP_S_DEVICE_NS 11
-#define CP_S_SPILLED 12
+#define CP_S_PASS 11
+#define CP_S_OFFER 12
+#define CP_S_DEVICE_NS 13
+#define CP_S_SPILLED 14
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
-#define CP_FLAG_PACED 2
-#define CP_FLAG_IDLE 4
+#define CP_FLAG_BELL 2
+#define CP_FLAG_PACED 4
+#define CP_FLAG_IDLE 8
 #define CP_PRICE_ONE 1024
+#define CP_LEASE_HELD 1
+#define CP_LEASE_ASKED 2
+
+#define CP_PASS_SHARED 0x400000
+#define CP_PASS_SERIAL_SHIFT 23
+#define CP_PASS_SERIAL_MASK 0xFFFFFFFFFFull
+#define CP_PASSED 0x8000000000000000ull
 
 #endif

@@ -19,14 +19,13 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "bell.h"
 #include "page.h"
 
-#define CONTRACT 1 /* with agent/points.py; raise both when names or meanings change */
+#define CONTRACT 2 /* with agent/points.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
 #define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
-
-typedef _Atomic uint64_t Word; /* every access is in the order written here: count first, then look for a recall */
 
 /* --- Seat ---------------------------------------------------------------------------------------------------- */
 
@@ -45,6 +44,10 @@ typedef struct {
     Py_ssize_t base;
     Py_buffer view;
     PyObject *words;
+    struct bell bell;
+    char is_instant, is_waiting;
+    long long left_ns, away_ns;
+    unsigned long long sampled_at;
 } Seat;
 
 static PyTypeObject SeatType;
@@ -58,6 +61,7 @@ static PyObject *seat_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     Seat *seat = (Seat *)type->tp_alloc(type, 0);
     if (seat == NULL)
         return NULL;
+    seat->bell.peer = seat->bell.own = seat->bell.line = -1;
     if (PyObject_GetBuffer(words, &seat->view, PyBUF_WRITABLE) < 0) {
         Py_DECREF(seat);
         return NULL;
@@ -74,6 +78,7 @@ static PyObject *seat_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 
 static void seat_dealloc(Seat *seat)
 {
+    bell_take_down(&seat->bell);
     PyBuffer_Release(&seat->view);
     Py_XDECREF(seat->words);
     Py_TYPE(seat)->tp_free((PyObject *)seat);
@@ -125,6 +130,40 @@ static PyObject *seat_forget(Seat *seat, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *seat_hang_bell(Seat *seat, PyObject *args)
+{
+    int own;
+    const char *directory;
+    if (!PyArg_ParseTuple(args, "iy:hang_bell", &own, &directory))
+        return NULL;
+    if (strlen(directory) >= sizeof seat->bell.directory) {
+        PyErr_SetString(PyExc_OSError, "the bells' directory has too long a name");
+        return NULL;
+    }
+    seat->bell.own = own;
+    strcpy(seat->bell.directory, directory);
+    Py_RETURN_NONE;
+}
+
+static PyObject *seat_take_bell_down(Seat *seat, PyObject *unused)
+{
+    (void)unused;
+    bell_take_down(&seat->bell);
+    Py_RETURN_NONE;
+}
+
+static PyObject *seat_pass_on(Seat *seat, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(bell_pass_on(&seat->bell, seat->slot));
+}
+
+static PyObject *seat_hear(Seat *seat, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(bell_hear(&seat->bell, seat->slot));
+}
+
 static PyMemberDef seat_members[] = {
     {"words", T_OBJECT_EX, offsetof(Seat, words), READONLY, "the page's words"},
     {"held", T_BOOL, offsetof(Seat, held), 0, "whether the turn is held"},
@@ -132,6 +171,13 @@ static PyMemberDef seat_members[] = {
     {"depth", T_INT, offsetof(Seat, depth), 0, "how many explicit turns are open"},
     {"stall_ns", T_LONGLONG, offsetof(Seat, stall_ns), 0, "how long the input takes, a fading mean"},
     {"owner", T_ULONG, offsetof(Seat, owner), 0, "the thread that takes turns (T4)"},
+    {"peer", T_INT, offsetof(Seat, bell.peer), 0, "the connection to the daemon, or -1"},
+    {"rung", T_ULONGLONG, offsetof(Seat, bell.rung), 0, "serial of the newest grant that was rung"},
+    {"is_instant", T_BOOL, offsetof(Seat, is_instant), 0, "a turn goes with nothing to wait for or to give back"},
+    {"is_waiting", T_BOOL, offsetof(Seat, is_waiting), 0, "StepHook returned the turn; Python waits for the next"},
+    {"left_ns", T_LONGLONG, offsetof(Seat, left_ns), 0, "when StepHook last returned the turn"},
+    {"away_ns", T_LONGLONG, offsetof(Seat, away_ns), 0, "how long the turn was away by StepHook, in all"},
+    {"sampled_at", T_ULONGLONG, offsetof(Seat, sampled_at), 0, "the step at which the memory was last looked at"},
     {NULL},
 };
 
@@ -142,6 +188,10 @@ static PyGetSetDef seat_getset[] = {
 
 static PyMethodDef seat_methods[] = {
     {"know", (PyCFunction)seat_know, METH_VARARGS, "Let StepHook take care of this point."},
+    {"hang_bell", (PyCFunction)seat_hang_bell, METH_VARARGS, "hang_bell(socket, directory): see agent/bell.py"},
+    {"take_bell_down", (PyCFunction)seat_take_bell_down, METH_NOARGS, "Nobody rings here any more, nor from here."},
+    {"pass_on", (PyCFunction)seat_pass_on, METH_NOARGS, "Ring the next job; the pass that was used, or 0."},
+    {"hear", (PyCFunction)seat_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},
     {"forget", (PyCFunction)seat_forget, METH_NOARGS, "Let Python take care of every point again."},
     {NULL},
 };
@@ -261,6 +311,35 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
     return -1;
 }
 
+/* A recalled turn for which the daemon named a successor: ring it, and wait for the next turn. True if it is held again
+ * and there is nothing more to do; false leaves the rest to Python. */
+static bool hand_over(Seat *seat, uint64_t steps)
+{
+    Word *slot = seat->slot;
+    uint64_t recall = slot[CP_S_RECALL];
+    if (!seat->held || !seat->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
+        return false;
+    uint64_t pass = bell_pass_on(&seat->bell, slot);
+    if (pass == 0)
+        return false;
+    seat->held = 0;
+    seat->is_waiting = 1;
+    seat->left_ns = clock_ns(CLOCK_MONOTONIC);
+    slot[CP_S_LEASE] = CP_LEASE_ASKED;
+    bool is_rung = false;
+    Py_BEGIN_ALLOW_THREADS
+    is_rung = bell_say_passed(&seat->bell, steps, pass) && bell_wait(&seat->bell, slot);
+    Py_END_ALLOW_THREADS
+    if (!is_rung)
+        return false;
+    seat->is_waiting = 0;
+    seat->held = 1;
+    slot[CP_S_LEASE] = CP_LEASE_HELD;
+    slot[CP_S_PEAK] = slot[CP_S_LIVE];
+    seat->away_ns += clock_ns(CLOCK_MONOTONIC) - seat->left_ns;
+    return steps - seat->sampled_at <= RESAMPLE_MASK;
+}
+
 static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Point *hook = (Point *)self;
@@ -270,6 +349,8 @@ static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf,
         Py_RETURN_NONE;
     if (due < 0)
         return PyObject_Vectorcall(hook->slow, args, (size_t)count, kwnames);
+    if (hand_over(hook->seat, (uint64_t)due))
+        Py_RETURN_NONE;
     return PyObject_CallFunction(hook->after, "L", (long long)due);
 }
 
@@ -492,11 +573,38 @@ static PyTypeObject ModuleCallType = {
 static PyTypeObject FetchCallType = {
     STAND_IN_TYPE("FetchCall", "Stands in for the __next__ of a DataLoader's iterator.", fetch_new)};
 
+/* --- one atomic exchange of a page's word, for passes ----------------------------------------------------------- */
+
+static PyObject *swap(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t at;
+    unsigned long long before, after;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*nKK:swap", &view, &at, &before, &after))
+        return NULL;
+    bool is_inside = at >= 0 && at < view.len / (Py_ssize_t)sizeof(Word) && (uintptr_t)view.buf % sizeof(Word) == 0;
+    uint64_t expected = before;
+    bool is_swapped = is_inside && atomic_compare_exchange_strong((Word *)view.buf + at, &expected, after);
+    PyBuffer_Release(&view);
+    if (!is_inside) {
+        PyErr_SetString(PyExc_IndexError, "the word lies inside its page");
+        return NULL;
+    }
+    return PyBool_FromLong(is_swapped);
+}
+
+static PyMethodDef points_methods[] = {
+    {"swap", swap, METH_VARARGS, "swap(words, index, before, after): put `after` where `before` stands; whether it did"},
+    {NULL},
+};
+
 static struct PyModuleDef points_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "carpool._native.points",
     .m_doc = "The hot part of the agent's points.",
     .m_size = -1,
+    .m_methods = points_methods,
 };
 
 PyMODINIT_FUNC PyInit_points(void)

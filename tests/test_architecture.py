@@ -26,7 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 400
-CORE_LINES_MAX = 3000  # the node's brain with parking: without its policies, and without the cluster's
+CORE_LINES_MAX = 3200  # the node's brain with parking and shares: without its policies, and without the cluster's
 CLUSTER_PARTS = {"policies", "placement", "cluster", "orders"}
 
 LAYERS: list[set[str]] = [
@@ -294,7 +294,7 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         ("agent/inject/sitecustomize.py", "from carpool.agent import boot", "it may use only the standard library"),
         ("cli/doctor.py", "import torch.cuda", "imports torch; only agent, remote, serve do"),
         ("errors.py", "from carpool.units import GIB", "siblings never import each other"),
-        ("__init__.py", "from carpool.agent.turns import turn", "carpool itself imports carpool.agent.turns"),
+        ("__init__.py", "from carpool.agent.session import turn", "carpool itself imports carpool.agent.session"),
     ],
 )
 def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> None:
@@ -309,7 +309,7 @@ def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> 
         ("core/lanes.py", "from collections.abc import Mapping\nfrom carpool.core.model import Job"),
         ("core/node.py", "from carpool.units import MS\nfrom carpool.errors import InternalError"),
         ("daemon/translate.py", "from carpool.core.model import Job\nfrom carpool.wire import messages"),
-        ("serve/app.py", "import torch\nfrom carpool.agent.turns import turn"),
+        ("serve/app.py", "import torch\nfrom carpool.agent.session import turn"),
         ("cli/bench.py", "from carpool.bench import jct"),
         ("units.py", "from carpool.errors import UsageError"),
         ("agent/torch_hooks.py", "import torch"),
@@ -317,7 +317,7 @@ def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> 
         ("agent/turns.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("agent/inject/sitecustomize.py", "import sys\ndef f():\n    from carpool.agent import boot"),
         ("bench/programs/train.py", "import torch"),
-        ("__init__.py", "def __getattr__(name):\n    from carpool.agent.turns import turn"),
+        ("__init__.py", "def __getattr__(name):\n    from carpool.agent.session import turn"),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(name: str, source: str) -> None:

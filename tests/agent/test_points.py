@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from carpool.agent import points
-from carpool.agent import turns as turns_module
+from carpool.agent import points, session
 from carpool.agent.memory import Memory
 from carpool.agent.torch_hooks import STEP_PATIENCE, STEPS_TO_TRUST, Hooks
 from carpool.agent.turns import RESAMPLE_MASK, STALL_NS, Turns
@@ -68,7 +67,7 @@ class Program:
         self.call = self.hooks._our_call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
         monkeypatch.setattr(Module, "__call__", self.call)
         self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
-        monkeypatch.setattr(turns_module, "current", self.attach)
+        monkeypatch.setattr(session, "current", self.attach)
         self.made: list[Turns] = []
         self.optimizer = object()
         self.model = Module()

@@ -9,6 +9,7 @@ from types import FrameType
 
 import pytest
 
+from carpool.agent import session
 from carpool.agent import turns as turns_module
 from carpool.agent.memory import Memory
 from carpool.agent.turns import Turns
@@ -394,19 +395,19 @@ def test_a_forked_child_leaves_the_turn_to_its_parent(desk: Desk, turns: Turns) 
 
 def test_outside_a_job_a_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CARPOOL_JOB", raising=False)
-    with turns_module.turn():
-        assert turns_module.current() is None
+    with session.turn():
+        assert session.current() is None
 
 
 def test_a_page_that_cannot_be_used_leaves_the_program_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(turns_module, "_is_unmanaged", False)
+    monkeypatch.setattr(session, "_is_unmanaged", False)
     for name, value in (("CARPOOL_JOB", "x-1"), ("CARPOOL_SOCKET", "/nowhere"), ("CARPOOL_PAGE", "/nowhere/page")):
         monkeypatch.setenv(name, value)
-    with turns_module.turn():
+    with session.turn():
         pass
-    with turns_module.turn():
+    with session.turn():
         pass
     said = capsys.readouterr().err
     assert said == (

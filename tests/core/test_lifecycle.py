@@ -11,6 +11,7 @@ import pytest
 from carpool.core.effects import Effect, GrantLease, RecallLease, RejectEvent
 from carpool.core.events import (
     CancelAsked,
+    ComputeAsked,
     JobAdopted,
     JobDetached,
     JobEvent,
@@ -71,6 +72,7 @@ def event_of(kind: type) -> JobEvent:
         JobExited: JobExited(job=J, code=0),
         CancelAsked: CancelAsked(job=J),
         SuspendAsked: SuspendAsked(job=J),
+        ComputeAsked: ComputeAsked(job=J, guaranteed_milli=100, limit_milli=500),
         ResumeAsked: ResumeAsked(job=J),
         JobParked: JobParked(job=J, parked_bytes=GIB, resident_bytes=0, move_ns=MS),
         JobUnparked: JobUnparked(job=J, move_ns=MS),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.devices.base import find_devices
 from tests.e2e.node import Node, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -73,3 +74,14 @@ def test_an_idle_daemon_and_one_with_a_single_job_do_nothing(node: Node) -> None
     assert made > 100
     assert woken <= 2, "a job that is alone never talks to the daemon"
     assert used <= 0.02
+
+
+def test_threads_spin_long_only_where_one_job_computes_at_a_time() -> None:
+    spins = {
+        (asked, lanes): find_devices(asked, lanes_max=lanes)[0].environment["GOMP_SPINCOUNT"]
+        for asked in ("cpu:1GiB", "cpu:2x1GiB")
+        for lanes in (1, 2)
+    }
+    alone = spins.pop(("cpu:1GiB", 1))
+    assert len(set(spins.values())) == 1
+    assert int(alone) > int(spins["cpu:1GiB", 2])

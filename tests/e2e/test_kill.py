@@ -140,4 +140,4 @@ def test_a_killed_program_takes_its_data_workers_bytes_with_it(node: Node) -> No
     assert len(node.job("loader")["pids"]) >= 3
     kill_and_measure(node, "loader", [node.program_pid("loader")])
     assert node.status()["devices"][0]["live_bytes"] == 0
-    assert not Path(node.places.jobs, "loader-1").exists()
+    wait_until(lambda: not Path(node.places.jobs, "loader-1").exists(), "its directory is gone", seconds=10)

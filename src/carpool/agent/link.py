@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from carpool import __version__
+from carpool.agent.bell import DIRECTORY, Bell, open_bell
 from carpool.agent.points import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
@@ -42,6 +43,7 @@ class Link:
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
         self.seat = make_seat(self.words)
+        self._bell: Bell | None = None
         self._find_slot()
         os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
 
@@ -100,6 +102,10 @@ class Link:
             self.close()
             raise RefusedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
+        self.seat.peer, self.seat.rung = peer.fileno(), 0
+        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.seat)
+        if self._bell is not None:
+            self.words[self.base + page.S_FLAGS] |= page.FLAG_BELL
 
     def may_come_back(self) -> bool:
         """Whether a daemon that does not answer died: one that was stopped took its socket with it."""
@@ -127,6 +133,17 @@ class Link:
         length = framing.body_length(head)
         return framing.decode(head, self._read(length) if length else b"")
 
+    def wait(self) -> m.Message:
+        """Block until a message is there, or the grant that another job rang."""
+        while True:
+            if self._bell is not None and self._socket is not None:
+                grant = self._bell.wait(self._socket)
+                if grant is not None:
+                    return grant
+            message = self.receive()
+            if not isinstance(message, m.Grant) or not message.serial or message.serial != self.seat.rung:
+                return message
+
     def fileno(self) -> int:
         """For select; a connection that is gone is readable at once, and reading then says so."""
         if self._socket is None:
@@ -153,6 +170,12 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            self.seat.peer = -1
+
+    def close_bell(self, *, remove: bool) -> None:
+        if self._bell is not None:
+            self._bell.close(remove=remove)
+            self._bell = None
 
 
 def tell_detached(job: str, socket_path: str, reason: str) -> None:

@@ -135,6 +135,11 @@ class Memory:
     def for_plain_process(cls, link: Link) -> Memory:
         return cls(MeterSource(link) if link.is_metered else ResidentSource(link), overhead_bytes=0)
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether a turn can go with nothing to wait for, and come with one word to set (native/points.c does it)."""
+        return isinstance(self._source, MeterSource)
+
     def live_bytes(self) -> int:
         return self._source.live_bytes()
 

@@ -70,7 +70,7 @@ class Parking:
         while True:
             if self._answer is not None:
                 self._wait_message()
-            message = self._link.receive()
+            message = self._link.wait()
             match message:
                 case m.Grant():
                     self.come_back()

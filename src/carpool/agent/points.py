@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-CONTRACT = 1  # with native/points.c: a library of an older checkout is not used
+CONTRACT = 2  # with native/points.c: a library of an older checkout is not used
 
 native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
 try:
@@ -23,7 +23,22 @@ if getattr(native, "CONTRACT", None) != CONTRACT:
 class PlainSeat:
     """What the points must know of this process's turn; Link and Turns set it."""
 
-    __slots__ = ("base", "depth", "held", "is_off", "owner", "stall_ns", "words")
+    __slots__ = (
+        "away_ns",
+        "base",
+        "depth",
+        "held",
+        "is_instant",
+        "is_off",
+        "is_waiting",
+        "left_ns",
+        "owner",
+        "peer",
+        "rung",
+        "sampled_at",
+        "stall_ns",
+        "words",
+    )
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
@@ -33,12 +48,33 @@ class PlainSeat:
         self.depth = 0  # inside `with carpool.turn()`: automatic points are part of it
         self.owner = 0  # the thread that takes turns (T4)
         self.stall_ns = 0  # how long the input takes, a fading mean
+        self.sampled_at = 0  # the step at which the memory was last looked at
+        self.peer = -1  # the connection to the daemon
+        self.rung = 0  # serial of the newest grant that was rung (bell.py)
+        self.is_instant = False  # a turn goes with nothing to wait for or to give back
+        self.is_waiting = False  # the C hook returned the turn; Python waits for the next
+        self.left_ns = 0  # when the C hook last returned the turn
+        self.away_ns = 0  # how long the turn was away by the C hook, in all
 
     def know(self, point: int, is_clean: bool) -> None:
         """Leave this point to the C hook; here there is none."""
 
     def forget(self) -> None:
         """Take every point back from the C hook."""
+
+    def hang_bell(self, own: int, directory: bytes) -> None:
+        """Say where this process is rung; without C nobody is."""
+
+    def take_bell_down(self) -> None:
+        """Nobody rings here any more."""
+
+    def pass_on(self) -> int:
+        """Ring the next job; the pass that was used, or 0."""
+        return 0
+
+    def hear(self) -> int:
+        """The pass by which this process was rung, or 0."""
+        return 0
 
 
 class PlainCalls:

@@ -24,8 +24,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from carpool.agent import points
-from carpool.agent import turns as turns_module
+from carpool.agent import points, session
 from carpool.agent.cuda import CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
@@ -74,7 +73,7 @@ class Hooks:
             if self._torch.utils.data.get_worker_info() is not None:
                 self._is_worker = True
                 return None
-            self._turns = turns_module.current()
+            self._turns = session.current()
             self._is_worker = self._turns is None
             self._seat_is(None if self._turns is None else self._turns.seat)
         return self._turns
@@ -256,7 +255,7 @@ class Hooks:
         torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
         self._module_call = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self._our_call = self.wrap_module_call(self._module_call)
-        turns_module.set_memory(self.make_memory)
+        session.set_memory(self.make_memory)
         os.register_at_fork(after_in_child=self.forget_after_fork)
         self._note_overhead()
 
@@ -299,6 +298,6 @@ def install(torch: Any) -> None:
     except Exception as error:  # noqa: BLE001 - a guest never crashes its host
         version = getattr(torch, "__version__", "of unknown version")
         why = f"torch {version} could not be hooked ({type(error).__name__}: {error})"
-        turns = turns_module.current()
+        turns = session.current()
         if turns is not None:
             turns.detach(why)

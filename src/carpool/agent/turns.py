@@ -15,15 +15,13 @@ Rules
 
 from __future__ import annotations
 
-import atexit
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from carpool.agent.link import Link, LinkLostError, say, tell_detached
+from carpool.agent.link import Link, LinkLostError, say
 from carpool.agent.memory import Memory, Profile
 from carpool.agent.parking import Parking
 from carpool.errors import PeerError
@@ -49,6 +47,7 @@ class Turns:
         self._words = link.words
         self.seat = link.seat
         self.seat.owner = get_ident()
+        self.seat.is_instant = memory.is_instant
         self._is_shared = False
         self._was_alone = False
         self._parking = Parking(link, memory.movable, memory.live_bytes)
@@ -57,7 +56,6 @@ class Turns:
         self._reported: tuple[int, int] | None = None
         self._asked_ns = 0
         self._left_ns = 0  # when the turn was last given up
-        self._sampled_at = 0
 
     # --- the points ---------------------------------------------------------------------------------------
 
@@ -90,10 +88,12 @@ class Turns:
     def after_count(self, steps: int) -> None:
         """A step was counted, and the turn was recalled or it is time to look at the memory."""
         recall = self._words[self.seat.base + S_RECALL]
-        if recall:
+        if self.seat.is_waiting:
+            self._safely(self._wait_on)
+        elif recall:
             if recall >= LAPSED or steps >= recall:
                 self._safely(self._hand_over)
-        elif not steps & RESAMPLE_MASK:
+        elif not steps & RESAMPLE_MASK or steps - self.seat.sampled_at > RESAMPLE_MASK:
             self._safely(self._resample)
 
     def leave_to_c(self, point: int) -> None:
@@ -158,6 +158,8 @@ class Turns:
             self._rejoin()  # it went on alone before it ever had a slot
             return
         self.seat.forget()  # what is clean may change
+        self._profile.note_away(self.seat.away_ns)
+        self.seat.away_ns = 0
         counted = self._profile.observe(point)
         if counted:
             self._words[base + S_STEPS] += counted
@@ -182,7 +184,7 @@ class Turns:
         if not self._link.is_up:
             self._rejoin()
             return
-        self._sampled_at = self._words[self._link.base + S_STEPS]
+        self.seat.sampled_at = self._words[self._link.base + S_STEPS]
         persistent, ephemeral = self._profile.sample()
         if self._reported is None:
             return
@@ -224,8 +226,9 @@ class Turns:
         words, base = self._words, self._link.base
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
+        passed = self.seat.pass_on() if wants_more else 0
         self._set_held(is_held=False)
-        returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more)
+        returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more, passed=passed)
         try:
             if wants_more:
                 self._wait_granted(returned)
@@ -234,8 +237,17 @@ class Turns:
         except LinkLostError:
             self._lost()
         steps = words[base + S_STEPS]
-        if self.seat.held and not self._profile.is_learning and steps - self._sampled_at > RESAMPLE_MASK:
+        if self.seat.held and not self._profile.is_learning and steps - self.seat.sampled_at > RESAMPLE_MASK:
             self._resample()
+
+    def _wait_on(self) -> None:
+        """The C hook passed the turn on, and the connection has something to say before the next one came."""
+        self.seat.is_waiting = False
+        self._asked_ns = self._left_ns = self.seat.left_ns
+        try:
+            self._wait_granted()
+        except LinkLostError:
+            self._lost()
 
     def _wait_granted(self, *asking: m.Message) -> None:
         """Send what asks for the turn, and wait for it."""
@@ -337,64 +349,13 @@ class Turns:
             self._set_held(is_held=False)
             with suppress(LinkLostError):
                 self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
+        self._link.close_bell(remove=True)
         self.seat.is_off = True
 
     def after_fork(self) -> None:
         """In a forked child: the connection and the turn belong to the parent."""
         self._link.close()
+        self._link.close_bell(remove=False)
         self._link.base = 0
         self.seat.held = False
         self.seat.is_off = True
-
-
-_current: Turns | None = None
-_is_unmanaged = False
-_make_memory: Callable[[Link], Memory] = Memory.for_plain_process
-
-
-def current() -> Turns | None:
-    """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
-    global _current, _is_unmanaged
-    if _current is None:
-        job = os.environ.get("CARPOOL_JOB")
-        if not job or _is_unmanaged:
-            return None
-        try:
-            link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
-            memory = _make_memory(link)
-        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
-            _is_unmanaged = True
-            say(f"job {job} runs unmanaged: {error}")
-            tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
-            return None
-        _current = Turns(link, memory)
-        atexit.register(_current.finish)
-    return _current
-
-
-def set_memory(make: Callable[[Link], Memory]) -> None:
-    """Choose how this process measures its memory (the torch hooks know the device)."""
-    global _make_memory
-    _make_memory = make
-
-
-def forget_after_fork() -> None:
-    """Let a forked child start afresh at its own first point."""
-    global _current
-    if _current is not None:
-        _current.after_fork()
-        _current = None
-
-
-os.register_at_fork(after_in_child=forget_after_fork)
-
-
-@contextmanager
-def turn() -> Iterator[None]:
-    """Take a turn for a piece of device work: `with carpool.turn(): step()`. Does nothing outside a job."""
-    turns = current()
-    if turns is None:
-        yield
-        return
-    with turns.turn():
-        yield

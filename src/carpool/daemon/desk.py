@@ -60,6 +60,7 @@ class Desk:
                 raise PeerError(f"a daemon does not take {type(message).__name__}")
 
     def on_lost(self, peer: Connection) -> None:
+        self._loop.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
         if live is None or self._loop.jobs.get(live.id) is not live:
@@ -90,6 +91,7 @@ class Desk:
             return
         if not self._speaks_this_version(peer, message.version, message.protocol):
             return
+        self._loop.collect()
         member = live.members.get(message.pid)
         slot = message.slot or (member.slot if member is not None else self._lend_slot(live.page, message.pid))
         if not 0 < slot < pages.SLOTS:
@@ -100,6 +102,7 @@ class Desk:
             member = Member(peer=peer, pid=message.pid, slot=slot)
             live.members[message.pid] = member
         member.peer, member.slot = peer, slot
+        live.page.clear_pass(slot)
         peer.job, peer.member = live, member
         if message.holding and not member.is_holding:
             live.set_recall(member, pages.LAPSED)
@@ -122,11 +125,13 @@ class Desk:
             raise PeerError(f"{type(message).__name__} from a process that did not attach")
         if self._loop.jobs.get(live.id) is not live:
             return  # the job is over; its last words change nothing
+        self._loop.collect()
         match message:
             case m.Ask():
                 self._ask(live, member)
             case m.Return():
-                self._return(live, member, wants_more=message.wants_more)
+                if not message.passed:  # else it was collected
+                    self._return(live, member, wants_more=message.wants_more)
             case m.Measured():
                 event = needs_from(live.id, message)
                 live.file.needs = event.needs
@@ -179,6 +184,8 @@ class Desk:
             del live.members[member.pid]
         if live.page is not None and member.slot >= pages.FIRST_LENT and not processes.is_alive(member.pid):
             live.page.clear_slot(member.slot)
+        if not processes.is_alive(member.pid):
+            (self._places.bells / str(member.pid)).unlink(missing_ok=True)
 
     def _state_of(self, live: LiveJob) -> JobState | None:
         return self._loop.scheduler.state_of(live.id)
@@ -321,6 +328,7 @@ class Desk:
         words = live.page.words
         for slot, pid in live.page.pids().items():
             base = pages.slot_base(slot)
+            live.page.clear_pass(slot)
             lease = words[base + pages.S_LEASE]
             if processes.is_alive(pid) and (lease != pages.LEASE_NONE or words[base + pages.S_STEPS]):
                 member = Member(peer=None, pid=pid, slot=slot, is_holding=lease == pages.LEASE_HELD)

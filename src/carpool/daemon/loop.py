@@ -38,6 +38,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.daemon import parking
 from carpool.daemon.jobs import End, LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
+from carpool.daemon.passes import Passes
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -68,6 +69,17 @@ class Loop:
         self._ended: deque[JobId] = deque()
         self._looked_ns = 0
         self._passed: GrantLease | None = None
+        self._passes = Passes()
+
+    def collect(self) -> None:
+        """Take every pass back before anything is decided. A turn that went on meanwhile is told to the core first,
+        which orders the very grant that was rung (D5)."""
+        for used in self._passes.take_back() if not self._is_telling else ():
+            used.member.is_holding, used.member.is_asking = False, True
+            used.giver.is_granted = used.giver.is_recalled = False
+            self._passed = used.grant
+            self.jobs[used.grant.job].grant(grant_from(used.grant, used.serial))
+            self.tell(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()))
 
     def pass_on(self, job: JobId) -> None:
         """A job gives its turn back: grant it to the successor at once. The caller then tells the core, which orders
@@ -78,6 +90,7 @@ class Loop:
 
     def tell(self, event: Event) -> None:
         """Hand a fact to the core; facts that arise while effects are performed wait for their turn."""
+        self.collect()
         self._events.append(event)
         if self._is_telling:
             return
@@ -107,11 +120,14 @@ class Loop:
             self.journal.note(now, event, effects)
 
     def _after(self) -> None:
-        """Show holders who waits for them, and arm the timers."""
+        """Show holders who waits for them and who follows, and arm the timers."""
         for job_id in self.scheduler.holders():
             live = self.jobs.get(job_id)
             if live is not None:
                 live.set_waiters(self.scheduler.waiters(job_id))
+                following = self.scheduler.successor(job_id)
+                if following is not None:
+                    self._passes.arm(live, self.jobs[following.job], following)
         self._arm()
         if self._flusher is None and self.journal.is_dirty:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)

@@ -51,7 +51,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    devices = find_devices(config.device)
+    devices = find_devices(config.device, lanes_max=POLICIES[config.policy].lanes_max)
     journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
     starter = Starter(places, devices)
 
@@ -108,7 +108,7 @@ def main() -> int:
     os.umask(0o077)
     try:
         places = find_places()
-        for directory in (places.run, places.state, places.jobs, places.parked):
+        for directory in (places.run, places.state, places.jobs, places.bells, places.parked):
             make_private(directory)
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()

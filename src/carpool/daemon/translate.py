@@ -129,8 +129,8 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
     )
 
 
-def grant_from(effect: GrantLease) -> m.Grant:
-    return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared)
+def grant_from(effect: GrantLease, serial: int = 0) -> m.Grant:
+    return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared, serial=serial)
 
 
 def plain(value: object) -> dict[str, object]:

@@ -23,13 +23,16 @@ class DeviceFacts:
     library_directory: str = ""  # where its programs find their driver, if not where they always do
 
 
-def find_devices(asked: str) -> list[DeviceFacts]:
-    """The devices of `--device`: auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0,1, or stub:2x16GiB."""
+def find_devices(asked: str, *, lanes_max: int = 1) -> list[DeviceFacts]:
+    """The devices of `--device`: auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0,1, or stub:2x16GiB.
+
+    `lanes_max` is how many jobs the policy lets compute on one device at once.
+    """
     kind, _, rest = asked.partition(":")
     if kind == "auto" and not rest:
-        return _cuda("") if nvml.count() else _cpu("")
+        return _cuda("") if nvml.count() else _cpu("", lanes_max)
     if kind == "cpu":
-        return _cpu(rest)
+        return _cpu(rest, lanes_max)
     if kind == "cuda":
         return _cuda(rest)
     if kind == "stub":
@@ -64,7 +67,7 @@ def _stub(size: str) -> list[DeviceFacts]:
     ]
 
 
-def _cpu(size: str) -> list[DeviceFacts]:
+def _cpu(size: str, lanes_max: int) -> list[DeviceFacts]:
     number, size = _split("cpu", size, DEVICES_MAX)
     capacity = parse_bytes(size) if size else cpu.default_capacity_bytes() // number
     total = cpu.memory_bytes()
@@ -73,8 +76,9 @@ def _cpu(size: str) -> list[DeviceFacts]:
             f"'cpu:{size}' asks for {capacity * number} bytes, this machine has {total}; choose a smaller size"
         )
     names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
+    waits = cpu.environment(is_alone=number == lanes_max == 1)
     return [
-        DeviceFacts(id=name, kind="cpu", capacity_bytes=capacity, title=cpu.title(), environment=cpu.environment())
+        DeviceFacts(id=name, kind="cpu", capacity_bytes=capacity, title=cpu.title(), environment=waits)
         for name in names
     ]
 

@@ -22,8 +22,8 @@ FRAMES: dict[type[Any], tuple[int, tuple[str, ...]]] = {
     m.Attach: (1, ()),
     m.Attached: (2, ("slot",)),
     m.Ask: (3, ()),
-    m.Grant: (4, ("lane_bytes", "is_shared")),
-    m.Return: (5, ("steps", "wants_more")),
+    m.Grant: (4, ("lane_bytes", "is_shared", "serial")),
+    m.Return: (5, ("steps", "wants_more", "passed")),
     m.Measured: (6, ("persistent_bytes", "ephemeral_bytes", "overhead_bytes", "step_ns")),
     m.Detach: (7, ()),
     m.Enter: (8, ()),
@@ -103,13 +103,13 @@ def decode_frame(frame: bytes) -> m.Message | None:
     """The message in these bytes if they are one whole hand-over message and nothing else."""
     if len(frame) != HEAD.size:
         return None
-    kind, zero, length, first, second, _, _ = HEAD.unpack(frame)
+    kind, zero, length, first, second, third, _ = HEAD.unpack(frame)
     if zero or length:
         return None
     if kind == _RETURN:
-        return m.Return(steps=first, wants_more=bool(second))
+        return m.Return(steps=first, wants_more=bool(second), passed=third)
     if kind == _GRANT:
-        return m.Grant(lane_bytes=first, is_shared=bool(second))
+        return m.Grant(lane_bytes=first, is_shared=bool(second), serial=third)
     return None
 
 

@@ -38,6 +38,7 @@ class Ask:
 class Grant:
     lane_bytes: int
     is_shared: bool  # the lane is shared: give scratch memory back with the turn
+    serial: int = 0  # of a grant that may have been rung already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Return:
 
     steps: int
     wants_more: bool
+    passed: int = 0  # the pass by which the turn went on already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

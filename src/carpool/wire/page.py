@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import importlib
 import mmap
 import os
 import stat
@@ -56,19 +57,55 @@ S_STALL_NS = 7  # agent: time spent waiting for input data, in all
 S_FLAGS = 8  # FLAG_* bits
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
 S_PENDING = 10  # CUDA guest: the part of S_LIVE that is asked for and not yet given
-S_DEVICE_NS = 11  # CUDA guest: device time; without a compute limit the time it had its turn
-S_SPILLED = 12  # CUDA guest: bytes beyond the cap or the card, in managed memory (--oversubscribe); not in S_LIVE
+S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
+S_OFFER = 12  # daemon: the pass by which this process may be rung; agent: 0 when it was
+S_DEVICE_NS = 13  # CUDA guest: device time; without a compute limit the time it had its turn
+S_SPILLED = 14  # CUDA guest: bytes beyond the cap or the card, in managed memory (--oversubscribe); not in S_LIVE
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
-FLAG_PACED = 2  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
-FLAG_IDLE = 4  # the CUDA guest has seen the program wait for the device, and nothing launched since
+FLAG_BELL = 2  # it can be rung, and ring others
+FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
+FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
 PRICE_ONE = 1024
+
+# A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
+PASS_SHARED = 1 << 22  # above the largest pid there can be
+PASS_SERIAL_SHIFT = 23
+PASS_SERIAL_MASK = (1 << 40) - 1
+PASSED = 1 << 63
+
+try:
+    _swap = importlib.import_module("carpool._native.points").swap
+    HAS_SWAP = True
+except (ImportError, AttributeError):  # no compiler, or a library of an older checkout
+    HAS_SWAP = False
 
 
 def slot_base(slot: int) -> int:
     return slot * SLOT_WORDS
+
+
+def swap(words: memoryview, index: int, before: int, after: int) -> bool:
+    """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
+    return bool(_swap(words, index, before, after))
+
+
+def make_pass(*, pid: int, is_shared: bool, serial: int) -> int:
+    return pid | (PASS_SHARED if is_shared else 0) | (serial & PASS_SERIAL_MASK) << PASS_SERIAL_SHIFT
+
+
+def pass_pid(word: int) -> int:
+    return word & (PASS_SHARED - 1)
+
+
+def pass_is_shared(word: int) -> bool:
+    return bool(word & PASS_SHARED)
+
+
+def pass_serial(word: int) -> int:
+    return word >> PASS_SERIAL_SHIFT & PASS_SERIAL_MASK
 
 
 class Page:
@@ -139,6 +176,10 @@ class Page:
                 self.words[base + S_PID] = pid
                 return slot
         return None
+
+    def clear_pass(self, slot: int) -> None:
+        """Daemon only: what a daemon before this one armed is void."""
+        self.words[slot_base(slot) + S_PASS] = self.words[slot_base(slot) + S_OFFER] = 0
 
     def clear_slot(self, slot: int) -> None:
         """Wipe a lent slot (G3)."""

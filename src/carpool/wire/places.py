@@ -35,6 +35,10 @@ class Places:
         return self.run / "jobs"
 
     @property
+    def bells(self) -> Path:
+        return self.run / "bells"
+
+    @property
     def config(self) -> Path:
         return self.run / "daemon.json"
 

@@ -1,0 +1,121 @@
+/* Handing a turn straight to the next job, and being handed one: the C part of src/carpool/agent/bell.py, where the
+ * rules stand. No Python in here, and nothing that blocks but bell_wait. */
+#ifndef CARPOOL_BELL_H
+#define CARPOOL_BELL_H
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "page.h"
+
+typedef _Atomic uint64_t Word; /* every access is in the order written here */
+
+struct bell {
+    int peer, own; /* the connection to the daemon, and this process's bell; -1 is none */
+    int line;      /* to the bell that was rung last, for nearly always it is the next one too: no name to look up */
+    unsigned line_pid;
+    uint64_t rung; /* serial of the newest grant that was rung; the daemon's own follows (B3) */
+    char directory[sizeof(((struct sockaddr_un *)0)->sun_path) - 12]; /* of all bells, with room for a pid */
+};
+
+struct bell_frame { /* as wire/framing.py has it */
+    uint16_t kind, zero;
+    uint32_t length;
+    uint64_t word[4];
+};
+enum { BELL_GRANT = 4, BELL_RETURN = 5 };
+
+static inline void bell_take_down(struct bell *bell)
+{
+    if (bell->line >= 0)
+        close(bell->line);
+    bell->own = bell->line = -1;
+}
+
+static inline uint64_t bell_serial(uint64_t pass)
+{
+    return pass >> CP_PASS_SERIAL_SHIFT & CP_PASS_SERIAL_MASK;
+}
+
+static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
+{
+    if (bell->line >= 0 && bell->line_pid == pid
+        && send(bell->line, &pass, sizeof pass, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof pass)
+        return true;
+    struct sockaddr_un where = {.sun_family = AF_UNIX};
+    int size = snprintf(where.sun_path, sizeof where.sun_path, "%s/%u", bell->directory, pid);
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)size + 1);
+    if (bell->line < 0)
+        bell->line = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bell->line_pid = 0;
+    if (connect(bell->line, (struct sockaddr *)&where, length) != 0)
+        return false;
+    bell->line_pid = pid;
+    return send(bell->line, &pass, sizeof pass, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof pass;
+}
+
+/* Use the pass in this slot, if there is one, and ring the process it names; the pass, or 0. */
+static inline uint64_t bell_pass_on(struct bell *bell, Word *slot)
+{
+    uint64_t pass = slot[CP_S_PASS];
+    if (bell->own < 0 || pass == 0 || pass & CP_PASSED
+        || !atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
+        return 0;
+    bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass); /* or the daemon's grant is the first it hears */
+    return pass;
+}
+
+/* The pass that was rung and is offered in this slot, or 0. */
+static inline uint64_t bell_hear(struct bell *bell, Word *slot)
+{
+    uint64_t pass;
+    while (bell->own >= 0 && recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) == (ssize_t)sizeof pass) {
+        if (pass != 0 && pass == slot[CP_S_OFFER]) {
+            slot[CP_S_OFFER] = 0;
+            bell->rung = bell_serial(pass);
+            return pass;
+        }
+    }
+    return 0;
+}
+
+/* Tell the daemon that the turn went on by this pass and that another is wanted; false if it cannot be reached. */
+static inline bool bell_say_passed(const struct bell *bell, uint64_t steps, uint64_t pass)
+{
+    struct bell_frame frame = {.kind = BELL_RETURN, .word = {steps, 1, pass, 0}};
+    return send(bell->peer, &frame, sizeof frame, MSG_NOSIGNAL) == (ssize_t)sizeof frame;
+}
+
+/* Drop the daemon's own grant of a turn that was rung; whether there was one to drop. */
+static inline bool bell_drop_stale(const struct bell *bell)
+{
+    struct bell_frame frame;
+    ssize_t got = recv(bell->peer, &frame, sizeof frame, MSG_PEEK | MSG_DONTWAIT);
+    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT || bell->rung == 0 || frame.word[2] != bell->rung)
+        return false;
+    return recv(bell->peer, &frame, sizeof frame, MSG_DONTWAIT) == (ssize_t)sizeof frame;
+}
+
+/* Until a turn is rung: true. False if the connection has something to read, or a signal came. */
+static inline bool bell_wait(struct bell *bell, Word *slot)
+{
+    struct pollfd both[2] = {{.fd = bell->own, .events = POLLIN}, {.fd = bell->peer, .events = POLLIN}};
+    while (poll(both, 2, -1) > 0) {
+        if (both[0].revents && bell_hear(bell, slot))
+            return true;
+        if (both[1].revents && !bell_drop_stale(bell))
+            return false;
+    }
+    return false;
+}
+
+#endif

@@ -1,0 +1,73 @@
+"""The turn goes straight from the holder to the next job, and the daemon hears of it afterwards.
+
+While a turn is recalled, the daemon has chosen who gets it next (rule D5 of the core). It writes that *pass* into the
+holder's slot and the same word as an *offer* into the slot of the job that waits. The holder, at its boundary, marks
+the pass as used and rings the bell of the process it names; that one begins at once, without waiting for the daemon.
+Ringing and listening are C (native/bell.h): between two jobs the caches are cold, and Python is dear then.
+
+Rules
+  B1  Either the daemon takes a pass back or the holder uses it, never both: one atomic exchange of the word decides.
+      The daemon takes it back before it decides anything (daemon/passes.py).
+  B2  A bell is believed only if it rings the word that stands as the offer in this process's own slot.
+  B3  A bell is only earlier news: the daemon sends the same grant, with the same serial, to every job that was rung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from pathlib import Path
+
+from carpool.agent.points import PlainSeat, native
+from carpool.wire import messages as m
+from carpool.wire import page
+
+DIRECTORY = "bells"  # beside the daemon's socket
+
+
+class Bell:
+    """This process's bell: a datagram socket named after the process."""
+
+    def __init__(self, directory: Path, seat: PlainSeat) -> None:
+        self._seat = seat
+        self._path = directory / str(os.getpid())
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self._path.unlink(missing_ok=True)  # of a process with this number that died
+            self._socket.bind(os.fsencode(self._path))
+            seat.hang_bell(self._socket.fileno(), os.fsencode(directory))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def wait(self, peer: socket.socket) -> m.Grant | None:
+        """Until a turn is rung, which is returned, or the connection has something."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(peer, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll()]
+            word = self._seat.hear()
+            if word:
+                return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))
+            if peer.fileno() in ready:
+                return None
+
+    def close(self, *, remove: bool) -> None:
+        self._seat.take_bell_down()
+        self._socket.close()
+        if remove:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def open_bell(directory: Path, seat: PlainSeat) -> Bell | None:
+    """A bell for this process; None without the C module, or where it cannot be made: then the daemon does it all."""
+    if native is None:
+        return None
+    try:
+        return Bell(directory, seat)
+    except OSError:
+        return None

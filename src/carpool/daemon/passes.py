@@ -1,0 +1,61 @@
+"""Turns that go from job to job without the daemon in between (agent/bell.py has the rules and the other side).
+
+The core chooses the successor of a recalled turn beforehand (D5). After each decision that choice is armed: a word in
+the holder's slot names the process to ring. Before the next decision every word is taken back; one that was used
+meanwhile is a turn that came back and was granted, and the core is told so first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.effects import GrantLease
+from carpool.daemon.jobs import LiveJob, Member
+from carpool.wire import page as pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A turn that may go, or went, from `giver` to the job of `grant`."""
+
+    giver: LiveJob
+    member: Member
+    grant: GrantLease
+    word: int
+
+    @property
+    def serial(self) -> int:
+        return pages.pass_serial(self.word)
+
+
+class Passes:
+    def __init__(self) -> None:
+        self._armed: list[Pass] = []
+        self._serial = 0
+
+    def arm(self, giver: LiveJob, taker: LiveJob, grant: GrantLease) -> None:
+        """Let the holder pass its recalled turn on, where both jobs are one process that can ring and be rung."""
+        if len(giver.members) != 1 or len(taker.members) != 1 or giver.page is None or taker.page is None:
+            return
+        holder, waiting = next(iter(giver.members.values())), next(iter(taker.members.values()))
+        flags = taker.page.words[pages.slot_base(waiting.slot) + pages.S_FLAGS]
+        if not holder.is_holding or not waiting.is_asking or waiting.peer is None or not flags & pages.FLAG_BELL:
+            return
+        self._serial += 1
+        word = pages.make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial)
+        taker.set_recall(waiting, 0)  # it may begin before it is looked at again
+        taker.page.words[pages.slot_base(waiting.slot) + pages.S_OFFER] = word
+        giver.page.words[pages.slot_base(holder.slot) + pages.S_PASS] = word
+        self._armed.append(Pass(giver=giver, member=holder, grant=grant, word=word))
+
+    def take_back(self) -> list[Pass]:
+        """Take back what is armed; returns what was used before."""
+        armed, self._armed = self._armed, []
+        used = []
+        for each in armed:
+            assert each.giver.page is not None  # arm() saw it, and nothing was decided since
+            words, at = each.giver.page.words, pages.slot_base(each.member.slot) + pages.S_PASS
+            if not pages.swap(words, at, each.word, 0):
+                words[at] = 0
+                used.append(each)
+        return used

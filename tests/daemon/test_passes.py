@@ -1,0 +1,172 @@
+"""Turns that went from job to job before the daemon heard of it: the core is told first, and of nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carpool.core.events import DeviceAdded, JobAdopted, JobExited, LeaseAsked, Tick
+from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.daemon.jobs import JobFile, LiveJob, Member
+from carpool.daemon.journal import Journal
+from carpool.daemon.loop import Loop
+from carpool.daemon.starter import Starter
+from carpool.wire import messages as m
+from carpool.wire import page as pages
+from carpool.wire.places import Places
+from tests.e2e.test_members import Recorder
+
+pytestmark = pytest.mark.skipif(not pages.HAS_SWAP, reason="the C points are not built: install gcc, 'make native'")
+A, B = JobId("a-1"), JobId("b-2")
+MIB = 1 << 20
+
+
+class Node:
+    """A loop with a job that holds the turn and one that waits, each of one process with a bell."""
+
+    def __init__(self, directory: Path) -> None:
+        self.given_up: list[str] = []
+        self.journal = Journal(directory / "journal.db", version="test", config="{}")
+        scheduler = Scheduler(POLICIES["fair"], Settings(quantum_ns=1))
+        places = Places(run=directory, state=directory)
+        self.loop = Loop(scheduler, self.journal, Starter(places, []), lambda: self.given_up.append("now"))
+        self.loop.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=1000 * MIB))
+        self.a = self._add(directory, A, pid=11, is_holding=True)
+        self.b = self._add(directory, B, pid=12, is_holding=False)
+
+    def _add(self, directory: Path, job: JobId, *, pid: int, is_holding: bool) -> Member:
+        (directory / job).mkdir()
+        spec = JobSpec(name=job)
+        file = JobFile(job=job, number=pid, spec=spec, argv=["x"], cwd="/")
+        live = LiveJob(id=job, directory=directory / job, file=file, is_granted=is_holding)
+        live.make_page()
+        assert live.page is not None
+        slot = live.page.lend_slot(pid) or 0
+        live.page.words[pages.slot_base(slot) + pages.S_FLAGS] = pages.FLAG_BELL
+        member = live.members[pid] = Member(peer=Recorder(), pid=pid, slot=slot, is_holding=is_holding)
+        self.loop.jobs[job] = live
+        needs = Needs(persistent_bytes=MIB, ephemeral_bytes=MIB)
+        self.loop.tell(
+            JobAdopted(
+                job=job, spec=spec, device=DeviceId("cpu"), holding=is_holding, steps=1, live_bytes=MIB, needs=needs
+            )
+        )
+        return member
+
+    def word(self, job: JobId, word: int) -> int:
+        live = self.loop.jobs[job]
+        assert live.page is not None
+        return live.page.words[pages.slot_base(next(iter(live.members.values())).slot) + word]
+
+    def recall_a(self) -> int:
+        """B asks and A's quantum is over; the pass that stands in A's slot then."""
+        self.b.is_asking = True
+        self.loop.tell(LeaseAsked(job=B))
+        self.loop.tell(Tick())
+        assert self.word(A, pages.S_RECALL) == 1
+        return self.word(A, pages.S_PASS)
+
+    def use_pass(self, word: int) -> None:
+        """What A does at its boundary."""
+        live = self.loop.jobs[A]
+        assert live.page is not None
+        assert pages.swap(live.page.words, pages.slot_base(self.a.slot) + pages.S_PASS, word, word | pages.PASSED)
+
+    def sent_to(self, member: Member) -> list[m.Message]:
+        assert isinstance(member.peer, Recorder)
+        return member.peer.sent
+
+
+def with_node(tmp_path: Path, act: Callable[[Node], None]) -> None:
+    async def live() -> None:
+        node = Node(tmp_path)
+        act(node)
+        assert node.given_up == []
+        node.journal.close()
+
+    asyncio.run(live())
+
+
+def test_a_recalled_holder_is_told_whom_to_ring_and_the_other_by_which_word(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        word = node.recall_a()
+        assert pages.pass_pid(word) == node.b.pid
+        assert node.word(B, pages.S_OFFER) == word
+        assert node.word(B, pages.S_RECALL) == 0
+        assert node.sent_to(node.b) == []
+
+    with_node(tmp_path, act)
+
+
+def test_a_used_pass_is_told_before_what_happens_next_and_the_grant_follows(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        word = node.recall_a()
+        node.use_pass(word)
+        node.loop.tell(Tick())
+        assert node.loop.scheduler.holders() == [B]
+        assert node.loop.scheduler.state_of(A) is JobState.WAITING
+        assert (node.a.is_holding, node.a.is_asking, node.b.is_holding, node.b.is_asking) == (
+            False,
+            True,
+            True,
+            False,
+        )
+        grant = node.sent_to(node.b)[0]
+        assert isinstance(grant, m.Grant)
+        assert grant.serial == pages.pass_serial(word)
+        assert node.word(A, pages.S_PASS) == 0
+
+    with_node(tmp_path, act)
+
+
+def test_an_unused_pass_is_taken_back_and_armed_anew_after_the_next_decision(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        word = node.recall_a()
+        node.loop.tell(Tick())
+        again = node.word(A, pages.S_PASS)
+        assert again not in (0, word)
+        assert node.word(B, pages.S_OFFER) == again
+
+    with_node(tmp_path, act)
+
+
+def test_a_holder_that_dies_right_after_it_passed_its_turn_on_takes_nothing_with_it(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.use_pass(node.recall_a())
+        node.loop.tell(JobExited(job=A, code=-9))
+        assert node.loop.scheduler.holders() == [B]
+        assert [type(message) for message in node.sent_to(node.b)] == [m.Grant]
+
+    with_node(tmp_path, act)
+
+
+def test_no_pass_names_a_job_that_left(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.recall_a()
+        node.loop.tell(JobExited(job=B, code=0))
+        assert node.word(A, pages.S_PASS) == 0
+        assert node.loop.scheduler.holders() == [A]
+
+    with_node(tmp_path, act)
+
+
+@pytest.mark.parametrize("lacks", ["a bell", "a connection", "being the only process"])
+def test_where_a_bell_would_not_do_the_daemon_does_it_all(tmp_path: Path, lacks: str) -> None:
+    def act(node: Node) -> None:
+        live = node.loop.jobs[B]
+        assert live.page is not None
+        if lacks == "a bell":
+            live.page.words[pages.slot_base(node.b.slot) + pages.S_FLAGS] = 0
+        elif lacks == "a connection":
+            node.b.peer = None
+        else:
+            live.members[13] = Member(peer=Recorder(), pid=13, slot=live.page.lend_slot(13) or 0)
+        assert node.recall_a() == 0
+
+    with_node(tmp_path, act)
