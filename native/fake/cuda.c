@@ -95,7 +95,8 @@ static CUmemoryPool current_pool[CARDS_MAX];
 static struct CUstream_st default_stream[CARDS_MAX];
 static uint64_t graph_mapped[CARDS_MAX], graph_cached[CARDS_MAX], context_bytes, next_handle = 1;
 static struct block *buckets[BUCKETS];
-static long fails_at, allocations;
+static long fails_at;
+static atomic_long allocations;
 static unsigned row = ROWS;
 static _Thread_local CUcontext current[16];
 static _Thread_local int depth = -1;
@@ -248,8 +249,8 @@ static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
 static _Thread_local bool was_injected; /* the newest failure of this thread was asked for */
 
 static bool injected(void) {
-    allocations += fails_at != 0;
-    return was_injected = fails_at > 0 ? allocations == fails_at : fails_at < 0 && allocations % -fails_at == 0;
+    long number = fails_at ? atomic_fetch_add(&allocations, 1) + 1 : 0;
+    return was_injected = fails_at > 0 ? number == fails_at : fails_at < 0 && number % -fails_at == 0;
 }
 
 /* An allocation of host memory that stands for the card's. */

@@ -25,7 +25,7 @@ def jobs(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return made
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(asked=jobs(), policy=st.sampled_from(["fair", "fifo", "las", "priority"]))
 def test_shares_are_kept(asked: list[tuple[int, int, int]], policy: str) -> None:
     core = CoreDriver(policy)

@@ -156,7 +156,10 @@ def choose_device(asked: str) -> tuple[str, DeviceFacts]:
 def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
     """Try every attack, one after another: those inside jobs, those outside, those that can only be told."""
     program = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(CAP_BYTES)]
-    with open_node(policy="fair", device=name) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="cpv-") as directory,
+        open_node(policy="fair", device=name, settings=own_books(device, directory)) as node,
+    ):
         for limit, option in (("memory", str(CAP_BYTES)), ("compute", f"{SHARE_PERCENT}%")):
             inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit == limit]
             carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limit}", option, "--"]
@@ -164,7 +167,7 @@ def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
             yield from run_attacks(command, node.environment, inside)
         outside = [attack for attack in ATTACKS if attack.is_outside]
         command = [*program, *[attack.name for attack in outside]]
-        yield from run_attacks(command, outside_environment(device), outside)
+        yield from run_attacks(command, outside_environment(device) | own_books(device, directory), outside)
     for attack in ATTACKS:
         if not attack.name:
             yield Outcome(attack=attack, verdict=NOT_TRIED, why=f"not held: {attack.why}")
@@ -208,6 +211,11 @@ def judge(attack: Attack, found: dict[str, object]) -> Outcome:
     if not attack.is_promised:
         return Outcome(attack=attack, verdict=HELD, why=f"on this machine; not promised: {attack.why}")
     return Outcome(attack=attack, verdict=HELD, why=attack.why)
+
+
+def own_books(device: DeviceFacts, directory: str) -> dict[str, str]:
+    """Stand-in cards that nobody else uses meanwhile."""
+    return {"CARPOOL_STUB_FILE": f"{directory}/books"} if device.library_directory else {}
 
 
 def outside_environment(device: DeviceFacts) -> dict[str, str]:
