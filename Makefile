@@ -17,11 +17,11 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt native/meter.c native/points.c native/bell.h native/page.h
+$(STAMP): pyproject.toml constraints.txt $(wildcard native/*.[ch] native/*.def native/fake/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "carpool needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,nvidia,fast,plot,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,nvidia,fast,plot,dev,clients]'
 	@touch $@
 
 demo: setup
@@ -49,13 +49,14 @@ native:
 	$(MAKE) setup
 
 bench: setup
-	@for name in boundary handover jct throughput; do $(BIN)/carpool bench $$name || exit 1; done
+	@for name in boundary handover jct throughput interposer; do $(BIN)/carpool bench $$name || exit 1; done
 
 results: setup
 	@for name in salus fgd muri philly itp; do $(BIN)/carpool sim --study $$name || exit 1; done
 
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams
+	@$(BIN)/python -m carpool.testing.coverage
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/carpool/_native/*.so

@@ -1,8 +1,14 @@
 #!/bin/sh
-# Finds a C compiler for the byte meter and the points, or installs one where that needs no question (Debian, as root).
-command -v cc >/dev/null 2>&1 && exit 0
-if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-	echo "no C compiler found: installing gcc"
-	apt-get update -qq && apt-get install -y -qq gcc libc6-dev && exit 0
+# Finds a C compiler for carpool's libraries and valgrind for counting their instructions, or installs them where that
+# needs no question (Debian, as root). Without a compiler carpool works in pure Python; without valgrind some figures of
+# `carpool bench interposer` and their tests are left out.
+missing=
+command -v cc >/dev/null 2>&1 || missing="gcc libc6-dev"
+command -v valgrind >/dev/null 2>&1 || missing="$missing valgrind"
+if [ -n "$missing" ] && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+	echo "not found, installing: $missing"
+	apt-get update -qq && apt-get install -y -qq $missing
 fi
-echo "no C compiler found: carpool will measure CPU-device memory and count boundaries in pure Python (install gcc, then 'make native')"
+command -v cc >/dev/null 2>&1 || echo "no C compiler found: carpool will measure CPU-device memory in pure Python, and not share GPUs of programs other than PyTorch (install gcc, then 'make native')"
+command -v valgrind >/dev/null 2>&1 || echo "no valgrind found: the instructions of carpool's libraries will not be counted"
+exit 0

@@ -5,6 +5,7 @@
 
 #define CP_MAGIC 0x314C4F4F50524143ull
 #define CP_LAYOUT 1
+#define CP_PROTOCOL 2 /* of messages.py */
 #define CP_PAGE_BYTES 16384
 #define CP_SLOT_WORDS 16
 #define CP_SLOTS 128
@@ -19,6 +20,9 @@
 #define CP_H_DENIED_BYTES 6
 #define CP_H_LENT_USED 7
 #define CP_H_CHECKPOINT 8
+#define CP_H_PRICE 9
+#define CP_H_PAID_UNTIL 10
+#define CP_H_DEVICE_NS 11
 
 #define CP_S_PID 0
 #define CP_S_LIVE 1
@@ -34,12 +38,17 @@
 #define CP_S_PASS 11
 #define CP_S_OFFER 12
 #define CP_S_STALL_HELD_NS 13
+#define CP_S_DEVICE_NS 14
+#define CP_S_SPILLED 15
 
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
 #define CP_FLAG_BELL 2
+#define CP_FLAG_PACED 4
+#define CP_FLAG_IDLE 8
 #define CP_LEASE_HELD 1
 #define CP_LEASE_ASKED 2
+#define CP_PRICE_ONE 1024
 
 #define CP_PASS_SHARED 0x400000
 #define CP_PASS_SERIAL_SHIFT 23

@@ -21,6 +21,7 @@ from carpool.units import (
     format_ns,
     parse_bytes,
     parse_duration_ns,
+    parse_share,
 )
 
 
@@ -156,3 +157,17 @@ def test_no_span_of_time_is_printed_as_more_than_one_of_the_next_unit(span: int)
 def test_no_size_is_printed_as_more_than_one_of_the_next_unit(count: int) -> None:
     number, unit = format_bytes(count).split()
     assert unit == "TiB" or float(number) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [("30%", (300, 300)), ("30%:60%", (300, 600)), (" 12.5 % : 100% ", (125, 1000)), ("0%:50%", (0, 500))],
+)
+def test_shares_are_thousandths(text: str, shares: tuple[int, int]) -> None:
+    assert parse_share(text) == shares
+
+
+@pytest.mark.parametrize("text", ["", "30", "%", "101%", "0%", "60%:30%", "10%:20%:30%", "-5%", "a%", "1e1%"])
+def test_what_is_no_share_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match="share|guarantees"):
+        parse_share(text)

@@ -42,6 +42,24 @@ def parse_duration_ns(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def parse_share(text: str) -> tuple[int, int]:
+    """`30%` (always) or `30%:60%` (at least and at most), as two numbers of thousandths."""
+    parts = [re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", part) for part in text.split(":")]
+    if len(parts) > 2 or not all(parts):
+        raise UsageError(f"'{text}' is not a share; write it like 30%, or 30%:60% for at least and at most")
+    shares = [round(float(part[1]) * 10) for part in parts if part]
+    least, most = shares[0], shares[-1]
+    if not 1 <= most <= 1000:
+        raise UsageError(f"'{text}' lets a job have {format_share(most)} of a device; a share is 0.1 % to 100 %")
+    if least > most:
+        raise UsageError(f"'{text}' guarantees more than it allows; write the smaller part first: least:most")
+    return least, most
+
+
+def format_share(milli: int) -> str:
+    return f"{milli / 10:g} %"
+
+
 def format_bytes(count: int) -> str:
     """Two or three significant digits and a binary unit: `2.1 GiB`, `640 MiB`, `17 B`."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -25,7 +25,9 @@ from carpool.bench.jct import (
 )
 from carpool.bench.node import plain_environment, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
+from carpool.bench.shares import worst_error
 from carpool.cli.bench import finish
+from carpool.devices.libraries import find_library
 from carpool.errors import PeerError, UsageError
 
 BENCH_SECONDS = 400
@@ -45,6 +47,7 @@ METRICS = {
         "predicted_over_live_fair",
         "prediction_error",
     },
+    "interposer": {"launch_added_ns", "alloc_added_ns", "init_added_us"},
     "park": {
         "park_gib_per_s",
         "unpark_gib_per_s",
@@ -69,6 +72,8 @@ def run_bench(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(BENCH_SECONDS + 20)
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_a_bench_prints_one_json_object_with_its_metrics(name: str) -> None:
+    if name == "interposer" and find_library("gpu_probe") is None:
+        pytest.skip("carpool's CUDA guest was not built (no C compiler): its bench is NOT tried")
     done = run_bench(name, "--quick", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -265,3 +270,18 @@ def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before(
     fifo = predict("fifo", burst, [10.0, 2.0], [0.01, 0.01])
     assert fifo == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
     assert predict("srtf", burst, [10.0, 2.0], [0.01, 0.01]) < fifo
+
+
+# --- shares ----------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_window_of_five_seconds_counts() -> None:
+    even = [(second / 10, second * 30_000_000) for second in range(101)]  # 30 % all the time
+    assert worst_error(even, 30) == pytest.approx(0, abs=0.01)
+    assert worst_error(even, 20) == pytest.approx(10, abs=0.01)
+    late = [(at, busy if at < 5 else 1_500_000_000) for at, busy in even]  # nothing after five seconds
+    assert worst_error(late, 30) == pytest.approx(30, abs=1)
+
+
+def test_samples_shorter_than_a_window_say_nothing() -> None:
+    assert worst_error([(0.0, 0), (1.0, 900_000_000)], 30) == 0

@@ -62,22 +62,30 @@ def test_a_daemon_that_lingers_after_its_stop_is_not_said_to_be_stopped(
 
 
 @pytest.mark.parametrize(
-    "options", [["--quantum", "7ms"], ["--policy", "las"], ["--device", "cpu:64MiB"], ["--policy", "srtf"]]
+    "options",
+    [
+        ["--quantum", "7ms"],
+        ["--policy", "las"],
+        ["--device", "cpu:64MiB"],
+        ["--policy", "srtf"],
+        ["--share-policy", "burst"],
+    ],
 )
 def test_another_configuration_than_the_running_daemons_is_a_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS})
+    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
     done = CliRunner().invoke(carpool, ["daemon", "start", *options])
     assert isinstance(done.exception, UsageError)
-    assert "a daemon runs already with policy fair, device auto and quantum 100 ms" in str(done.exception)
+    said = str(done.exception)
+    assert "a daemon runs already with policy fair, device auto, share policy fixed and quantum 100 ms" in said
 
 
 @pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"]])
 def test_the_same_configuration_in_other_words_is_no_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS})
+    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
     done = CliRunner().invoke(carpool, ["daemon", "start", *options])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "daemon 1 runs already" in done.stderr
@@ -87,3 +95,14 @@ def test_the_quantum_is_what_was_told_or_the_policys_own() -> None:
     assert DaemonConfig(policy="srtf").quantum_ns == 10 * MS
     assert DaemonConfig(policy="srtf", quantum="1s").quantum_ns == 1000 * MS
     assert DaemonConfig(policy="fair", quantum="0").quantum_ns == 0
+
+
+@pytest.mark.parametrize("share_policy", ["greedy", "equal:0", "equal:many", "fixed:4", "weighted:2"])
+def test_a_share_policy_that_makes_no_sense_is_refused(share_policy: str) -> None:
+    with pytest.raises(UsageError, match="share policy"):
+        DaemonConfig(share_policy=share_policy, device="cpu:64MiB").check()
+
+
+def test_equal_parts_may_be_given_a_number() -> None:
+    settings = DaemonConfig(share_policy="equal:4").settings()
+    assert (settings.share_policy, settings.share_slots) == ("equal", 4)

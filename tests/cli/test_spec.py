@@ -21,6 +21,8 @@ OPTIONS: dict[str, Any] = {
     "memory": None,
     "wait_memory": None,
     "on_hog": "suspend",
+    "compute": None,
+    "oversubscribe": False,
     "steps": None,
     "device": None,
     "policy": None,

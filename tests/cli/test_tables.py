@@ -48,6 +48,22 @@ def test_the_job_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monke
     assert not any("…" in line for line in lines), "a figure without its unit, or half an id, is worth nothing"
 
 
+def test_processes_stand_under_their_job_with_bytes_and_device_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    processes = [
+        {"pid": 4711, "live_bytes": 2 << 30, "device_ns": 3 * SECOND},
+        {"pid": 4712, "live_bytes": 1 << 20, "device_ns": 0},  # a shell around the program, say
+    ]
+    short = {**JOB, "id": "a-1", "steps": 10, "steps_declared": None, "processes": processes}
+    show(job_table({"jobs": [short]}))
+    lines = printed(capsys)
+    assert next(line for line in lines if "4711" in line).split() == ["pid", "4711", "3.0", "s", "2.00", "GiB"]
+    assert not any("4712" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_a_short_job_is_shown_with_all_its_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,8 @@ class SpecFields(TypedDict, total=False):
     weight_milli: int
     priority: int
     cap_bytes: int
+    guaranteed_milli: int
+    limit_milli: int
     steps: int
     device: str
     on_hog: str
@@ -68,6 +70,8 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         weight_milli=fields.get("weight_milli", 1000),
         priority=fields.get("priority", 0),
         cap_bytes=fields.get("cap_bytes"),
+        guaranteed_milli=fields.get("guaranteed_milli", 0),
+        limit_milli=fields.get("limit_milli", 1000),
         steps=fields.get("steps"),
         on_hog=fields.get("on_hog", "suspend"),
         device=DeviceId(device) if device is not None else None,
@@ -187,8 +191,11 @@ class CoreDriver:
             )
         )
 
-    def ask(self, job: str) -> list[Effect]:
-        return self.send(LeaseAsked(job=JobId(job)))
+    def ask(self, job: str, *, is_paced: bool = False) -> list[Effect]:
+        return self.send(LeaseAsked(job=JobId(job), is_paced=is_paced))
+
+    def share(self, job: str, guaranteed_milli: int, limit_milli: int) -> list[Effect]:
+        return self.send(JobResized(job=JobId(job), share_milli=(guaranteed_milli, limit_milli)))
 
     def give_back(self, job: str, *, wants_more: bool = True, steps: int | None = None) -> list[Effect]:
         self.steps[job] = self.steps.get(job, 0) + 1 if steps is None else steps

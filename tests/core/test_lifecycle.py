@@ -72,7 +72,7 @@ def event_of(kind: type) -> JobEvent:
         JobDetached: JobDetached(job=J, reason="told to"),
         JobExited: JobExited(job=J, code=0),
         CancelAsked: CancelAsked(job=J),
-        JobResized: JobResized(job=J, cap_bytes=15 * GIB, weight_milli=2000),
+        JobResized: JobResized(job=J, cap_bytes=15 * GIB, weight_milli=2000, share_milli=(100, 500)),
         SuspendAsked: SuspendAsked(job=J),
         ResumeAsked: ResumeAsked(job=J),
         MigrateAsked: MigrateAsked(job=J, device=DeviceId("gpu1")),

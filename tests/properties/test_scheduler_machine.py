@@ -32,7 +32,7 @@ from carpool.core.events import (
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import ENDED, DeviceId, History, JobId, JobSpec, JobState, Nanos, Needs, TenantId
+from carpool.core.model import ENDED, SHARE_ONE, DeviceId, History, JobId, JobSpec, JobState, Nanos, Needs, TenantId
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.units import MS, SECOND
@@ -51,6 +51,7 @@ RUN_TO_THE_END = ("fifo", "srtf", "priority")  # by design one job runs until it
 
 any_job = st.integers(0, JOBS_MAX - 1)
 bytes_small = st.integers(0, 60)
+shares = st.sampled_from([(0, 1000), (0, 300), (200, 400), (600, 900)])
 needs_strategy = st.builds(
     Needs,
     persistent_bytes=bytes_small,
@@ -66,6 +67,8 @@ spec_strategy = st.builds(
     cap_bytes=st.none() | st.integers(1, 100),
     wait_memory_ns=st.none() | st.just(SECOND),
     on_hog=st.sampled_from(["warn", "suspend", "kill"]),
+    guaranteed_milli=st.sampled_from([0, 0, 100, 200]),
+    limit_milli=st.sampled_from([1000, 1000, 250, 500]),
     steps=st.none() | st.integers(1, 50),
     device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),
@@ -164,9 +167,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         history = History(needs=needs, steps=9, step_ns=step_ns, served_ns=served_ns)
         self.watched.send(HistoryLoaded(fingerprint=fingerprint, history=history))
 
-    @rule(index=any_job)
-    def ask(self, index: int) -> None:
-        self.watched.send(LeaseAsked(job=self.find(index, LeaseAsked)))
+    @rule(index=any_job, is_paced=st.booleans())
+    def ask(self, index: int, is_paced: bool) -> None:
+        self.watched.send(LeaseAsked(job=self.find(index, LeaseAsked), is_paced=is_paced))
 
     @rule()
     def everybody_asks(self) -> None:
@@ -233,6 +236,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         job = self.find(index, JobResized)
         event = JobResized(job=job, cap_bytes=cap_bytes, weight_milli=weight_milli, may_end=may_end)
         self.watched.send(event)
+
+    @rule(index=any_job, share_milli=shares)
+    def change_share(self, index: int, share_milli: tuple[int, int]) -> None:
+        self.watched.send(JobResized(job=self.find(index, JobResized), share_milli=share_milli))
 
     @rule(index=any_job, share=st.integers(0, 4), resident_bytes=st.integers(0, 70))
     def move_ends(self, index: int, share: int, resident_bytes: int) -> None:
@@ -344,10 +351,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 event = JobResized(job=job.id, cap_bytes=here.capacity_bytes, may_end=True)
                 self.watched.send(event)
 
+    def take_guarantees(self, *, with_limits: bool = False) -> None:
+        """Guarantees may sum up to the whole device, and then nobody else has a right to a turn."""
+        for job in self.watched.picture().jobs:
+            if job.state not in ENDED:
+                limit_milli = SHARE_ONE if with_limits else job.limit_milli
+                self.watched.send(JobResized(job=job.id, share_milli=(0, limit_milli)))
+
     def finish_everything(self) -> None:
         """Nobody is left behind: every job, also in the queue, runs and ends, and every byte is free again."""
         watched = self.watched
         self.resume_everybody()
+        self.take_guarantees(with_limits=True)
         for _ in range(12 * (1 + self.made)):
             self.give_up_allocations()
             for job in watched.jobs_in(JobState.UNMANAGED):
@@ -367,6 +382,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.watched.log:
+            self.take_guarantees()
             self.give_everybody_a_turn()
             self.finish_everything()
             self.watched.replay()

@@ -47,7 +47,7 @@ from carpool.core.events import (
     Tick,
 )
 from carpool.core.lifecycle import may_move
-from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, HogStep, JobId, JobState, Nanos
+from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, SHARE_ONE, HogStep, JobId, JobState, Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
@@ -119,6 +119,7 @@ class WatchedScheduler:
         job = self.job(event.job)
         target = next((each for each in self.picture().devices if each.id == event.device), None)
         is_sound = target is not None and job.moving_to is None and job.device != event.device
+        is_sound = is_sound and "promised to others" not in refusal  # its guarantee has no room (S3)
         if target is not None and is_sound and job.needs is not None:
             total = job.needs.resident_bytes + job.needs.ephemeral_bytes
             room = target.capacity_bytes if job.is_suspended and job.state is JobState.PARKED else target.free_bytes
@@ -382,7 +383,8 @@ class WatchedScheduler:
     def _check_nobody_is_kept_waiting(self, device: DevicePicture, node: NodePicture) -> None:
         """D1: a free lane for which somebody waits who may run is granted, unless a newcomer is measured alone."""
         here = [job for job in node.jobs if job.device == device.id]
-        waiting = {job.id for job in here if job.state is JobState.WAITING and self.may_run(job, node)}
+        able = [job for job in here if job.state is JobState.WAITING and self.may_run(job, node)]
+        waiting = {job.id for job in able if not is_at_limit(job)}
         holders = [job for job in here if job.state in HOLDING]
         for lane in device.lanes:
             if lane.holder is None and waiting & set(lane.jobs):
@@ -419,6 +421,11 @@ class WatchedScheduler:
 
 def is_leaving(job: JobPicture) -> bool:
     return job.is_suspended or job.is_shrinking or job.leaving_for is not None or is_departing(job)
+
+
+def is_at_limit(job: JobPicture) -> bool:
+    """S1: it has had what it may have, and says when its next turn is due."""
+    return job.limit_milli < SHARE_ONE and "its next turn is due in" in job.reason
 
 
 def is_departing(job: JobPicture) -> bool:

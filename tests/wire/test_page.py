@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import PeerError
-from carpool.wire import page
+from carpool.wire import messages, page
 
 HEADER = Path(__file__).parents[2] / "native" / "page.h"
 
@@ -22,6 +22,7 @@ def defined_in_c() -> dict[str, int]:
 def test_every_number_of_the_c_header_is_pythons() -> None:
     numbers = defined_in_c()
     assert len(numbers) > 20
+    assert numbers.pop("PROTOCOL") == messages.PROTOCOL
     for name, value in numbers.items():
         assert getattr(page, name) == value, name
 

@@ -47,7 +47,7 @@ class CudaSource:
 
     def live_bytes(self) -> int:
         live = self._stats().get(ALLOCATED, 0)
-        if self._link.base:
+        if self._link.base and not self._link.is_metered:  # the CUDA guest counts what the driver gives out
             self._link.words[self._link.base + page.S_LIVE] = live
         return live
 

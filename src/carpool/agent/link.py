@@ -45,6 +45,7 @@ class Link:
         self.seat = make_seat(self.words)
         self._bell: Bell | None = None
         self._find_slot()
+        os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
 
     def _find_slot(self) -> None:
         slot = self.page.slot_of(os.getpid())

@@ -111,7 +111,7 @@ class Node:
             self.call("daemon", "stop", "--force")
 
 
-def stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """End a process we started, if it has not ended."""
     if child.poll() is None:
         child.terminate()
@@ -135,11 +135,17 @@ def wait_gone(pid: int) -> None:
 
 @contextlib.contextmanager
 def open_node(
-    *, policy: str, quantum: str = "", device: str = "cpu:8GiB", root: Path | None = None
+    *,
+    policy: str,
+    quantum: str = "",
+    device: str = "cpu:8GiB",
+    root: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Node]:
     """A fresh daemon without history, under `root`; gone, with all its jobs, at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True, dir=root) as directory:
         node = Node(Path(directory))
+        node.environment |= settings or {}
         try:
             node.call("daemon", "start", "--policy", policy, "--device", device, "--quantum", quantum)
             node.pid = int(node.status()["pid"])

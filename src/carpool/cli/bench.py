@@ -186,3 +186,16 @@ def sim(as_json: bool, quick: bool) -> int:
     from carpool.bench import sim as sim_bench
 
     return finish(sim_bench.run(say, quick=quick), as_json=as_json, quick=quick)
+
+
+@bench.command()
+@common_options
+def interposer(as_json: bool, quick: bool) -> int:
+    """What the CUDA guest costs a call, on the stand-in GPU.
+
+    \b
+    carpool bench interposer --json
+    """
+    from carpool.bench import interposer as interposer_bench
+
+    return finish(interposer_bench.run(say, quick=quick), as_json=as_json, quick=quick)

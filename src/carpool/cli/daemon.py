@@ -39,27 +39,42 @@ def daemon() -> None:
 )
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
 @click.option(
+    "--share-policy",
+    default="fixed",
+    show_default=True,
+    help="What --compute means: fixed, best-effort, equal, weighted or burst.",
+)
+@click.option(
     "--host-memory",
     default="",
     help="What parked jobs may hold together off the device, like 64GiB (default: half the memory, for GPUs).",
 )
-def start(policy: str, device: str, quantum: str, hog_after: str, host_memory: str) -> None:
+def start(policy: str, device: str, quantum: str, hog_after: str, share_policy: str, host_memory: str) -> None:
     """Start the daemon in the background.
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
     """
     places = find_places()
-    config = DaemonConfig(policy=policy, device=device, quantum=quantum, hog_after=hog_after, host_memory=host_memory)
+    config = DaemonConfig(
+        policy=policy,
+        device=device,
+        quantum=quantum,
+        hog_after=hog_after,
+        share_policy=share_policy,
+        host_memory=host_memory,
+    )
     if start_daemon(places, config):
         status = call(places, "status")
         print(f"carpool: daemon {status['pid']} runs (policy {policy}, device {device})", file=sys.stderr)
         return
     status = call(places, "status")
-    if (status["policy"], status["device"], status["quantum_ns"]) != (policy, device, config.quantum_ns):
+    runs = (status["policy"], status["device"], status["quantum_ns"], status["share_policy"])
+    if runs != (policy, device, config.quantum_ns, share_policy):
         raise UsageError(
-            f"a daemon runs already with policy {status['policy']}, device {status['device']} and quantum"
-            f" {format_ns(int(str(status['quantum_ns'])))}; stop it first: carpool daemon stop"
+            f"a daemon runs already with policy {status['policy']}, device {status['device']}, share policy"
+            f" {status['share_policy']} and quantum {format_ns(int(str(status['quantum_ns'])))}; stop it first:"
+            " carpool daemon stop"
         )
     print(f"carpool: daemon {status['pid']} runs already", file=sys.stderr)
 

@@ -16,7 +16,7 @@ from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_bytes, format_ns, parse_bytes
+from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
 from carpool.wire.places import Places, find_places
 
 ENDED = {"finished", "failed", "cancelled"}
@@ -63,6 +63,9 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
+    least, most = found.get("guaranteed_milli", 0), found.get("limit_milli", 1000)
+    if (least, most) != (0, 1000):
+        print(f"  share: {format_share(least)} of {found['device']} at least, {format_share(most)} at most")
     needs = found["needs"]
     if needs:
         print(
@@ -155,25 +158,29 @@ def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
 @click.argument("job")
 @click.option("--memory", metavar="SIZE", help="Its new cap, like 6GiB.")
 @click.option("--weight", type=float, help="Its new share within its tenant, under policy fair.")
+@click.option("--compute", metavar="SHARE", help="New part of the device: 40%, or 30%:60% for at least and at most.")
 @click.option("--or-kill", is_flag=True, help="End it if it needs more than a smaller cap allows.")
 @click.option("--no-wait", is_flag=True, help="Return at once; a smaller cap counts from its next boundary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
-def resize(job: str, memory: str | None, weight: float | None, or_kill: bool, no_wait: bool, as_json: bool) -> None:
+def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: Any) -> None:
     """Give a running job more or less: a larger cap at once, a smaller one from its next boundary on.
 
     A job that needs more than its new cap gives back what it can; if that is not enough it is parked until its cap is
     raised again. It is ended only with --or-kill.
 
     \b
-    carpool resize bert --memory 6GiB --weight 2
+    carpool resize bert --memory 6GiB --weight 2 --compute 40%
     """
-    if memory is None and weight is None:
-        raise UsageError("nothing to change; give --memory SIZE or --weight NUMBER")
+    memory, weight, compute = changes["memory"], changes["weight"], changes["compute"]
+    if memory is None and weight is None and compute is None:
+        raise UsageError("nothing to change; give --memory SIZE, --weight NUMBER or --compute SHARE")
     order: dict[str, object] = {"may_end": or_kill}
     if memory is not None:
         order["cap_bytes"] = parse_bytes(memory)
     if weight is not None:
         order["weight_milli"] = weight_milli(weight)
+    if compute is not None:
+        order["share_milli"] = parse_share(compute)
     found = _order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
     _show_order(found, as_json=as_json)
 

@@ -17,6 +17,7 @@ from carpool.cli.move import migrate
 from carpool.cli.run import run, submit
 from carpool.cli.sim import sim
 from carpool.cli.top import top
+from carpool.cli.verify import verify
 from carpool.errors import CarpoolError
 
 
@@ -54,6 +55,7 @@ for command in (
     cancel,
     daemon,
     doctor,
+    verify,
     sim,
     bench,
 ):

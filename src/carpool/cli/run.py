@@ -22,7 +22,7 @@ from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.core.policies.base import POLICIES
 from carpool.errors import CarpoolError, UsageError
-from carpool.units import parse_bytes, parse_duration_ns
+from carpool.units import parse_bytes, parse_duration_ns, parse_share
 from carpool.wire.places import Places, find_places
 
 NAME_MAX = 60
@@ -50,6 +50,10 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Where memory is short, let an allocation wait this long (24h) before it fails.",
         ),
         click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
+        click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
+        click.option(
+            "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
+        ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
         click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
@@ -151,6 +155,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
+    least, most = parse_share(options["compute"]) if options["compute"] is not None else (0, 1000)
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
@@ -159,6 +164,9 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
         "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
         "on_hog": options["on_hog"],
+        "may_oversubscribe": options["oversubscribe"],
+        "guaranteed_milli": least,
+        "limit_milli": most,
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }

@@ -65,7 +65,7 @@ def width() -> int:
 
 
 def job_table(answer: dict[str, Any]) -> Table:
-    """Jobs as `ps` and `top` show them."""
+    """Jobs as `ps` and `top` show them; under a job its processes, where the CUDA guest counts their device time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
     has_step = console().width >= STEP_WIDTH
     table.add_column("job", overflow="fold", min_width=10)  # an id that is cut cannot be given to another command
@@ -91,6 +91,11 @@ def job_table(answer: dict[str, Any]) -> Table:
             format_ns(job["waited_ns"]),
             format_bytes(job["live_bytes"] or job["promised_bytes"]),
         )
+        for process in job.get("processes", []):
+            if process["device_ns"]:
+                blank = [""] * (4 if has_step else 3)
+                had, held = format_ns(process["device_ns"]), format_bytes(process["live_bytes"])
+                table.add_row(f"  pid {process['pid']}", *blank, had, "", held, style="dim")
     return table
 
 

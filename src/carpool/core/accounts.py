@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+from carpool.core import shares
 from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Account, Device, Job, JobState, Mark, Nanos, TenantId
 from carpool.core.node import Node, is_holding, spent_until
 from carpool.core.views import JobView
@@ -31,6 +32,8 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
                 job.served_ns += span
                 job.level += span * WEIGHT_ONE // job.spec.weight_milli
                 node.tenant_of(job).level += span
+                if device.has_shares:
+                    shares.charge(job, span, now=now)
                 _charge_waiting(node, job, span, now=now)
                 job.charged_ns = now
 

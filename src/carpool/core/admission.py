@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core import lanes, ledger, reasons
+from carpool.core import lanes, ledger, reasons, shares
 from carpool.core.model import Device, Job, JobState, Lane, Nanos, Needs
 from carpool.core.node import Node
 from carpool.errors import InternalError
@@ -66,7 +66,7 @@ def refusal(node: Node, job: Job) -> str | None:
     largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
     if need is not None and need > largest.capacity_bytes:
         return reasons.never_fits(job, need, largest)
-    return None
+    return shares.refusal(node, job.spec)
 
 
 def find_offer(node: Node, job: Job, devices: list[Device]) -> Offer | None:

@@ -5,14 +5,15 @@ Rules
   D2  A job whose needs are not covered gets no turn, unless it is the oldest of its device (somebody always can).
   D3  A job without known needs has the whole device to itself for its first turns, and goes first while others
       queue for the memory its open promise holds.
-  D4  A holder is recalled only for a job the policy prefers, after its quantum, or because it outgrew its promise.
+  D4  A holder is recalled only for a job the policy prefers or a guarantee puts first, after its quantum, or because
+      it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
       the turn comes back he gets it, so a driver may tell him before it tells the core.
 """
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, packing, parking, reasons, rotation
+from carpool.core import admission, hogs, packing, parking, reasons, rotation, shares
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -47,11 +48,14 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
         return recall(node, holder, _why_not(holder, device), now=now)
+    if holder is not None and device.has_shares and shares.is_over(holder, now=now):
+        lane.successor = _successor(node, lane, now=now) if node.policy.lanes_max == 1 else None
+        return recall(node, holder, reasons.over_limit(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None:
             lane.successor = _successor(node, lane, now=now)
         return []
-    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
+    waiting = _ready(node, device, lane, now=now)
     if not waiting:
         return []
     chosen = next((job for job in waiting if job.id == promised and holder is None), None)
@@ -64,9 +68,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
         return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
-        why = node.policy.why(view_of(node, chosen, now=now), view_of(node, holder, now=now))
         lane.successor = chosen.id if node.policy.lanes_max == 1 else None
-        return recall(node, holder, f"{node.policy.name}: {why}", now=now)
+        return recall(node, holder, _why_first(node, chosen, holder, now=now), now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
     return _grant(node, device, lane, chosen, now=now)
@@ -77,9 +80,22 @@ def _why_not(holder: Job, device: Device) -> str:
     return reasons.held_back(holder) if holder.is_held_back else reasons.uncovered(holder, device)
 
 
+def _ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:
+    """Who waits for the lane and may have it."""
+    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
+    return [job for job in waiting if shares.may_start(job, now=now)] if device.has_shares else waiting
+
+
+def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
+    """Why one goes before the other, as a guarantee or the policy has decided."""
+    if shares.most_owed([chosen, over], now=now) is chosen:
+        return reasons.owed(chosen, node.device_of(chosen))
+    return f"{node.policy.name}: {node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))}"
+
+
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
-    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
+    waiting = _ready(node, node.device_of(node.jobs[lane.jobs[0]]), lane, now=now) if lane.jobs else []
     chosen = _choose(node, waiting, None, now=now) if waiting else None
     if chosen is None or rotation.lacks_first_room(node, chosen):
         return None
@@ -114,6 +130,9 @@ def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -
     wanting = hogs.first_those_who_do_not_rest(waiting if holder is None else [*waiting, holder], now=now)
     if len(wanting) == 1:
         return wanting[0]
+    owed = shares.most_owed(wanting, now=now)
+    if owed is not None:
+        return owed
     picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
     return node.jobs[picked] if picked is not None else None
 
@@ -123,14 +142,21 @@ def _is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
     lease = holder.lease
     if lease is None or lease.state is not LeaseState.HELD:
         return False
-    return now - lease.granted_ns >= quantum_of(node, holder)
+    return now - lease.granted_ns >= quantum_of(node, holder, now=now)
 
 
-def quantum_of(node: Node, holder: Job) -> Nanos:
+def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
     """How long this holder keeps its turn before it may be recalled for somebody else."""
-    if holder.state is JobState.PROFILING:
+    if holder.state is JobState.PROFILING and not holder.is_paced:
         return max(node.quantum_ns, PROFILE_QUANTUM_NS)
+    lane = node.lane_of(holder)
+    if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):
+        return min(node.quantum_ns, shares.SHARE_QUANTUM_NS)
     return node.quantum_ns
+
+
+def _is_wanted(node: Node, lane: Lane, *, now: Nanos) -> bool:
+    return any(shares.is_owed(job, now=now) for job in node.waiting_in(lane))
 
 
 def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
@@ -208,12 +234,16 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
         times.append(now + node.settings.watch_ns)
         for holder in node.holders_on(device):
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
-                quantum = quantum_of(node, holder)
+                quantum = quantum_of(node, holder, now=now)
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
     tries.append(rotation.next_look(node, device, now=now))
     times += [time for time in tries if time is not None]
+    if device.has_shares:
+        for lane in device.lanes.values():
+            holder_job = node.jobs[lane.holder] if lane.holder is not None else None
+            times += shares.wakeups(node.waiting_in(lane), holder_job, now=now)
     if node.queue:
         for job in node.jobs_on(device):
             if admission.is_open_and_quiet(job):
@@ -240,6 +270,8 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
         return reasons.squeezed(job)
     if not node.may_run(job):
         return reasons.uncovered(job, device)
+    if device.has_shares and not shares.may_start(job, now=now):
+        return reasons.limit_wait(view, job, device, shares.start_ns(job) - now)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
     if measured is not None and lane is not None:
         return reasons.profiling_wait(view, measured, lane.id)
@@ -259,7 +291,7 @@ def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, 
             return reasons.already_recalled(_preference(node, job, holder, now=now))
         successor = node.jobs[following]
         return reasons.recalled_for(successor, _preference(node, successor, job, now=now))
-    left_ns = holder.lease.granted_ns + quantum_of(node, holder) - now
+    left_ns = holder.lease.granted_ns + quantum_of(node, holder, now=now) - now
     if left_ns > 0:
         return reasons.rest_of_quantum(left_ns)
     kept = _preference(node, holder, job, now=now)
@@ -267,7 +299,10 @@ def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, 
 
 
 def _preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
-    """Why the policy puts one before the other, in its words; empty if it does not."""
+    """Why a guarantee or the policy puts one before the other, in its words; empty if neither does."""
+    owed = shares.most_owed([first, second], now=now)
+    if owed is not None:
+        return reasons.owed(first, node.device_of(first)) if owed is first else ""
     views = [view_of(node, first, now=now), view_of(node, second, now=now)]
     if node.policy.pick(views, now=now) != first.id:
         return ""

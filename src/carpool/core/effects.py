@@ -32,6 +32,14 @@ class SetCap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetCompute:
+    """From now on the job's programs may use this part of the device's time, in thousandths; None: no limit."""
+
+    job: JobId
+    limit_milli: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantLease:
     """The job may compute; if the lane is shared it gives its scratch memory back with the turn."""
 
@@ -153,6 +161,7 @@ Effect = (
     RefuseJob
     | StartJob
     | SetCap
+    | SetCompute
     | GrantLease
     | RecallLease
     | RevokeLease

@@ -43,11 +43,15 @@ class JobAdopted:
     parked_bytes: int = 0
     is_suspended: bool = False
     account: Account | None = None
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAsked:
+    """The job wants a turn; `is_paced` if its programs keep to a compute limit themselves."""
+
     job: JobId
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class LeaseReturned:
     job: JobId
     wants_more: bool
     steps: int  # finished since it started, in all
+    idle_ns: Nanos = 0  # how long it had had nothing on the device before it was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,7 @@ class JobResized:
     job: JobId
     cap_bytes: int | None = None
     weight_milli: int | None = None
+    share_milli: tuple[int, int] | None = None  # of its device: guaranteed, and at most
     may_end: bool = False  # end it if it cannot do with less
 
 

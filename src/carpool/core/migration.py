@@ -1,7 +1,8 @@
 """Moving a job to another device of the node: parked on the source, booked on the target, unparked there.
 
 Rules
-  V1  A move begins only if the job fits on the target now; else it is refused with the numbers and nothing changes.
+  V1  A move begins only if the job's bytes and its guarantee (S3) fit on the target now; else it is refused with the
+      numbers and nothing changes.
   V2  Until the job has arrived its room on the source is kept (Device.kept, a term of L1), beside the promise on the
       target: a move that fails half way brings the job back to where it was.
   V3  A job is counted on the target before it is told to come back there; it has moved when it reports to be back.
@@ -13,7 +14,7 @@ What is deliberately not here: whether a process can use the other device at all
 
 from __future__ import annotations
 
-from carpool.core import lanes, ledger, parking, reasons
+from carpool.core import lanes, ledger, parking, reasons, shares
 from carpool.core.accounts import raise_floors
 from carpool.core.effects import Effect, MoveJob, RejectEvent, UnparkJob
 from carpool.core.events import MigrateAsked
@@ -48,7 +49,14 @@ def refusal(node: Node, job: Job, to: DeviceId) -> str:
     need = wanted.resident_bytes + wanted.ephemeral_bytes
     if need > target.capacity_bytes or not _has_room(node, job, target, wanted):
         return reasons.no_room(job, need, target)
-    return ""
+    return _share_trouble(node, job, target)
+
+
+def _share_trouble(node: Node, job: Job, target: Device) -> str:
+    """Why its guarantee has no room on the target; empty if it has (S3)."""
+    if shares.has_room(node, target, job.spec):
+        return ""
+    return reasons.no_share(job, job.spec.guaranteed_milli, shares.unpromised_milli(node, target), target.id)
 
 
 def _wanted(node: Node, job: Job, target: Device) -> Needs | None:
@@ -94,9 +102,11 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     """Its bytes are on the host: book it on the target, or let it come back where it was."""
     source, target = node.device_of(job), node.devices[to]
     wanted = parking.returning_needs(node, job, target)
+    trouble = _share_trouble(node, job, target)
     if not _has_room(node, job, target, wanted):
-        need = wanted.resident_bytes + wanted.ephemeral_bytes
-        parking.give_up_move(job, reasons.no_room(job, need, target))
+        trouble = reasons.no_room(job, wanted.resident_bytes + wanted.ephemeral_bytes, target)
+    if trouble:
+        parking.give_up_move(job, trouble)
         return _enter(node, source, job, wanted, now=now)
     lanes.shrink(source, node.jobs)
     raise_floors(node, source)

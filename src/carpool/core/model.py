@@ -13,6 +13,7 @@ TenantId = NewType("TenantId", str)
 Nanos = int
 
 WEIGHT_ONE = 1000  # weights are counted in thousandths so that accounts stay exact integers
+SHARE_ONE = 1000  # and so are shares of a device
 
 
 class JobState(StrEnum):
@@ -137,6 +138,9 @@ class JobSpec:
     cap_bytes: int | None = None
     wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
     on_hog: str = "suspend"  # how far to go if it stops reaching boundaries: warn, suspend or kill
+    may_oversubscribe: bool = False  # what has no room is managed memory, inside the program
+    guaranteed_milli: int = 0  # the part of its device it is to have when it wants it …
+    limit_milli: int = SHARE_ONE  # … and the part it may have at most
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""
@@ -197,6 +201,12 @@ class Job:
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
+    guaranteed_milli: int = 0  # its share as the share policy made it (shares.py)
+    limit_milli: int = SHARE_ONE
+    limit_told_milli: int | None = None  # what its programs know of it
+    owed_from_ns: Nanos = 0
+    free_from_ns: Nanos = 0
+    is_paced: bool = False  # its programs keep to the limit themselves
     is_cancelled: bool = False  # somebody asked for its end
     end_reason: str = ""  # why the core ended it
     squeeze: Squeeze | None = None
@@ -260,6 +270,7 @@ class Device:
     quiet_until_ns: Nanos = 0  # and its end (R4)
     moves_bytes: int = 0  # of all moves so far, there and back …
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
+    has_shares: bool = False  # some job on it has a guarantee or a limit
 
 
 @dataclass(slots=True, kw_only=True)

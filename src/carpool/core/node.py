@@ -42,6 +42,8 @@ class Settings:
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
     margin_percent: int = 5  # added to what was measured
+    share_policy: str = "fixed"  # a row of shares.SHARE_POLICIES
+    share_slots: int = 0  # where parts are even: at least so many
     host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
     move_percent: int = (

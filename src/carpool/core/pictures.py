@@ -60,6 +60,8 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         live_bytes=job.live_bytes,
         pending_bytes=job.pending_bytes if job.state is JobState.BLOCKED else 0,
         cap_bytes=job.spec.cap_bytes,
+        guaranteed_milli=job.guaranteed_milli,
+        limit_milli=job.limit_milli,
         is_suspended=job.is_suspended or job.is_sent_away or job.gives_way,
         is_shrinking=job.squeeze is not None,
         leaving_for=job.leaving_for,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
+from carpool.core.model import Device, DeviceId, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
 from carpool.core.node import Node
 from carpool.core.views import JobView
-from carpool.units import SECOND, format_bytes, format_ns
+from carpool.units import SECOND, format_bytes, format_ns, format_share
 
 HINT_NS = 30 * SECOND  # a program that is still starting after this is perhaps none that takes turns
 
@@ -57,6 +57,35 @@ def passed_over(head: Job, patience_ns: Nanos) -> str:
         f"waits for memory behind {head.spec.name}, which has waited for it longer than {format_ns(patience_ns)}"
         " and is not passed any more"
     )
+
+
+def compute_wait(job: Job, left_milli: int, device: Device) -> str:
+    return (
+        f"waits for compute: it asks for {format_share(job.spec.guaranteed_milli)} of a device, and"
+        f" {format_share(left_milli)} of {device.id} is not promised to others"
+    )
+
+
+def no_share(job: Job, wanted_milli: int, left_milli: int, device: DeviceId) -> str:
+    return (
+        f"job {job.id} cannot have {format_share(wanted_milli)} of {device}: {format_share(left_milli)} of it is not"
+        " promised to others"
+    )
+
+
+def over_limit(job: Job, device: Device) -> str:
+    return f"{job.spec.name} has had its {format_share(job.limit_milli)} of {device.id}"
+
+
+def limit_wait(view: JobView, job: Job, device: Device, left_ns: Nanos) -> str:
+    return (
+        f"waits {format_ns(view.waited_ns)}: it has had the {format_share(job.limit_milli)} of {device.id} that it"
+        f" may have; its next turn is due in {format_ns(left_ns)}"
+    )
+
+
+def owed(job: Job, device: Device) -> str:
+    return f"{job.spec.name} is owed its {format_share(job.guaranteed_milli)} of {device.id}"
 
 
 def uncovered(job: Job, device: Device) -> str:

@@ -1,19 +1,19 @@
 """A running job is given more or less: a larger cap at once, a smaller one when it can keep it.
 
 Rules
-  Z1  A larger cap, and a new weight, count from now on: the job is told in the same call.
+  Z1  A larger cap, a new weight and a new share count from now on: the job is told in the same call.
   Z2  A smaller cap is told to a job only when it is known to need no more. Until then it keeps the old one and gets
       no turn; at its next boundary it gives back what it can spare and is measured anew.
   Z3  One that needs more all the same leaves the device until its cap is raised; it is ended only if that was asked.
   Z4  A cap larger than every device the job may use, and a smaller one for a job of which nobody knows what it needs,
-      are refused and change nothing.
+      are refused and change nothing; so is a share that others are guaranteed (S3).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from carpool.core import admission, reasons
+from carpool.core import admission, reasons, shares
 from carpool.core.effects import Effect, StopJob, TrimJob
 from carpool.core.events import JobResized
 from carpool.core.model import Device, Job, JobState, Squeeze
@@ -22,8 +22,9 @@ from carpool.core.node import Node
 
 def refusal(node: Node, job: Job, event: JobResized) -> str | None:
     """Why the job cannot be resized like this, or None (Z4)."""
-    if event.cap_bytes is None:
-        return None
+    trouble = shares.trouble(node, job, event.share_milli[0]) if event.share_milli is not None else None
+    if trouble is not None or event.cap_bytes is None:
+        return trouble
     devices = [node.device_of(job)] if job.device is not None else admission.allowed_devices(node, job)
     largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
     if event.cap_bytes > largest.capacity_bytes:
@@ -40,10 +41,13 @@ def refusal(node: Node, job: Job, event: JobResized) -> str | None:
 def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     """Take in what is not refused."""
     spec = job.spec
+    guaranteed, limit = event.share_milli or (spec.guaranteed_milli, spec.limit_milli)
     job.spec = replace(
         spec,
         cap_bytes=spec.cap_bytes if event.cap_bytes is None else event.cap_bytes,
         weight_milli=spec.weight_milli if event.weight_milli is None else event.weight_milli,
+        guaranteed_milli=guaranteed,
+        limit_milli=limit,
     )
     if event.cap_bytes is None:
         return []

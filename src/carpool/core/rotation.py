@@ -23,7 +23,7 @@ jobs (parking.py).
 
 from __future__ import annotations
 
-from carpool.core import admission, leavers, ledger, parking, reasons
+from carpool.core import admission, leavers, ledger, parking, reasons, shares
 from carpool.core.model import WANTING, Device, Job, JobState, Nanos
 from carpool.core.node import Node
 from carpool.errors import InternalError
@@ -78,13 +78,14 @@ def _claimants(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     elsewhere = {other.claimant for other in node.devices.values()}
     queued = [node.jobs[job_id] for job_id in node.queue if job_id not in elsewhere]
     allowed = [job for job in queued if job.spec.device in (None, device.id)]
+    allowed = [job for job in allowed if shares.has_room(node, device, job.spec)]
     return [job for job in allowed + node.jobs_on(device) if wants_memory(node, job, now=now)]
 
 
 def lets_start(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
-    """Whether a queued job may have free bytes: not those made free for another (R3), and not if parked jobs would
-    then wait for its end because the host has no room for it (R2)."""
-    if device.claimant not in (None, job.id):
+    """Whether a queued job may have free bytes: not those made free for another (R3), not where its guarantee finds
+    no room (S3), and not if parked jobs would then wait for its end because the host has no room for it (R2)."""
+    if device.claimant not in (None, job.id) or not shares.has_room(node, device, job.spec):
         return False
     limit = node.settings.host_bytes_max
     if limit is None or not parking.awaits_return(node, device, now=now):

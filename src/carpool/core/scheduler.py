@@ -23,9 +23,10 @@ from carpool.core import (
     migration,
     parking,
     pictures,
+    reports,
     resize,
     rotation,
-    waiting,
+    shares,
 )
 from carpool.core.accounts import (
     account_of,
@@ -88,8 +89,6 @@ from carpool.core.policies.base import Policy
 from carpool.core.settle import settle
 from carpool.core.views import JobPicture, NodePicture
 from carpool.errors import InternalError
-
-ACTIVE_PERCENT = 5  # a holder that used this share of a core since the last look is computing
 
 
 class Scheduler:
@@ -187,6 +186,7 @@ class Scheduler:
             ledger.check_ledger(device, node.jobs)
             lanes.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
+            shares.check_shares(node, device)
         migration.check(node)
         node.check_jobs()
 
@@ -219,13 +219,15 @@ class Scheduler:
     def _take_known(self, job: Job, event: JobEvent, now: Nanos) -> list[Effect]:
         match event:
             case LeaseAsked():
-                return self._on_asked(job, now)
+                return self._on_asked(job, event, now)
             case LeaseReturned():
                 return self._on_returned(job, event, now)
             case NeedsMeasured():
-                return self._on_measured(job, event, now)
+                self._bytes_changed = True
+                return reports.measured(self._node, job, event, now=now)
             case ProgressSeen():
-                return self._on_progress(job, event, now)
+                self._bytes_changed = bool(event.pending_bytes or job.pending_bytes)
+                return reports.seen(self._node, job, event, now=now)
             case JobDetached() | JobExited() | CancelAsked():
                 return self._on_leaving(job, event, now)
             case (
@@ -287,7 +289,8 @@ class Scheduler:
         job = self._new_job(event, now)
         return adoption.take_back(node, device, job, event, now=now)
 
-    def _on_asked(self, job: Job, now: Nanos) -> list[Effect]:
+    def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
+        job.is_paced = event.is_paced
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
@@ -311,6 +314,7 @@ class Scheduler:
             begin_wanting(node, job)
         if job.lease is not None:
             hogs.turn_ended(job, now=now)
+            shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
@@ -321,31 +325,6 @@ class Scheduler:
         ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
-
-    def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
-        job.is_measured = True
-        job.needs = admission.with_margin(event.needs, job.needs, self._node.settings.margin_percent)
-        if event.step_ns is not None and job.step_ns is None:
-            job.step_ns = event.step_ns
-            if job.mark is not None and not job.mark.mates:
-                job.solo_step_ns = event.step_ns
-        self._node.move(job, NeedsMeasured, now=now)
-        self._bytes_changed = True
-        return resize.judge(self._node, job)
-
-    def _on_progress(self, job: Job, event: ProgressSeen, now: Nanos) -> list[Effect]:
-        used_ns, span_ns = event.cpu_ns - job.cpu_ns, now - job.last_active_ns
-        if event.steps > job.steps or used_ns * 100 >= max(1, span_ns) * ACTIVE_PERCENT:
-            job.last_active_ns = now
-            job.cpu_ns = event.cpu_ns
-        job.live_bytes = event.live_bytes
-        job.stall_ns = max(job.stall_ns, event.stall_ns)
-        job.stall_held_ns = max(job.stall_held_ns, event.stall_held_ns)
-        note_steps(self._node, job, event.steps, now=now)
-        if not event.pending_bytes and not job.pending_bytes:
-            return []
-        self._bytes_changed = True
-        return waiting.take(self._node, job, event, now=now)
 
     def _on_leaving(self, job: Job, event: JobDetached | JobExited | CancelAsked, now: Nanos) -> list[Effect]:
         was, effects = job.state, list[Effect]()

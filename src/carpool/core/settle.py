@@ -5,7 +5,7 @@ Runs after every event that made or freed room, never for a plain hand-over of a
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, lanes, ledger, migration, parking, reasons, rotation, waiting
+from carpool.core import admission, hogs, lanes, ledger, migration, parking, reasons, rotation, shares, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.dispatch import recall
 from carpool.core.effects import Effect, ExplainWait, SetCap, StartJob
@@ -37,7 +37,8 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         returns += parking.unpark_fitting(node, device, [], now=now)
     rotation.make_room(node, now=now)
     # A job may take its bytes back only after its cap, and those of the others, say so.
-    return effects + _set_caps(node) + returns
+    told = [effect for device in node.devices.values() for effect in shares.settle(node, device)]
+    return effects + told + _set_caps(node) + returns
 
 
 def _rivals(node: Node, device: Device, *, now: Nanos) -> list[Job]:
@@ -126,7 +127,11 @@ def _free_a_lane_for(node: Node, job: Job, devices: list[Device], *, now: Nanos)
 
 
 def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos) -> str:
-    device = max(devices, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
+    roomy = [device for device in devices if shares.has_room(node, device, job.spec)]
+    if not roomy:
+        freest = max(devices, key=lambda each: (shares.unpromised_milli(node, each), each.id))
+        return reasons.compute_wait(job, shares.unpromised_milli(node, freest), freest)
+    device = max(roomy, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
     if device.id in kept:
         return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
     measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)

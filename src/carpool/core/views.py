@@ -54,6 +54,8 @@ class JobPicture:
     live_bytes: int
     pending_bytes: int  # what its allocations wait for
     cap_bytes: int | None
+    guaranteed_milli: int  # of its device, as the share policy made it
+    limit_milli: int
     is_suspended: bool
     leaving_for: JobId | None  # it is to be parked, or is being parked, so that this job gets memory
     is_shrinking: bool  # its cap was made smaller than what it needs

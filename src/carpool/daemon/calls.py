@@ -14,7 +14,7 @@ import msgspec
 from carpool import __version__
 from carpool.core.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.lifecycle import may_move
-from carpool.core.model import DeviceId, JobId, JobState
+from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobState
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
@@ -38,6 +38,7 @@ class Submission(msgspec.Struct, kw_only=True):
 
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+Share = Annotated[int, msgspec.Meta(ge=0, le=SHARE_ONE)]
 
 
 class Resize(msgspec.Struct, kw_only=True):
@@ -46,6 +47,7 @@ class Resize(msgspec.Struct, kw_only=True):
     job: str
     cap_bytes: Positive | None = None
     weight_milli: Positive | None = None
+    share_milli: tuple[Share, Share] | None = None
     may_end: bool = False
 
 
@@ -109,6 +111,7 @@ class Calls:
             "policy": picture.policy,
             "quantum_ns": self._config.quantum_ns,
             "device": self._config.device,
+            "share_policy": self._config.share_policy,
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
@@ -178,7 +181,15 @@ class Calls:
             raise UsageError(f"no job '{asked.job}' is running or queued; see: carpool ps")
         live = self._loop.jobs[job]
         self._loop.look_at(live)
-        event = JobResized(job=job, cap_bytes=asked.cap_bytes, weight_milli=asked.weight_milli, may_end=asked.may_end)
+        if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
+            raise UsageError(f"the share {asked.share_milli} in thousandths is empty, or more at least than at most")
+        event = JobResized(
+            job=job,
+            cap_bytes=asked.cap_bytes,
+            weight_milli=asked.weight_milli,
+            share_milli=asked.share_milli,
+            may_end=asked.may_end,
+        )
         reason = self._loop.scheduler.refusal_of(event)
         if reason is not None:
             raise RefusedError(reason)
@@ -262,5 +273,7 @@ class Calls:
 
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
-        pids = sorted(live.pids()) if live is not None else []
-        return {**plain(job), "pids": pids, "argv": live.file.argv if live is not None else []}
+        if live is None:
+            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": []}
+        shown = {"pids": sorted(live.pids()), "argv": live.file.argv}
+        return {**plain(job), **shown, "device_ns": live.device_ns(), "processes": live.usage()}

@@ -9,10 +9,13 @@ import msgspec
 from carpool.core.model import Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
+from carpool.core.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
 from carpool.units import parse_bytes, parse_duration_ns
+
+SLOTS_MAX = 1000
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +23,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
+    share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
 
     def check(self) -> None:
@@ -43,8 +47,18 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> Settings:
         late = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
+        name, colon, slots = self.share_policy.partition(":")
+        known = SHARE_POLICIES.get(name)
+        if known is None:
+            raise UsageError(f"unknown share policy '{name}'; there are {', '.join(SHARE_POLICIES)}")
+        if colon and (known.guarantee != "even" or not slots.isdecimal() or not 1 <= int(slots) <= SLOTS_MAX):
+            raise UsageError(
+                f"share policy '{self.share_policy}': a number of jobs goes with equal only, like equal:4"
+            )
         return Settings(
             **late,
+            share_policy=name,
+            share_slots=int(slots) if colon else 0,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )

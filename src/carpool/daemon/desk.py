@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from carpool import __version__
-from carpool.core.events import Event, JobAdopted, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
-from carpool.core.model import AWAY, HOLDING, DeviceId, JobId, JobState
+from carpool.core.events import Event, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.model import AWAY, HOLDING, JobId, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.jobs import End, JobFile, LiveJob, Member, is_parked, load_file
@@ -144,7 +144,7 @@ class Desk:
                 member.is_asking = False
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.is_asking():  # the other ranks still take turns
-                    self._loop.tell(LeaseAsked(job=live.id))
+                    self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.is_asking()
@@ -156,7 +156,8 @@ class Desk:
         elif not live.is_granted and is_first:
             if live.file.needs is None:  # what it holds before its first turn says what it will hold in it
                 self._loop.look_at(live)
-            self._loop.tell(LeaseAsked(job=live.id))
+            self._loop.take_idle_beside(live)
+            self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
         was_holding, was_asking = member.is_holding, member.is_asking
@@ -341,20 +342,7 @@ class Desk:
                     member.parked = m.Parked(moved_bytes=words[base + pages.S_PARKED], move_ns=0, reason="")
                 live.members[pid] = member
         self._loop.jobs[live.id] = live
-        away = [member.parked for member in live.members.values() if member.parked is not None]
-        event = JobAdopted(
-            job=live.id,
-            spec=live.file.spec,
-            device=DeviceId(live.file.device),
-            holding=any(member.is_holding for member in live.members.values()),
-            steps=live.steps(),
-            live_bytes=live.live_bytes(),
-            needs=live.file.needs,
-            is_parked=bool(away) and len(away) == len(live.members),
-            parked_bytes=sum(parked.moved_bytes for parked in away),
-            is_suspended=live.file.is_suspended,
-            account=self._loop.journal.account_of(live.id),
-        )
+        event = live.adopted(self._loop.journal.account_of(live.id))
         self._loop.tell(event)
         state = self._loop.scheduler.state_of(live.id)
         if state is None:

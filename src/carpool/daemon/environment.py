@@ -8,6 +8,7 @@ import carpool
 from carpool.core.model import JobSpec
 from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
+from carpool.devices.libraries import find_library
 from carpool.errors import UsageError
 from carpool.wire.places import Places
 
@@ -27,21 +28,36 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
         "CARPOOL_DEVICE_KIND": device.kind,
+        "CARPOOL_VERSION": carpool.__version__,
         "CARPOOL_PARKED": str(places.parked),
     }
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
     if spec.wait_memory_ns is not None:
-        if device.kind != "cpu" or cpu.meter_path() is None:
+        if device.kind == "cpu" and cpu.meter_path() is None:
             raise UsageError(
-                "--wait-memory needs the byte meter of the CPU device: leave it out, or see carpool doctor"
+                "--wait-memory needs the byte meter, which is missing here: leave it out, or see carpool doctor"
             )
         settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns)
+    if spec.may_oversubscribe:
+        if device.kind == "cpu":
+            raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
+        settings["CARPOOL_MAY_OVERSUBSCRIBE"] = "1"
     if device.kind == "cpu":
         meter = cpu.meter_path()
         if meter is not None:
             prepend["LD_PRELOAD"] = meter
         default.update(device.environment)
     else:
+        guest = find_library("gpu")
+        if guest is not None:
+            prepend["LD_PRELOAD"] = guest
+        elif is_capped:
+            raise UsageError(
+                "--memory cannot be kept on a GPU: the library that does it was not built;"
+                " install gcc and reinstall carpool, or run without --memory"
+            )
+        if device.library_directory:
+            prepend["LD_LIBRARY_PATH"] = device.library_directory
         settings.update(device.environment)
     return {"set": settings, "prepend": prepend, "default": default}

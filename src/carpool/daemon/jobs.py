@@ -19,7 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from carpool.core.model import JobId, JobSpec, Needs
+from carpool.core.events import JobAdopted
+from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId, JobSpec, Needs
 from carpool.daemon import processes
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -98,6 +99,31 @@ class LiveJob:
         if self.page is not None:
             self.page.words[pages.H_CAP] = cap_bytes
 
+    def set_compute(self, limit_milli: int | None) -> None:
+        """Tell the programs what device time costs them; a price of 0 is no limit."""
+        if self.page is not None:
+            price = 0 if limit_milli is None else max(1, round(pages.PRICE_ONE * SHARE_ONE / limit_milli))
+            self.page.words[pages.H_PRICE] = price
+
+    def is_paced(self) -> bool:
+        """Whether the CUDA guest takes the turns of a process of it, and keeps to the compute limit there."""
+        if self.page is None:
+            return False
+        words = self.page.words
+        return any(
+            words[pages.slot_base(member.slot) + pages.S_FLAGS] & pages.FLAG_PACED for member in self.members.values()
+        )
+
+    def idle_ns(self, *, now: int) -> int:
+        """How long all who hold its turn have had nothing on the device, as the CUDA guest knows; 0 if they have."""
+        holding = [pages.slot_base(member.slot) for member in self.members.values() if member.is_holding]
+        if self.page is None or not holding:
+            return 0
+        words = self.page.words
+        if not all(words[base + pages.S_FLAGS] & pages.FLAG_IDLE for base in holding):
+            return 0
+        return max(0, now - max(words[base + pages.S_BOUNDARY_NS] for base in holding))
+
     def set_waiters(self, count: int) -> None:
         if self.page is not None and self.page.words[pages.H_WAITERS] != count:
             self.page.words[pages.H_WAITERS] = count
@@ -169,7 +195,8 @@ class LiveJob:
         return max(found, default=(0, 0))
 
     def cpu_ns(self) -> int:
-        return sum(processes.cpu_ns(pid) for pid in self.members)
+        """What its processes and, where it is measured, the device have worked for it."""
+        return self.device_ns() + sum(processes.cpu_ns(pid) for pid in self.members)
 
     def live_bytes(self) -> int:
         """Bytes its living processes hold together."""
@@ -179,11 +206,48 @@ class LiveJob:
         return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
 
     def pending_bytes(self) -> int:
-        """Bytes for which allocations of its living processes wait."""
+        """Bytes for which allocations of its living processes wait; those under the cap are being made just now."""
         if self.page is None:
             return 0
         found = [(self.page.pending_bytes(slot), pid) for slot, pid in self.page.pids().items()]
-        return sum(pending for pending, pid in found if pending and processes.is_alive(pid))
+        pending_bytes = sum(pending for pending, pid in found if pending and processes.is_alive(pid))
+        cap_bytes = self.page.words[pages.H_CAP]
+        return pending_bytes if pending_bytes and 0 < cap_bytes < self.live_bytes() + pending_bytes else 0
+
+    def usage(self) -> list[dict[str, int]]:
+        """Bytes and device time of each of its living processes that has either, by the page."""
+        if self.page is None:
+            return []
+        words, found = self.page.words, []
+        for slot, pid in self.page.pids().items():
+            device_ns, live_bytes = words[pages.slot_base(slot) + pages.S_DEVICE_NS], self.page.live_bytes(slot)
+            spilled = words[pages.slot_base(slot) + pages.S_SPILLED]
+            if (device_ns or live_bytes or spilled) and processes.is_alive(pid):
+                used = {"live_bytes": live_bytes, "spilled_bytes": spilled, "device_ns": device_ns}
+                found.append({"pid": pid, **used})
+        return found
+
+    def device_ns(self) -> int:
+        """Device time of all processes it ever had, as the CUDA guest counts it."""
+        return self.page.words[pages.H_DEVICE_NS] if self.page is not None else 0
+
+    def adopted(self, account: Account | None) -> JobAdopted:
+        """The fact that it outlived a daemon, as the page and its file tell it."""
+        away = [member.parked for member in self.members.values() if member.parked is not None]
+        return JobAdopted(
+            job=self.id,
+            spec=self.file.spec,
+            device=DeviceId(self.file.device),
+            holding=any(member.is_holding for member in self.members.values()),
+            steps=self.steps(),
+            live_bytes=self.live_bytes(),
+            needs=self.file.needs,
+            is_parked=bool(away) and len(away) == len(self.members),
+            parked_bytes=sum(parked.moved_bytes for parked in away),
+            is_suspended=self.file.is_suspended,
+            is_paced=self.is_paced(),
+            account=account,
+        )
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""

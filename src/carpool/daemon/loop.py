@@ -28,6 +28,7 @@ from carpool.core.effects import (
     ResizeLane,
     RevokeLease,
     SetCap,
+    SetCompute,
     StartJob,
     StopJob,
     TrimJob,
@@ -49,6 +50,7 @@ log = logging.getLogger("carpool")
 FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
+IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
@@ -201,6 +203,20 @@ class Loop:
             )
             self.tell(event)
 
+    def take_idle(self, live: LiveJob) -> None:
+        """Take the turn of a job that has it and nothing on the device: it is inside its program's own code, and
+        would see the recall only when it launches again."""
+        idle_ns = live.idle_ns(now=time.monotonic_ns()) if live.is_granted else 0
+        if idle_ns >= IDLE_NS:
+            live.revoke()
+            self.tell(LeaseReturned(job=live.id, wants_more=live.is_asking(), steps=live.steps(), idle_ns=idle_ns))
+
+    def take_idle_beside(self, live: LiveJob) -> None:
+        """Take such turns of all other jobs on its device."""
+        for other in list(self.jobs.values()):
+            if other.file.device == live.file.device and other is not live:
+                self.take_idle(other)
+
     # --- one short method an effect ----------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> None:
@@ -213,9 +229,13 @@ class Loop:
                     self.jobs[effect.job].grant(grant_from(effect))
             case RecallLease():
                 log.debug("%s", effect)
-                self.jobs[effect.job].recall()
+                live = self.jobs[effect.job]
+                live.recall()
+                self.take_idle(live)
             case SetCap():
                 self.jobs[effect.job].set_cap(effect.cap_bytes)
+            case SetCompute():
+                self.jobs[effect.job].set_compute(effect.limit_milli)
             case _:
                 log.info("%s", log_line(effect))
                 self._perform_rare(effect)
@@ -246,7 +266,7 @@ class Loop:
                 live = self.jobs[effect.job]
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
-                    self.tell(LeaseAsked(job=effect.job))
+                    self.tell(LeaseAsked(job=effect.job, is_paced=live.is_paced()))
             case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
                 self._move(effect)
             case StopJob():

@@ -11,7 +11,7 @@ import msgspec
 
 from carpool.core.effects import Effect, GrantLease
 from carpool.core.events import NeedsMeasured
-from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs, TenantId
+from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobSpec, JobState, Needs, TenantId
 from carpool.core.views import JobPicture
 from carpool.daemon.jobs import End, JobFile
 from carpool.errors import UsageError
@@ -32,6 +32,9 @@ class SpecBody(msgspec.Struct, kw_only=True):
     cap_bytes: Count | None = None
     wait_memory_ns: Count | None = None
     on_hog: Literal["warn", "suspend", "kill"] = "suspend"
+    may_oversubscribe: bool = False
+    guaranteed_milli: Annotated[int, msgspec.Meta(ge=0, le=SHARE_ONE)] = 0
+    limit_milli: Annotated[int, msgspec.Meta(ge=1, le=SHARE_ONE)] = SHARE_ONE
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""
@@ -60,6 +63,9 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         cap_bytes=said.cap_bytes,
         wait_memory_ns=said.wait_memory_ns,
         on_hog=said.on_hog,
+        may_oversubscribe=said.may_oversubscribe,
+        guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
+        limit_milli=said.limit_milli,
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
@@ -116,6 +122,8 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         live_bytes=0,
         pending_bytes=0,
         cap_bytes=file.spec.cap_bytes,
+        guaranteed_milli=file.spec.guaranteed_milli,
+        limit_milli=file.spec.limit_milli,
         is_suspended=file.is_suspended,
         is_shrinking=False,
         leaving_for=None,
@@ -152,6 +160,7 @@ _LOG_NAMES = {
     "ExplainWait": "job.waits",
     "NameHog": "job.hog",
     "SetCap": "job.cap",
+    "SetCompute": "job.compute",
     "ResizeLane": "lane.resized",
     "RememberJob": "job.remembered",
     "RejectEvent": "event.rejected",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from carpool.devices import cpu, nvml
+from carpool.devices import cpu, nvml, stub
 from carpool.errors import UsageError
 from carpool.units import parse_bytes
 
@@ -20,10 +20,11 @@ class DeviceFacts:
     capacity_bytes: int
     title: str
     environment: dict[str, str] = field(default_factory=dict)
+    library_directory: str = ""  # where its programs find their driver, if not where they always do
 
 
 def find_devices(asked: str, *, lanes_max: int = 1) -> list[DeviceFacts]:
-    """The devices of `--device`: auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, or cuda:0,1.
+    """The devices of `--device`: auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0,1, or stub:2x16GiB.
 
     `lanes_max` is how many jobs the policy lets compute on one device at once.
     """
@@ -34,16 +35,40 @@ def find_devices(asked: str, *, lanes_max: int = 1) -> list[DeviceFacts]:
         return _cpu(rest, lanes_max)
     if kind == "cuda":
         return _cuda(rest)
-    raise UsageError(f"unknown device '{asked}'; use auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda or cuda:0")
+    if kind == "stub":
+        return _stub(rest or "16GiB")
+    raise UsageError(f"unknown device '{asked}'; use auto, cpu, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0 or stub:16GiB")
+
+
+def _split(kind: str, size: str, most: int) -> tuple[int, str]:
+    """How many devices, and the size of each: 2x4GiB is two of 4 GiB."""
+    count, sep, each = size.partition("x")
+    if not sep:
+        return 1, size
+    if not count.isdigit() or not 1 <= int(count) <= most:
+        raise UsageError(f"'{kind}:{size}' asks for '{count}' devices; use 1 to {most}, like {kind}:2x4GiB")
+    return int(count), each
+
+
+def _stub(size: str) -> list[DeviceFacts]:
+    cards, each = _split("stub", size, stub.CARDS_MAX)
+    capacity = parse_bytes(each)
+    directory = stub.library_directory()
+    return [
+        DeviceFacts(
+            id=f"gpu{card}",
+            kind="cuda",
+            capacity_bytes=capacity,
+            title=stub.TITLE,
+            environment=stub.environment(card, cards=cards, card_bytes=capacity),
+            library_directory=directory,
+        )
+        for card in range(cards)
+    ]
 
 
 def _cpu(size: str, lanes_max: int) -> list[DeviceFacts]:
-    count, sep, each = size.partition("x")
-    number = 1
-    if sep:
-        if not count.isdigit() or not 1 <= int(count) <= DEVICES_MAX:
-            raise UsageError(f"'cpu:{size}' asks for '{count}' devices; use 1 to {DEVICES_MAX}, like cpu:2x4GiB")
-        number, size = int(count), each
+    number, size = _split("cpu", size, DEVICES_MAX)
     capacity = parse_bytes(size) if size else cpu.default_capacity_bytes() // number
     total = cpu.memory_bytes()
     if capacity * number > total:

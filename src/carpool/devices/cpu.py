@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from carpool.devices.libraries import find_library
+
 RAM_SHARE = 2  # half of the memory by default; the rest is for the operating system and the page cache
 
 # libgomp spins 300,000 rounds (some 6 ms) at every barrier when its own threads fit the cores; it does not know that
@@ -34,8 +36,7 @@ def environment(*, is_alone: bool = True) -> dict[str, str]:
 
 def meter_path() -> str | None:
     """The C library that counts a job's bytes; None where it could not be built."""
-    built = sorted((Path(__file__).parents[1] / "_native").glob("meter*.so"))
-    return str(built[0]) if built else None
+    return find_library("meter")
 
 
 def _model() -> str:

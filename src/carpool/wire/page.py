@@ -42,6 +42,9 @@ H_DENIED_COUNT = 5  # meter: allocations refused for the cap
 H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
 H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
 H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint; 0 if there was none
+H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is no compute limit
+H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
+H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -58,11 +61,16 @@ S_PENDING = 10  # guest: the part of S_LIVE that is asked for and not yet given
 S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
 S_OFFER = 12  # daemon: the pass by which this process may be rung; agent: 0 when it was
 S_STALL_HELD_NS = 13  # agent: of S_STALL_NS, the part during which it had its turn
+S_DEVICE_NS = 14  # CUDA guest: device time; without a compute limit the time it had its turn
+S_SPILLED = 15  # CUDA guest: bytes beyond the cap or the card, in managed memory (--oversubscribe); not in S_LIVE
 
 LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 FLAG_METERED = 1  # the C meter counts this process's bytes
 FLAG_BELL = 2  # it can be rung, and ring others
+FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
+FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
+PRICE_ONE = 1024
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
 PASS_SHARED = 1 << 22  # above the largest pid there can be

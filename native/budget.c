@@ -1,0 +1,350 @@
+/* The job's account of device bytes: this process's slot of the shared page, and a table of what it holds.
+ *
+ * Threads: any. Lock: `table_lock` guards the table and is never held across a call to the driver; `open_lock` guards
+ *   the opening of the account. Both are this process's own: nothing that others wait for can be held by the dead.
+ *
+ * B1  Bytes are added to our slot before the driver is asked, then all slots are summed: of two that ask at once the
+ *     later sees both, so the cap is never passed. Both may see both; the one who then waits a moment and asks again is
+ *     not refused for bytes that the other did not get (S_PENDING tells such bytes from held ones).
+ * B2  Whoever is killed takes his slot with him: sums skip the dead, and their slots are wiped by who needs room.
+ * B3  If the account cannot be opened, a job with a cap gets no device memory at all, and a sentence says so; a job
+ *     without one runs on uncounted. */
+#define _GNU_SOURCE
+#include "guest.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "slots.h"
+
+#define TRIES 40 /* times B1's second attempt is made, about 100 µs apart: a refusal at the cap is 4 ms late at most */
+
+char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
+bool cp_is_configured, cp_must_cap, cp_may_spill;
+static char page_path[512];
+static bool is_off;
+static uint64_t wait_ns; /* how long an allocation may wait for room */
+static cp_word *_Atomic cp_slot;
+static cp_lock open_lock, table_lock;
+static atomic_uint_fast64_t graph_bytes, last_id;
+
+static struct cp_entry *table;
+static size_t table_size, table_used; /* size is a power of two, or 0 */
+
+/* The table: open addressing, entries moved back on removal, so its cost does not grow with what is held. */
+
+static size_t home_of(uint32_t kind, uint64_t key) {
+    uint64_t mixed = (key ^ (uint64_t)kind << 58) * 0x9E3779B97F4A7C15ull;
+    return (size_t)(mixed >> 20) & (table_size - 1);
+}
+
+static struct cp_entry *probe(uint32_t kind, uint64_t key) {
+    size_t at = home_of(kind, key);
+    while (table[at].kind && (table[at].kind != kind || table[at].key != key))
+        at = (at + 1) & (table_size - 1);
+    return &table[at];
+}
+
+static bool grow(void) {
+    size_t old_size = table_size, size = old_size ? old_size * 2 : 1024;
+    struct cp_entry *old = table;
+    void *fresh = mmap(NULL, size * sizeof *table, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fresh == MAP_FAILED)
+        return false;
+    table = fresh;
+    table_size = size;
+    for (size_t i = 0; i < old_size; i++)
+        if (old[i].kind)
+            *probe(old[i].kind, old[i].key) = old[i];
+    if (old)
+        munmap(old, old_size * sizeof *old);
+    return true;
+}
+
+static void erase(struct cp_entry *entry) {
+    size_t hole = (size_t)(entry - table), at = hole;
+    for (;;) {
+        table[hole].kind = 0;
+        size_t home;
+        do {
+            at = (at + 1) & (table_size - 1);
+            if (!table[at].kind) {
+                table_used--;
+                return;
+            }
+            home = home_of(table[at].kind, table[at].key);
+        } while (hole <= at ? hole < home && home <= at : hole < home || home <= at);
+        table[hole] = table[at];
+        hole = at;
+    }
+}
+
+/* Where the table cannot grow the bytes stay counted for good, which is the safe side. */
+void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes) {
+    cp_take_lock(&table_lock);
+    if (table_used * 2 < table_size || grow()) {
+        struct cp_entry *entry = probe(kind, key);
+        table_used += !entry->kind;
+        *entry = (struct cp_entry){.key = key, .owner = owner, .bytes = bytes, .kind = kind, .refs = 1};
+    }
+    cp_drop_lock(&table_lock);
+}
+
+bool cp_find_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out) {
+    cp_take_lock(&table_lock);
+    struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
+    bool is_found = entry && entry->kind;
+    if (is_found)
+        *out = *entry;
+    cp_drop_lock(&table_lock);
+    return is_found;
+}
+
+bool cp_take_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out) {
+    cp_take_lock(&table_lock);
+    struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
+    bool is_found = entry && entry->kind;
+    if (is_found) {
+        *out = *entry;
+        erase(entry);
+    }
+    cp_drop_lock(&table_lock);
+    return is_found;
+}
+
+/* The entry as it is after the change; one without references is removed. */
+bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out) {
+    cp_take_lock(&table_lock);
+    struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
+    bool is_found = entry && entry->kind;
+    if (is_found) {
+        entry->refs += (uint32_t)by;
+        *out = *entry;
+        if (entry->refs == 0)
+            erase(entry);
+    }
+    cp_drop_lock(&table_lock);
+    return is_found;
+}
+
+void cp_drop_context(uint64_t context) {
+    uint64_t bytes = 0, spilled = 0;
+    cp_take_lock(&table_lock);
+    for (size_t i = 0; i < table_size;) {
+        struct cp_entry *entry = &table[i];
+        bool is_spilled = entry->kind == CP_SPILLED;
+        if (entry->kind && (entry->kind <= CP_MIPMAP || is_spilled) && entry->owner == context) {
+            *(is_spilled ? &spilled : &bytes) += entry->bytes; /* another entry may move here: look again */
+            erase(entry);
+        } else
+            i++;
+    }
+    cp_drop_lock(&table_lock);
+    cp_unreserve(bytes);
+    cp_spill(-spilled);
+    cp_forget_samples(context);
+}
+
+uint64_t cp_new_id(void) { return atomic_fetch_add(&last_id, 1) + 1; }
+
+/* The account */
+
+void cp_say_once(const char *what) {
+    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+    char line[768];
+    if (atomic_flag_test_and_set(&is_said))
+        return;
+    snprintf(line, sizeof line, "carpool: %s\n", what);
+    cp_say(line);
+}
+
+static void in_forked_child(void) {
+    atomic_store(&open_lock, 0);
+    atomic_store(&table_lock, 0);
+    table_size = table_used = 0;
+    table = NULL; /* the parent's copy is not ours to look at; a fork of a CUDA program seldom lives long */
+    atomic_store(&graph_bytes, 0);
+    atomic_store(&cp_slot, NULL);
+    cp_forget_link();
+    cp_forget_samples(0);
+}
+
+static void claim(void) {
+    static bool is_following;
+    if (!is_following)
+        is_following = pthread_atfork(NULL, NULL, in_forked_child) == 0;
+    if (is_following)
+        atomic_store(&cp_slot, cp_claim_slot());
+}
+
+__attribute__((cold, noinline)) static cp_word *open_account(void) {
+    const char *why = "every slot of the shared page is taken";
+    cp_take_lock(&open_lock);
+    if (!atomic_load(&cp_slot) && !is_off && cp_is_configured) {
+        int saved = errno;
+        if (!cp_page)
+            cp_page = cp_map_page(page_path, &why);
+        if (cp_page)
+            claim();
+        if (!atomic_load(&cp_slot)) {
+            char text[700];
+            snprintf(text, sizeof text, "%s (shared page %.300s); %s", why, page_path,
+                     cp_must_cap ? "without it the cap cannot be kept, so this program gets no device memory"
+                                 : NOT_COUNTED);
+            cp_say_once(text);
+            is_off = true;
+        }
+        errno = saved;
+    }
+    cp_drop_lock(&open_lock);
+    return atomic_load(&cp_slot);
+}
+
+static void cp_load(void);
+
+cp_word *cp_my_slot(void) {
+    cp_word *slot = atomic_load_explicit(&cp_slot, memory_order_acquire);
+    if (slot || is_off)
+        return slot;
+    cp_load(); /* a constructor that ran before ours may be calling */
+    return cp_is_configured ? open_account() : NULL;
+}
+
+unsigned cp_my_slot_number(void) { return (unsigned)((cp_my_slot() - cp_page) / CP_SLOT_WORDS); }
+
+cp_word *cp_header(void) { return cp_my_slot() ? cp_page : NULL; }
+
+unsigned cp_launching(void) {
+    unsigned count = 0;
+    for (unsigned s = 1; s < GET(cp_page[CP_H_SLOTS_USED]) && s < CP_FIRST_LENT; s++)
+        count += GET(cp_slot_at(s)[CP_S_PID]) && GET(cp_slot_at(s)[CP_S_DEVICE_NS]);
+    return count;
+}
+
+bool cp_is_capped(void) { return cp_must_cap || (cp_my_slot() && GET(cp_page[CP_H_CAP])); }
+
+static uint64_t pending(void) {
+    uint64_t sum = 0;
+    for (unsigned s = 1; s < GET(cp_page[CP_H_SLOTS_USED]) && s < CP_FIRST_LENT; s++)
+        sum += GET(cp_slot_at(s)[CP_S_PENDING]);
+    return sum;
+}
+
+/* The cap looks reached: without the dead, and after those who ask just now, is it? */
+__attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {
+    uint64_t started = cp_now();
+    unsigned salt = (unsigned)getpid();
+    for (unsigned tries = 0;; tries++) {
+        if (cp_held(true) <= cap)
+            return true;
+        uint64_t asking = pending() - bytes; /* not ours */
+        atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
+        uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
+        bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
+        bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && cp_now() - started < wait_ns;
+        if (!(may_race && tries < TRIES) && !may_wait)
+            return false;
+        salt = salt * 1103515245u + 12345u;
+        cp_sleep(may_race ? (uint64_t)(salt >> 16) * 3 : 2000000);
+        cap = GET(cp_page[CP_H_CAP]);
+        atomic_fetch_add(&slot[CP_S_LIVE], bytes);
+    }
+}
+
+bool cp_reserve(uint64_t bytes) {
+    cp_word *slot = cp_my_slot();
+    if (!slot)
+        return !(cp_must_cap && cp_is_configured);
+    atomic_fetch_add(&slot[CP_S_PENDING], bytes);
+    uint64_t live = atomic_fetch_add(&slot[CP_S_LIVE], bytes) + bytes, cap = GET(cp_page[CP_H_CAP]);
+    int saved = errno;
+    bool is_given = !cap || cp_held(false) <= cap || reserve_hard(slot, bytes, cap);
+    errno = saved;
+    atomic_fetch_sub(&slot[CP_S_PENDING], bytes);
+    if (is_given)
+        cp_raise(&slot[CP_S_PEAK], (int64_t)live);
+    else {
+        atomic_fetch_add(&cp_page[CP_H_DENIED_COUNT], 1);
+        PUT(cp_page[CP_H_DENIED_BYTES], bytes);
+    }
+    return is_given;
+}
+
+void cp_unreserve(uint64_t bytes) {
+    cp_word *slot = atomic_load_explicit(&cp_slot, memory_order_acquire);
+    if (slot && bytes)
+        atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
+}
+
+void cp_spill(uint64_t bytes) {
+    char text[200];
+    cp_word *slot = cp_my_slot();
+    if (slot && bytes)
+        atomic_fetch_add(&slot[CP_S_SPILLED], bytes);
+    if ((int64_t)bytes > 0) {
+        snprintf(text, sizeof text, "job %s: there is no room for all of its memory; the rest is managed memory, which is "
+                 "slow (--oversubscribe)", cp_job);
+        cp_say_once(text);
+    }
+}
+
+void cp_settle_graph(uint64_t bytes) {
+    cp_word *slot = cp_my_slot();
+    uint64_t before = atomic_exchange(&graph_bytes, bytes);
+    if (slot && bytes != before)
+        cp_raise(&slot[CP_S_PEAK], (int64_t)(atomic_fetch_add(&slot[CP_S_LIVE], bytes - before) + bytes - before));
+}
+
+bool cp_view(uint64_t *free, uint64_t *total) {
+    cp_word *slot = cp_my_slot();
+    uint64_t cap = slot ? GET(cp_page[CP_H_CAP]) : 0;
+    if (!cap || !cp_must_cap)
+        return false;
+    int saved = errno;
+    uint64_t held = cp_held(true), room = held < cap ? cap - held : 0;
+    errno = saved;
+    if (*total > cap)
+        *total = cap;
+    if (*free > room)
+        *free = room;
+    return true;
+}
+
+/* Load and exit */
+
+static void copy_setting(char *out, size_t size, const char *name) {
+    const char *value = getenv(name);
+    snprintf(out, size, "%s", value ? value : "");
+}
+
+/* The settings are taken before the program can edit its environment, and the slot before a Python agent looks for one.
+ * Trouble is said only when the program turns out to use CUDA. */
+__attribute__((constructor)) static void cp_load(void) {
+    static atomic_bool is_loaded;
+    if (atomic_exchange(&is_loaded, true))
+        return;
+    const char *why, *capped = getenv("CARPOOL_IS_CAPPED"), *spills = getenv("CARPOOL_MAY_OVERSUBSCRIBE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
+    copy_setting(page_path, sizeof page_path, "CARPOOL_PAGE");
+    copy_setting(cp_job, sizeof cp_job, "CARPOOL_JOB");
+    copy_setting(cp_socket_path, sizeof cp_socket_path, "CARPOOL_SOCKET");
+    copy_setting(cp_version, sizeof cp_version, "CARPOOL_VERSION");
+    copy_setting(cp_device, sizeof cp_device, "CUDA_VISIBLE_DEVICES");
+    cp_is_configured = page_path[0] != 0;
+    cp_must_cap = cp_is_configured && capped && capped[0] == '1';
+    cp_may_spill = spills && spills[0] == '1';
+    wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
+    int saved = errno;
+    if (cp_is_configured && (cp_page = cp_map_page(page_path, &why)))
+        claim();
+    errno = saved;
+}
+
+__attribute__((destructor)) static void cp_unload(void) {
+    cp_leave();
+    cp_word *slot = atomic_exchange(&cp_slot, NULL);
+    is_off = true;
+    cp_must_cap = false; /* destructors that come after us may still allocate */
+    if (slot && GET(slot[CP_S_PID]) == (uint64_t)getpid())
+        cp_wipe(slot, 0);
+}

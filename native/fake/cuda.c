@@ -1,0 +1,1242 @@
+/* A stand-in for NVIDIA's driver, libcuda.so.1, for machines without a GPU: what a program allocates is really
+ * there (in host memory), counted byte for byte against the card's size, and what it launches takes time on the card.
+ *
+ * A kernel is its name: `busy_250us` occupies the card for 250 µs (ns, us, ms or s), `increment` adds one to the n
+ * ints at p for parameters (p, n), `fault` breaks its context for good, anything else takes no time. One card does one
+ * thing at a time, in the order of launches, for all processes.
+ * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
+ * const unsigned block[3]).
+ * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full, -N every N-th.
+ * CARPOOL_STUB_SHARED_FAULT=1 makes a fault break every process's contexts on that card, as under a shared server.
+ *
+ * Threads: any. Locks: `lock` for every list and count of this process, inside it
+ * `file_lock` for the file, whose own lock (books.h) keeps out other processes only.
+ * Link with -Bsymbolic, or an interposer would catch the calls this library makes to itself. */
+#define _GNU_SOURCE
+#include "books.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "../driver.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define API EXPORT CUresult
+#define GRAIN 512
+#define CHUNK (2u << 20) /* granularity of virtual memory management */
+#define BUCKETS 16384
+#define PTR(p) ((CUdeviceptr)(uintptr_t)(p))
+
+enum kind { PLAIN, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, RANGE, IMPORTED };
+
+struct CUctx_st {
+    unsigned device;
+    int error, uses;
+    bool is_primary;
+    uint64_t faults; /* of the card, when the context was made */
+    struct CUstream_st *streams;
+};
+struct CUstream_st {
+    CUcontext context;
+    uint64_t tail_ns;
+    CUgraph capturing;
+    CUstream next;
+};
+struct CUevent_st {
+    CUcontext context;
+    uint64_t at_ns;
+    bool is_recorded;
+};
+struct CUmod_st {
+    CUfunction functions;
+};
+typedef void (*kernel_body)(void **params, const unsigned grid[3], const unsigned block[3]);
+struct CUfunc_st {
+    uint64_t ns;
+    bool is_fault;
+    kernel_body body;
+    char *name;
+    CUmodule module;
+    CUfunction next;
+};
+struct CUmemPoolHandle_st {
+    unsigned device;
+    bool is_host; /* holds no byte of a card */
+    uint64_t threshold, reserved, used;
+};
+struct keep;
+struct CUgraph_st {
+    uint64_t ns, kernels, alloc_bytes;
+    struct keep *objects;
+};
+struct CUgraphExec_st {
+    uint64_t ns, kernels, alloc_bytes;
+    struct keep *objects;
+    bool is_mapped;
+    unsigned device;
+};
+struct block {
+    uint64_t at;
+    enum kind kind;
+    unsigned device, refs;
+    size_t bytes, span; /* charged, and mapped on the host */
+    CUcontext context;
+    CUmemoryPool pool;
+    int shared_fd; /* of a block that other processes may open */
+    struct block *backing, *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_ready, is_forked;
+static unsigned devices, card_of[CARDS_MAX];
+static struct CUctx_st primary[CARDS_MAX];
+static struct CUmemPoolHandle_st default_pool[CARDS_MAX], managed_pool[CARDS_MAX];
+static CUmemoryPool current_pool[CARDS_MAX];
+static struct CUstream_st default_stream[CARDS_MAX];
+static uint64_t graph_mapped[CARDS_MAX], graph_cached[CARDS_MAX], context_bytes, next_handle = 1;
+static struct block *buckets[BUCKETS];
+static long fails_at;
+static atomic_long allocations;
+static unsigned row = ROWS;
+static _Thread_local CUcontext current[16];
+static _Thread_local int depth = -1;
+
+/* Bytes */
+
+static bool claim_row(void) {
+    uint64_t pid = (uint64_t)getpid();
+    if (row < ROWS)
+        return true;
+    books_bury();
+    for (unsigned r = 0; r < ROWS; r++)
+        if (!books->row[r].pid || books->row[r].pid == pid) { /* the same pid: what an exec left */
+            memset(&books->row[r], 0, sizeof books->row[r]);
+            books->row[r].birth = birth_of(pid);
+            books->row[r].pid = pid;
+            row = r;
+            return true;
+        }
+    return false;
+}
+
+/* The file's lock is the process's, not the thread's. */
+static pthread_mutex_t file_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool charge(unsigned device, uint64_t bytes) {
+    unsigned card = card_of[device];
+    pthread_mutex_lock(&file_lock);
+    if (!books_lock()) {
+        pthread_mutex_unlock(&file_lock);
+        return false;
+    }
+    bool fits = bytes <= books->card_bytes && books_used(card) <= books->card_bytes - bytes;
+    if (!fits) {
+        books_bury();
+        fits = bytes <= books->card_bytes && books_used(card) <= books->card_bytes - bytes;
+    }
+    if (fits)
+        books->row[row].card[card].bytes += bytes;
+    books_unlock();
+    pthread_mutex_unlock(&file_lock);
+    return fits;
+}
+
+static void uncharge(unsigned device, uint64_t bytes) {
+    pthread_mutex_lock(&file_lock);
+    if (books_lock()) {
+        books->row[row].card[card_of[device]].bytes -= bytes;
+        books_unlock();
+    }
+    pthread_mutex_unlock(&file_lock);
+}
+
+static struct block **find(uint64_t at, enum kind kind) {
+    struct block **b = &buckets[(at >> 9 ^ at >> 21 ^ at) % BUCKETS];
+    while (*b && ((*b)->at != at || (*b)->kind != kind))
+        b = &(*b)->next;
+    return b;
+}
+
+static struct block *note(uint64_t at, enum kind kind, unsigned device, size_t bytes, size_t span) {
+    struct block *b = calloc(1, sizeof *b), **head = &buckets[(at >> 9 ^ at >> 21 ^ at) % BUCKETS];
+    if (!b)
+        abort();
+    *b = (struct block){.at = at, .kind = kind, .device = device, .bytes = bytes, .span = span, .refs = 1};
+    b->context = depth >= 0 ? current[depth] : NULL;
+    b->next = *head;
+    return *head = b;
+}
+
+/* A few small pieces of host memory are kept for the next allocation: mapping costs more than all the rest of it. */
+#define SPARES 16
+#define SPARE_BYTES_MAX 65536
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    uint64_t at;
+    size_t span;
+} spares[SPARES];
+
+static bool keep_spare(uint64_t at, size_t span) {
+    bool is_kept = false;
+    pthread_mutex_lock(&spare_lock);
+    for (int i = 0; i < SPARES && span <= SPARE_BYTES_MAX && !is_kept; i++)
+        if (!spares[i].at) {
+            spares[i].at = at;
+            spares[i].span = span;
+            is_kept = true;
+        }
+    pthread_mutex_unlock(&spare_lock);
+    return is_kept;
+}
+
+static uint64_t map_host(size_t bytes) {
+    uint64_t found = 0;
+    pthread_mutex_lock(&spare_lock);
+    for (int i = 0; i < SPARES && bytes <= SPARE_BYTES_MAX && !found; i++)
+        if (spares[i].at && spares[i].span == bytes) {
+            found = spares[i].at;
+            spares[i].at = 0;
+        }
+    pthread_mutex_unlock(&spare_lock);
+    if (found)
+        return found;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
+}
+
+static void forget(struct block **b) {
+    struct block *gone = *b;
+    *b = gone->next;
+    if (gone->shared_fd > 0)
+        close(gone->shared_fd);
+    bool is_shared = gone->shared_fd || gone->kind == IMPORTED;
+    if (gone->span && (is_shared || !keep_spare(gone->at, gone->span)))
+        munmap((void *)(uintptr_t)gone->at, gone->span);
+    free(gone);
+}
+
+static size_t round_up(size_t size, size_t grain) { return (size + grain - 1) / grain * grain; }
+
+/* Contexts */
+
+static bool shares_faults;
+
+static bool is_broken(CUcontext c) {
+    if (shares_faults && atomic_load(&books->faults[card_of[c->device]]) != c->faults)
+        c->error = CUDA_ERROR_LAUNCH_FAILED;
+    return c->error != 0;
+}
+
+static CUcontext context(void) { return depth >= 0 ? current[depth] : NULL; }
+
+#define NEED_CONTEXT                                                              \
+    do {                                                                          \
+        if (!is_ready)                                                            \
+            return CUDA_ERROR_NOT_INITIALIZED;                                    \
+        if (!context())                                                           \
+            return CUDA_ERROR_INVALID_CONTEXT;                                    \
+        if (is_broken(context()))                                                 \
+            return context()->error;                                              \
+    } while (0)
+#define NEED_DEVICE(dev)                          \
+    do {                                          \
+        if (!is_ready)                            \
+            return CUDA_ERROR_NOT_INITIALIZED;    \
+        if ((dev) < 0 || (unsigned)(dev) >= devices) \
+            return CUDA_ERROR_INVALID_DEVICE;     \
+    } while (0)
+
+static _Thread_local bool was_injected; /* the newest failure of this thread was asked for */
+
+static bool injected(void) {
+    long number = fails_at ? atomic_fetch_add(&allocations, 1) + 1 : 0;
+    return was_injected = fails_at > 0 ? number == fails_at : fails_at < 0 && number % -fails_at == 0;
+}
+
+/* An allocation of host memory that stands for the card's. */
+static CUresult allocate(uint64_t *out, size_t size, enum kind kind) {
+    NEED_CONTEXT;
+    if (!out || !size)
+        return CUDA_ERROR_INVALID_VALUE;
+    unsigned device = context()->device;
+    size_t bytes = round_up(size, GRAIN);
+    if (bytes < size || injected() || !charge(device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!(*out = map_host(bytes))) {
+        uncharge(device, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&lock);
+    note(*out, kind, device, bytes, bytes);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static void pool_settle(CUmemoryPool pool, uint64_t keep) {
+    uint64_t wanted = pool->used > keep ? pool->used : keep;
+    if (pool->reserved > wanted) {
+        uncharge(pool->device, pool->is_host ? 0 : pool->reserved - wanted);
+        pool->reserved = wanted;
+    }
+}
+
+static CUresult release(uint64_t at, enum kind kind) {
+    pthread_mutex_lock(&lock);
+    struct block **b = find(at, kind);
+    if (!*b && kind == PLAIN)
+        b = find(at, POOLED);
+    if (!*b) {
+        pthread_mutex_unlock(&lock);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if ((*b)->kind == POOLED)
+        (*b)->pool->used -= (*b)->bytes;
+    else
+        uncharge((*b)->device, (*b)->bytes);
+    forget(b);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static void release_all(CUcontext of) {
+    for (unsigned i = 0; i < BUCKETS; i++)
+        for (struct block **b = &buckets[i]; *b;) {
+            if ((*b)->context == of && ((*b)->kind == PLAIN || (*b)->kind == ARRAY || (*b)->kind == MIPMAP)) {
+                uncharge((*b)->device, (*b)->bytes);
+                forget(b);
+            } else
+                b = &(*b)->next;
+        }
+}
+
+static void after_fork(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&file_lock, NULL);
+    pthread_mutex_init(&spare_lock, NULL);
+    is_ready = false;
+    is_forked = true;
+    row = ROWS;
+    depth = -1;
+}
+
+static void choose_devices(void) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char text[2048], *rest = text, uuid[64];
+    devices = 0;
+    snprintf(text, sizeof text, "%s", visible ? visible : "");
+    for (char *name; visible && (name = strtok_r(rest, ",", &rest)) && devices < CARDS_MAX;) {
+        unsigned card = 0;
+        for (; card < books->cards; card++) {
+            card_uuid_text(card, uuid);
+            char *end;
+            if (strcmp(uuid, name) == 0 || (strtoul(name, &end, 10) == card && end != name && !*end))
+                break;
+        }
+        if (card == books->cards)
+            break; /* as the real one: everything after an unknown name is hidden */
+        card_of[devices++] = card;
+    }
+    for (; !visible && devices < books->cards; devices++)
+        card_of[devices] = devices;
+}
+
+__attribute__((destructor)) static void leave(void) {
+    if (books && row < ROWS && !is_forked && books_lock()) {
+        memset(&books->row[row], 0, sizeof books->row[row]);
+        books_unlock();
+    }
+}
+
+API cuInit(unsigned int flags) {
+    (void)flags;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (is_forked || !books_open())
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    else if (!is_ready) {
+        const char *fail = getenv("CARPOOL_STUB_FAIL_ALLOC"), *each = getenv("CARPOOL_STUB_CONTEXT");
+        char *end;
+        fails_at = fail ? atol(fail) : 0;
+        context_bytes = each ? parse_size(each, &end) : 0;
+        shares_faults = getenv("CARPOOL_STUB_SHARED_FAULT") != NULL;
+        choose_devices();
+        if (devices == 0)
+            result = 100; /* CUDA_ERROR_NO_DEVICE */
+        else if (!books_lock())
+            result = CUDA_ERROR_NOT_INITIALIZED;
+        else {
+            is_ready = claim_row();
+            books_unlock();
+            pthread_atfork(NULL, NULL, after_fork);
+            for (unsigned d = 0; d < devices; d++) {
+                primary[d] = (struct CUctx_st){.device = d, .is_primary = true};
+                default_pool[d] = managed_pool[d] = (struct CUmemPoolHandle_st){.device = d};
+                current_pool[d] = &default_pool[d];
+                default_stream[d].context = &primary[d];
+            }
+            result = is_ready ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+API cuDriverGetVersion(int *version) { return *version = 13000, CUDA_SUCCESS; }
+
+API cuGetExportTable(const void **table, const CUuuid *id) {
+    (void)table, (void)id;
+    return CUDA_ERROR_NOT_FOUND; /* private tables are nobody's business */
+}
+
+API cuDeviceGetCount(int *count) {
+    if (!is_ready)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    return *count = (int)devices, CUDA_SUCCESS;
+}
+
+API cuDeviceGet(CUdevice *out, int ordinal) {
+    NEED_DEVICE(ordinal);
+    return *out = ordinal, CUDA_SUCCESS;
+}
+
+API cuDeviceGetName(char *name, int length, CUdevice dev) {
+    NEED_DEVICE(dev);
+    snprintf(name, (size_t)length, "carpool stand-in GPU");
+    return CUDA_SUCCESS;
+}
+
+API cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) {
+    NEED_DEVICE(dev);
+    card_uuid(card_of[dev], uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) { return cuDeviceGetUuid(uuid, dev); }
+
+API cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
+    NEED_DEVICE(dev);
+    return *bytes = books->card_bytes, CUDA_SUCCESS;
+}
+
+static bool open_context(CUcontext c) {
+    c->faults = atomic_load(&books->faults[card_of[c->device]]);
+    return !context_bytes || charge(c->device, context_bytes);
+}
+
+API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev) {
+    NEED_DEVICE(dev);
+    pthread_mutex_lock(&lock);
+    bool is_open = primary[dev].uses > 0 || open_context(&primary[dev]);
+    primary[dev].uses += is_open;
+    pthread_mutex_unlock(&lock);
+    *out = &primary[dev];
+    return is_open ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void close_primary(CUdevice dev) {
+    release_all(&primary[dev]);
+    uncharge((unsigned)dev, context_bytes);
+    primary[dev].uses = primary[dev].error = 0;
+}
+
+API cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
+    NEED_DEVICE(dev);
+    pthread_mutex_lock(&lock);
+    bool was_held = primary[dev].uses > 0;
+    if (primary[dev].uses == 1)
+        close_primary(dev);
+    else
+        primary[dev].uses -= was_held;
+    pthread_mutex_unlock(&lock);
+    return was_held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API cuDevicePrimaryCtxReset_v2(CUdevice dev) {
+    NEED_DEVICE(dev);
+    pthread_mutex_lock(&lock);
+    if (primary[dev].uses > 0)
+        close_primary(dev);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+API cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
+    NEED_DEVICE(dev);
+    *flags = 0;
+    *active = primary[dev].uses > 0;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxPushCurrent_v2(CUcontext c) {
+    if (depth >= 15)
+        return CUDA_ERROR_INVALID_VALUE;
+    return current[++depth] = c, CUDA_SUCCESS;
+}
+
+API cuCtxPopCurrent_v2(CUcontext *out) {
+    if (depth < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (out)
+        *out = current[depth];
+    return depth--, CUDA_SUCCESS;
+}
+
+API cuCtxSetCurrent(CUcontext c) {
+    if (!c)
+        return depth = depth < 0 ? -1 : depth - 1, CUDA_SUCCESS;
+    if (depth < 0)
+        depth = 0;
+    return current[depth] = c, CUDA_SUCCESS;
+}
+
+API cuCtxGetCurrent(CUcontext *out) { return *out = context(), CUDA_SUCCESS; }
+
+API cuCtxGetDevice(CUdevice *out) {
+    NEED_CONTEXT;
+    return *out = (CUdevice)context()->device, CUDA_SUCCESS;
+}
+
+API cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice dev) {
+    (void)flags;
+    NEED_DEVICE(dev);
+    CUcontext made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->device = (unsigned)dev;
+    if (!open_context(made)) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return cuCtxPushCurrent_v2(*out = made);
+}
+
+API cuCtxCreate_v4(CUcontext *out, void *params, unsigned int flags, CUdevice dev) {
+    (void)params;
+    return cuCtxCreate_v2(out, flags, dev);
+}
+
+API cuCtxDestroy_v2(CUcontext c) {
+    if (!c || c->is_primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    release_all(c);
+    uncharge(c->device, context_bytes);
+    pthread_mutex_unlock(&lock);
+    if (context() == c)
+        depth--;
+    free(c);
+    return CUDA_SUCCESS;
+}
+
+API cuCtxSetLimit(CUlimit which, size_t value) { return (void)which, (void)value, CUDA_SUCCESS; }
+API cuCtxGetLimit(size_t *value, CUlimit which) { return (void)which, *value = 0, CUDA_SUCCESS; }
+
+/* Plain memory */
+
+API cuMemGetInfo_v2(size_t *free_out, size_t *total) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&file_lock);
+    bool is_locked = books_lock();
+    if (is_locked)
+        books_bury();
+    uint64_t used = books_used(card_of[context()->device]);
+    books_unlock();
+    pthread_mutex_unlock(&file_lock);
+    *total = books->card_bytes;
+    *free_out = used < *total ? *total - used : 0;
+    return CUDA_SUCCESS;
+}
+
+API cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
+    uint64_t at = 0;
+    CUresult result = out ? allocate(&at, size, PLAIN) : CUDA_ERROR_INVALID_VALUE;
+    return result ? result : (*out = at, CUDA_SUCCESS);
+}
+
+API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    (void)element;
+    if (!pitch || !width || !height)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = round_up(width, GRAIN);
+    return cuMemAlloc_v2(out, *pitch * height);
+}
+
+/* What does not fit the card stays on the host. */
+API cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags) {
+    (void)flags;
+    CUresult result = cuMemAlloc_v2(out, size);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || was_injected || !(*out = map_host(round_up(size, GRAIN))))
+        return result;
+    pthread_mutex_lock(&lock);
+    note(*out, PLAIN, context()->device, 0, round_up(size, GRAIN));
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+API cuMemFree_v2(CUdeviceptr at) {
+    NEED_CONTEXT;
+    return at ? release(at, PLAIN) : CUDA_SUCCESS;
+}
+
+API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
+    pthread_mutex_lock(&lock);
+    struct block *b = *find(at, PLAIN);
+    if (base && b)
+        *base = b->at;
+    if (size && b)
+        *size = b->bytes;
+    pthread_mutex_unlock(&lock);
+    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuMemHostAlloc(void **out, size_t size, unsigned int flags) {
+    (void)flags;
+    return (*out = malloc(size)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API cuMemAllocHost_v2(void **out, size_t size) { return cuMemHostAlloc(out, size, 0); }
+API cuMemFreeHost(void *at) { return free(at), CUDA_SUCCESS; }
+
+/* The time line */
+
+static CUstream stream_of(CUstream s) {
+    if ((uintptr_t)s > 2)
+        return s;
+    CUstream own = &default_stream[context()->device];
+    return own;
+}
+
+static void enqueue(CUstream s, uint64_t ns) {
+    unsigned card = card_of[context()->device];
+    uint64_t start, now = now_ns(), idle = atomic_load(&books->idle_at_ns[card]);
+    do {
+        start = idle > now ? idle : now;
+        if (s->tail_ns > start)
+            start = s->tail_ns;
+    } while (!atomic_compare_exchange_weak(&books->idle_at_ns[card], &idle, start + ns));
+    s->tail_ns = start + ns;
+    atomic_fetch_add(&books->busy_ns[card], ns);
+    books->row[row].card[card].busy_ns += ns;
+    books->row[row].card[card].launches++;
+}
+
+static CUresult wait_until(uint64_t at_ns) {
+    for (uint64_t now; (now = now_ns()) < at_ns;) {
+        uint64_t left = at_ns - now;
+        struct timespec pause = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
+        nanosleep(&pause, NULL);
+    }
+    return context() && is_broken(context()) ? context()->error : CUDA_SUCCESS;
+}
+
+static void trim_pools(void) {
+    pthread_mutex_lock(&lock);
+    for (unsigned d = 0; d < devices; d++) {
+        pool_settle(current_pool[d], current_pool[d]->threshold);
+        pool_settle(&managed_pool[d], managed_pool[d].threshold);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+API cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    (void)flags, (void)priority;
+    NEED_CONTEXT;
+    if (!(*out = calloc(1, sizeof **out)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*out)->context = context();
+    pthread_mutex_lock(&lock);
+    (*out)->next = context()->streams;
+    context()->streams = *out;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+API cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
+
+API cuStreamDestroy_v2(CUstream s) {
+    pthread_mutex_lock(&lock);
+    CUstream *at = &s->context->streams;
+    while (*at && *at != s)
+        at = &(*at)->next;
+    if (*at)
+        *at = s->next;
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return CUDA_SUCCESS;
+}
+
+API cuStreamSynchronize(CUstream s) {
+    NEED_CONTEXT;
+    if (stream_of(s)->capturing)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    CUresult result = wait_until(stream_of(s)->tail_ns);
+    trim_pools();
+    return result;
+}
+
+API cuStreamQuery(CUstream s) {
+    NEED_CONTEXT;
+    return stream_of(s)->tail_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+API cuCtxSynchronize(void) {
+    NEED_CONTEXT;
+    uint64_t last = default_stream[context()->device].tail_ns;
+    bool is_capturing = default_stream[context()->device].capturing != NULL;
+    pthread_mutex_lock(&lock);
+    for (CUstream s = context()->streams; s; s = s->next) {
+        last = s->tail_ns > last ? s->tail_ns : last;
+        is_capturing |= s->capturing != NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    if (is_capturing)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    CUresult result = wait_until(last);
+    trim_pools();
+    return result;
+}
+
+API cuEventCreate(CUevent *out, unsigned int flags) {
+    (void)flags;
+    NEED_CONTEXT;
+    if (!(*out = calloc(1, sizeof **out)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return (*out)->context = context(), CUDA_SUCCESS;
+}
+API cuEventDestroy_v2(CUevent e) { return free(e), CUDA_SUCCESS; }
+
+API cuEventRecord(CUevent e, CUstream s) {
+    NEED_CONTEXT;
+    uint64_t tail = stream_of(s)->tail_ns, now = now_ns();
+    e->at_ns = tail > now ? tail : now;
+    return e->is_recorded = true, CUDA_SUCCESS;
+}
+API cuEventQuery(CUevent e) { return e->at_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
+API cuEventSynchronize(CUevent e) { return wait_until(e->at_ns); }
+API cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
+    if (!from->is_recorded || !to->is_recorded)
+        return CUDA_ERROR_INVALID_HANDLE;
+    return *ms = (float)((double)(int64_t)(to->at_ns - from->at_ns) / 1e6), CUDA_SUCCESS;
+}
+API cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags) {
+    (void)flags;
+    NEED_CONTEXT;
+    if (stream_of(s)->tail_ns < e->at_ns)
+        stream_of(s)->tail_ns = e->at_ns;
+    return CUDA_SUCCESS;
+}
+
+/* Copies: real ones, after what the stream has to do first */
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s) {
+    NEED_CONTEXT;
+    if (s == NULL)
+        wait_until(default_stream[context()->device].tail_ns);
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return CUDA_SUCCESS;
+}
+API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t n) { return copy(to, PTR(from), n, NULL); }
+API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) { return copy(PTR(to), from, n, NULL); }
+API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(to, from, n, NULL); }
+API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(to, from, n, NULL); }
+API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s) { return copy(to, PTR(from), n, stream_of(s)); }
+API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s) { return copy(PTR(to), from, n, stream_of(s)); }
+API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return copy(to, from, n, stream_of(s)); }
+API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return copy(to, from, n, stream_of(s)); }
+API cuMemsetD8_v2(CUdeviceptr at, unsigned char value, size_t n) {
+    NEED_CONTEXT;
+    memset((void *)(uintptr_t)at, value, n);
+    return CUDA_SUCCESS;
+}
+API cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t n, CUstream s) { return (void)s, cuMemsetD8_v2(at, value, n); }
+API cuMemsetD32_v2(CUdeviceptr at, unsigned int value, size_t n) {
+    NEED_CONTEXT;
+    for (size_t i = 0; i < n; i++)
+        ((unsigned int *)(uintptr_t)at)[i] = value;
+    return CUDA_SUCCESS;
+}
+
+/* Pools */
+
+API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream s) {
+    NEED_CONTEXT;
+    if (!out || !size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream_of(s)->capturing) { /* becomes a node of the graph */
+        stream_of(s)->capturing->alloc_bytes += round_up(size, GRAIN);
+        return *out = 0x7000000000ull + next_handle++ * 4096, CUDA_SUCCESS;
+    }
+    size_t bytes = round_up(size, GRAIN);
+    pthread_mutex_lock(&lock);
+    uint64_t wanted = pool->used + bytes, more = wanted > pool->reserved ? wanted - pool->reserved : 0;
+    uint64_t at = 0;
+    bool fits = bytes >= size && !injected() && (!more || pool->is_host || charge(pool->device, more)) && (at = map_host(bytes));
+    if (fits) {
+        pool->reserved += more;
+        pool->used = wanted;
+        note(at, POOLED, pool->device, bytes, bytes)->pool = pool;
+        *out = at;
+    }
+    pthread_mutex_unlock(&lock);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream s) {
+    NEED_CONTEXT;
+    return cuMemAllocFromPoolAsync(out, size, current_pool[context()->device], s);
+}
+
+API cuMemFreeAsync(CUdeviceptr at, CUstream s) {
+    NEED_CONTEXT;
+    return stream_of(s)->capturing ? CUDA_SUCCESS : release(at, PLAIN);
+}
+
+API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    if (!out || !props)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool is_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (is_device)
+        NEED_DEVICE(props->location.id);
+    if (!(*out = calloc(1, sizeof **out)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    **out = (struct CUmemPoolHandle_st){.device = is_device ? (unsigned)props->location.id : 0, .is_host = !is_device};
+    return CUDA_SUCCESS;
+}
+
+API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    pthread_mutex_lock(&lock);
+    pool_settle(pool, keep);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+API cuMemPoolDestroy(CUmemoryPool pool) {
+    if (pool->used)
+        return CUDA_ERROR_INVALID_VALUE;
+    cuMemPoolTrimTo(pool, 0);
+    for (unsigned d = 0; d < devices; d++)
+        if (current_pool[d] == pool)
+            current_pool[d] = &default_pool[d];
+    return free(pool), CUDA_SUCCESS;
+}
+
+API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
+    if (which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        pool->threshold = *(uint64_t *)value;
+    return CUDA_SUCCESS;
+}
+
+API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
+    *(uint64_t *)value = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD      ? pool->threshold
+                         : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
+                         : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT     ? pool->used
+                                                                         : 0;
+    return CUDA_SUCCESS;
+}
+
+API cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
+    NEED_DEVICE(dev);
+    return *out = &default_pool[dev], CUDA_SUCCESS;
+}
+API cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
+    NEED_DEVICE(dev);
+    return *out = current_pool[dev], CUDA_SUCCESS;
+}
+API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
+    NEED_DEVICE(dev);
+    return current_pool[dev] = pool, CUDA_SUCCESS;
+}
+
+/* The pool of a place and kind: managed memory counts on a card, host memory does not. */
+API cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+    static struct CUmemPoolHandle_st host_pool = {.is_host = true};
+    NEED_CONTEXT;
+    bool is_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE, is_managed = type == 2;
+    CUdevice dev = is_device ? location->id : (CUdevice)context()->device;
+    NEED_DEVICE(dev);
+    return *out = is_managed ? &managed_pool[dev] : is_device ? current_pool[dev] : &host_pool, CUDA_SUCCESS;
+}
+API cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) { return cuMemGetMemPool(out, location, type); }
+
+/* Virtual memory management. Mapped ranges are host memory of their own; the bytes belong to the handle. */
+
+API cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option) {
+    (void)prop, (void)option;
+    return *out = CHUNK, CUDA_SUCCESS;
+}
+
+API cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
+    (void)alignment, (void)hint, (void)flags;
+    return (*out = map_host(size)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API cuMemAddressFree(CUdeviceptr at, size_t size) { return munmap((void *)(uintptr_t)at, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+API cuMemSetAccess(CUdeviceptr at, size_t size, const void *desc, size_t count) { return (void)at, (void)size, (void)desc, (void)count, CUDA_SUCCESS; }
+
+API cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop, unsigned long long flags) {
+    (void)flags;
+    if (!is_ready)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!out || !prop || !size || size % CHUNK)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool is_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (is_device)
+        NEED_DEVICE(prop->location.id);
+    unsigned device = is_device ? (unsigned)prop->location.id : 0;
+    if (is_device && (injected() || !charge(device, size)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    *out = next_handle++;
+    note(*out, HANDLE, device, is_device ? size : 0, 0);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+/* With the lock held. A handle without references is gone for callers, its block stays while ranges use it. */
+static void drop(struct block *backing) {
+    if (--backing->refs == 0) {
+        uncharge(backing->device, backing->bytes);
+        forget(find(backing->at, HANDLE));
+    }
+}
+
+API cuMemRelease(CUmemGenericAllocationHandle handle) {
+    pthread_mutex_lock(&lock);
+    struct block *b = *find(handle, HANDLE);
+    if (b)
+        drop(b);
+    pthread_mutex_unlock(&lock);
+    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    (void)offset, (void)flags;
+    pthread_mutex_lock(&lock);
+    struct block *b = *find(handle, HANDLE);
+    bool is_free = !*find(at, RANGE);
+    if (b && is_free) {
+        b->refs++;
+        struct block *range = note(at, RANGE, b->device, 0, 0);
+        range->backing = b;
+        range->bytes = size;
+    }
+    pthread_mutex_unlock(&lock);
+    return b && is_free ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuMemUnmap(CUdeviceptr at, size_t size) {
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    for (CUdeviceptr end = at + size; at < end && !result;) {
+        struct block **range = find(at, RANGE);
+        if (!*range) {
+            result = CUDA_ERROR_INVALID_VALUE;
+            break;
+        }
+        at += (*range)->bytes;
+        struct block *backing = (*range)->backing;
+        forget(range);
+        drop(backing);
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *at) {
+    pthread_mutex_lock(&lock);
+    struct block *range = *find(PTR(at), RANGE);
+    if (range) {
+        range->backing->refs++;
+        *out = range->backing->at;
+    }
+    pthread_mutex_unlock(&lock);
+    return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Arrays and external memory: bytes without an address */
+
+static CUresult hold(void **out, size_t bytes, enum kind kind) {
+    NEED_CONTEXT;
+    unsigned device = context()->device;
+    if (injected() || !charge(device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    *out = (void *)(uintptr_t)(0x100000 + next_handle++ * 16);
+    note(PTR(*out), kind, device, bytes, 0);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static size_t element_bytes(CUarray_format format, unsigned int channels) {
+    size_t each = format == 1 || format == 8 ? 1 : format == 2 || format == 9 || format == 16 ? 2 : 4;
+    return each * channels;
+}
+
+static size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return 0;
+    size_t lines = (d->Height ? d->Height : 1) * (d->Depth ? d->Depth : 1);
+    return round_up(round_up(d->Width * element_bytes(d->Format, d->NumChannels), 64) * lines, 65536);
+}
+
+API cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d) { return hold((void **)out, array_bytes(d), ARRAY); }
+
+API cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *d) {
+    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = d->Width, .Height = d->Height, .Format = d->Format, .NumChannels = d->NumChannels};
+    return cuArray3DCreate_v2(out, &full);
+}
+
+API cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    CUDA_ARRAY3D_DESCRIPTOR level = *d;
+    size_t bytes = 0;
+    for (unsigned i = 0; i < levels; i++) {
+        bytes += array_bytes(&level);
+        level.Width = level.Width > 1 ? level.Width / 2 : 1;
+        level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
+        level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
+    }
+    return hold((void **)out, bytes, MIPMAP);
+}
+
+API cuArrayDestroy(CUarray array) { return release(PTR(array), ARRAY); }
+API cuMipmappedArrayDestroy(CUmipmappedArray array) { return release(PTR(array), MIPMAP); }
+
+static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, void *array, enum kind kind) {
+    pthread_mutex_lock(&lock);
+    struct block *b = *find(PTR(array), kind);
+    if (b)
+        *out = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = b->bytes, .alignment = 65536};
+    pthread_mutex_unlock(&lock);
+    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+API cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array, CUdevice dev) { return (void)dev, requirements(out, array, ARRAY); }
+API cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array, CUdevice dev) { return (void)dev, requirements(out, array, MIPMAP); }
+
+API cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) { return hold((void **)out, d->size, EXTERNAL); }
+API cuDestroyExternalMemory(CUexternalMemory memory) { return release(PTR(memory), EXTERNAL); }
+
+/* Kernels */
+
+#include "code.h"
+
+#define SHAPE(x, y, z) (const unsigned[]){x, y, z}
+static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned grid[3], const unsigned block[3]) {
+    NEED_CONTEXT;
+    if (!f)
+        return CUDA_ERROR_INVALID_HANDLE;
+    s = stream_of(s);
+    if (s->capturing) {
+        s->capturing->ns += f->ns;
+        s->capturing->kernels++;
+        return CUDA_SUCCESS;
+    }
+    if (f->body)
+        f->body(params, grid, block);
+    if (f->is_fault) {
+        context()->error = CUDA_ERROR_LAUNCH_FAILED;
+        atomic_fetch_add(&books->faults[card_of[context()->device]], 1);
+    }
+    if (f->ns)
+        enqueue(s, f->ns);
+    else
+        books->row[row].card[card_of[context()->device]].launches++;
+    return CUDA_SUCCESS;
+}
+
+#define DIMS unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared
+#define DIMS_OF(config) SHAPE((config)->gridDimX, (config)->gridDimY, (config)->gridDimZ), SHAPE((config)->blockDimX, (config)->blockDimY, (config)->blockDimZ)
+API cuLaunchKernel(CUfunction f, DIMS, CUstream s, void **params, void **extra) {
+    (void)shared, (void)extra;
+    return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
+}
+API cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
+    (void)extra;
+    return launch(f, config->hStream, params, DIMS_OF(config));
+}
+API cuLaunchCooperativeKernel(CUfunction f, DIMS, CUstream s, void **params) {
+    (void)shared;
+    return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
+}
+API cuLaunch(CUfunction f) { return launch(f, NULL, NULL, SHAPE(1, 1, 1), SHAPE(1, 1, 1)); }
+API cuLaunchGrid(CUfunction f, int w, int h) { return launch(f, NULL, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
+API cuLaunchGridAsync(CUfunction f, int w, int h, CUstream s) { return launch(f, s, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
+
+/* Graphs */
+
+#include "objects.h"
+
+API cuGraphCreate(CUgraph *out, unsigned int flags) {
+    (void)flags;
+    return (*out = calloc(1, sizeof **out)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API cuGraphDestroy(CUgraph graph) {
+    drop_objects(graph->objects);
+    return free(graph), CUDA_SUCCESS;
+}
+
+static CUgraphNode new_node(void) { return (CUgraphNode)(uintptr_t)(0x1000 + 16 * next_handle++); }
+
+API cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, const CUfunction *params) {
+    (void)after, (void)n;
+    graph->ns += params[0]->ns;
+    graph->kernels++;
+    return *out = new_node(), CUDA_SUCCESS;
+}
+
+API cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    (void)after, (void)n;
+    graph->alloc_bytes += round_up(params->bytesize, GRAIN);
+    params->dptr = 0x7000000000ull + next_handle++ * 4096;
+    return *out = new_node(), CUDA_SUCCESS;
+}
+
+API cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUdeviceptr at) {
+    (void)graph, (void)after, (void)n, (void)at;
+    return *out = new_node(), CUDA_SUCCESS;
+}
+
+API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+    (void)flags;
+    NEED_CONTEXT;
+    if (!(*out = calloc(1, sizeof **out)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*out)->ns = graph->ns;
+    (*out)->kernels = graph->kernels;
+    (*out)->alloc_bytes = graph->alloc_bytes;
+    (*out)->device = context()->device;
+    for (struct keep *k = graph->objects; k; k = k->next) {
+        cuUserObjectRetain(k->object, 1);
+        keep_object(&(*out)->objects, k->object, 1);
+    }
+    return CUDA_SUCCESS;
+}
+API cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text, size_t size) { return (void)bad, (void)text, (void)size, cuGraphInstantiateWithFlags(out, graph, 0); }
+API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) { return (void)params, cuGraphInstantiateWithFlags(out, graph, 0); }
+
+API cuGraphLaunch(CUgraphExec exec, CUstream s) {
+    NEED_CONTEXT;
+    unsigned d = exec->device;
+    if (!exec->is_mapped && exec->alloc_bytes) {
+        uint64_t reused = exec->alloc_bytes < graph_cached[d] ? exec->alloc_bytes : graph_cached[d];
+        if (injected() || !charge(d, exec->alloc_bytes - reused))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        graph_cached[d] -= reused;
+        graph_mapped[d] += exec->alloc_bytes;
+        exec->is_mapped = true;
+    }
+    if (exec->ns)
+        enqueue(stream_of(s), exec->ns);
+    return CUDA_SUCCESS;
+}
+
+API cuGraphExecDestroy(CUgraphExec exec) {
+    if (exec->is_mapped) {
+        graph_mapped[exec->device] -= exec->alloc_bytes;
+        graph_cached[exec->device] += exec->alloc_bytes;
+    }
+    drop_objects(exec->objects);
+    return free(exec), CUDA_SUCCESS;
+}
+
+API cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute which, void *value) {
+    NEED_DEVICE(dev);
+    bool is_reserved = which >= CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
+    return *(uint64_t *)value = graph_mapped[dev] + (is_reserved ? graph_cached[dev] : 0), CUDA_SUCCESS;
+}
+
+API cuDeviceGraphMemTrim(CUdevice dev) {
+    NEED_DEVICE(dev);
+    uncharge((unsigned)dev, graph_cached[dev]);
+    return graph_cached[dev] = 0, CUDA_SUCCESS;
+}
+
+API cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
+    (void)mode;
+    NEED_CONTEXT;
+    return cuGraphCreate(&stream_of(s)->capturing, 0);
+}
+API cuStreamEndCapture(CUstream s, CUgraph *out) {
+    NEED_CONTEXT;
+    *out = stream_of(s)->capturing;
+    return stream_of(s)->capturing = NULL, *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out) {
+    NEED_CONTEXT;
+    return *out = stream_of(s)->capturing != NULL, CUDA_SUCCESS;
+}
+
+/* A captured stream's graph; it depends on nothing here. */
+API cuStreamGetCaptureInfo_v3(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after, const CUgraphEdgeData **edges, size_t *count) {
+    NEED_CONTEXT;
+    CUgraph own = stream_of(s)->capturing;
+    *status = own != NULL;
+    if (id)
+        *id = PTR(own);
+    if (graph)
+        *graph = own;
+    if (after)
+        *after = NULL;
+    if (edges)
+        *edges = NULL;
+    if (count)
+        *count = 0;
+    return CUDA_SUCCESS;
+}
+API cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after, size_t *count) {
+    return cuStreamGetCaptureInfo_v3(s, status, id, graph, after, NULL, count);
+}
+API cuGraphUpload(CUgraphExec exec, CUstream s) { return (void)exec, (void)s, CUDA_SUCCESS; }
+
+#include "facts.h"
+#include "sharing.h"
+
+/* Per-thread default streams: here the same as the others, but functions of their own, as in the real library. */
+API cuLaunchKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params, void **extra) { return (void)shared, (void)extra, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
+API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) { return (void)extra, launch(f, config->hStream, params, DIMS_OF(config)); }
+API cuLaunchCooperativeKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params) { return (void)shared, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
+API cuGraphLaunch_ptsz(CUgraphExec exec, CUstream s) { return cuGraphLaunch(exec, s); }
+API cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t size, CUstream s) { return cuMemAllocAsync(out, size, s); }
+API cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(out, size, pool, s); }
+API cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream s) { return cuMemFreeAsync(at, s); }
+API cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
+
+/* Lookup */
+
+API cuGetProcAddress_v2(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
+API cuGetProcAddress(const char *, void **, int, cuuint64_t);
+
+#define ABSENT(symbol, name, since, stream) \
+    API symbol(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+#include "doors.def"
+
+struct door {
+    const char *base;
+    int since;
+    bool is_per_thread;
+    void *function;
+};
+static const struct door doors[] = {
+#define DOOR(symbol, base, since, per_thread) {#base, since, per_thread, (void *)symbol},
+#define ABSENT DOOR
+#include "doors.def"
+};
+
+API cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+    const struct door *best = NULL, *end = doors + sizeof doors / sizeof *doors, *first = doors;
+    for (size_t count = (size_t)(end - first); count > 0;) { /* the first of this name */
+        bool is_later = strcmp(first[count / 2].base, name) < 0;
+        first += is_later ? count / 2 + 1 : 0;
+        count = is_later ? count - count / 2 - 1 : count / 2;
+    }
+    bool is_known = first < end && strcmp(first->base, name) == 0;
+    for (const struct door *d = first; d < end && strcmp(d->base, name) == 0; d++) {
+        bool wanted = !d->is_per_thread || flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+        if (!wanted || d->since > version)
+            continue;
+        if (!best || d->since > best->since || (d->since == best->since && d->is_per_thread))
+            best = d;
+    }
+    *out = best ? best->function : NULL;
+    if (status)
+        *status = best ? 0 : is_known ? 2 : 1;
+    return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+API cuGetProcAddress(const char *name, void **out, int version, cuuint64_t flags) { return cuGetProcAddress_v2(name, out, version, flags, NULL); }

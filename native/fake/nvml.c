@@ -1,0 +1,248 @@
+/* A stand-in for libnvidia-ml.so.1: what the stand-in driver's books say, for monitors and for carpool's own daemon.
+ * As in the real library, CUDA_VISIBLE_DEVICES means nothing here: all cards are shown.
+ *
+ * Threads: any. Lock: the file lock of books.h. */
+#define _GNU_SOURCE
+#include "books.h"
+
+#include "../driver.h"
+
+#define API __attribute__((visibility("default"))) nvmlReturn_t
+
+struct nvmlDevice_st {
+    unsigned card;
+    uint64_t busy_ns, at_ns; /* when the utilisation was last asked for */
+    uint64_t row_busy_ns[ROWS], rows_at_ns; /* and that of processes */
+};
+
+typedef struct {
+    unsigned int gpu, memory;
+} nvmlUtilization_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+typedef struct {
+    char legacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long timeStamp;
+    unsigned int smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+static struct nvmlDevice_st cards[CARDS_MAX];
+
+#define NEED(device)                         \
+    do {                                     \
+        if (!books)                          \
+            return NVML_ERROR_UNINITIALIZED; \
+        if (!(device))                       \
+            return NVML_ERROR_INVALID_ARGUMENT; \
+    } while (0)
+
+API nvmlInitWithFlags(unsigned int flags) {
+    (void)flags;
+    if (!books_open())
+        return NVML_ERROR_NOT_FOUND;
+    for (unsigned i = 0; i < CARDS_MAX; i++)
+        cards[i].card = i;
+    return NVML_SUCCESS;
+}
+API nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+API nvmlInit(void) { return nvmlInitWithFlags(0); }
+API nvmlShutdown(void) { return NVML_SUCCESS; }
+
+__attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t result) {
+    return result == NVML_SUCCESS ? "Success" : result == NVML_ERROR_NOT_SUPPORTED ? "Not Supported" : "Unknown Error";
+}
+
+static nvmlReturn_t text(char *out, unsigned int size, const char *what) {
+    if (strlen(what) >= size)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    return strcpy(out, what), NVML_SUCCESS;
+}
+API nvmlSystemGetDriverVersion(char *out, unsigned int size) { return text(out, size, "580.00"); }
+API nvmlSystemGetNVMLVersion(char *out, unsigned int size) { return text(out, size, "13.580.00"); }
+API nvmlSystemGetCudaDriverVersion(int *out) { return *out = 13000, NVML_SUCCESS; }
+API nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = 13000, NVML_SUCCESS; }
+
+API nvmlDeviceGetCount_v2(unsigned int *out) {
+    NEED(out);
+    return *out = (unsigned)books->cards, NVML_SUCCESS;
+}
+API nvmlDeviceGetCount(unsigned int *out) { return nvmlDeviceGetCount_v2(out); }
+
+API nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *out) {
+    NEED(out);
+    if (index >= books->cards)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return *out = &cards[index], NVML_SUCCESS;
+}
+API nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *out) { return nvmlDeviceGetHandleByIndex_v2(index, out); }
+
+API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
+    NEED(out);
+    char own[64];
+    for (unsigned i = 0; i < books->cards; i++) {
+        card_uuid_text(i, own);
+        if (strcmp(own, uuid) == 0)
+            return *out = &cards[i], NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+API nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *out) {
+    NEED(device);
+    return *out = device->card, NVML_SUCCESS;
+}
+API nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned int size) {
+    NEED(device);
+    return text(out, size, "carpool stand-in GPU");
+}
+API nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned int size) {
+    NEED(device);
+    char own[64];
+    card_uuid_text(device->card, own);
+    return text(out, size, own);
+}
+
+/* Facts that monitors show. What is not answered here is "not supported", which they take for an empty cell. */
+API nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out) {
+    NEED(device);
+    *out = (nvmlPciInfo_t){.bus = device->card + 1};
+    snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
+    snprintf(out->busId, sizeof out->busId, "00000000:%02X:00.0", out->bus);
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *out) {
+    NEED(out);
+    unsigned domain, bus;
+    if (sscanf(text, "%x:%x", &domain, &bus) != 2 || bus < 1 || bus > books->cards)
+        return NVML_ERROR_NOT_FOUND;
+    return *out = &cards[bus - 1], NVML_SUCCESS;
+}
+API nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *out) {
+    NEED(device);
+    return *out = device->card, NVML_SUCCESS;
+}
+API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
+    NEED(device);
+    return *major = 8, *minor = 0, NVML_SUCCESS;
+}
+API nvmlDeviceGetComputeMode(nvmlDevice_t device, int *out) {
+    NEED(device);
+    return *out = 0, NVML_SUCCESS;
+}
+API nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out) {
+    NEED(device);
+    return *out = 108 * 64, NVML_SUCCESS;
+}
+
+API nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
+    NEED(device);
+    if (!books_lock())
+        return NVML_ERROR_NOT_FOUND;
+    books_bury();
+    uint64_t used = books_used(device->card);
+    books_unlock();
+    *out = (nvmlMemory_t){.total = books->card_bytes, .free = books->card_bytes - used, .used = used};
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out) {
+    nvmlMemory_t plain;
+    nvmlReturn_t result = nvmlDeviceGetMemoryInfo(device, &plain);
+    if (result == NVML_SUCCESS) {
+        out->total = plain.total;
+        out->free = plain.free;
+        out->used = plain.used;
+        out->reserved = 0;
+    }
+    return result;
+}
+
+API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
+    NEED(device);
+    uint64_t now = now_ns(), idle = atomic_load(&books->idle_at_ns[device->card]);
+    uint64_t busy = atomic_load(&books->busy_ns[device->card]) - (idle > now ? idle - now : 0);
+    uint64_t share = device->at_ns && now > device->at_ns ? (busy - device->busy_ns) * 100 / (now - device->at_ns) : 0;
+    device->busy_ns = busy;
+    device->at_ns = now;
+    *out = (nvmlUtilization_t){.gpu = share > 100 ? 100 : (unsigned)share};
+    return NVML_SUCCESS;
+}
+
+/* How busy each process kept the card since this was last asked, at the first time since its start. */
+API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long since) {
+    (void)since;
+    NEED(device);
+    unsigned found = 0, room = out ? *count : 0;
+    uint64_t now = now_ns(), passed = device->rows_at_ns ? now - device->rows_at_ns : 1000000000u;
+    if (!books_lock())
+        return NVML_ERROR_NOT_FOUND;
+    books_bury();
+    for (unsigned r = 0; r < ROWS; r++) {
+        uint64_t busy = books->row[r].card[device->card].busy_ns, before = device->row_busy_ns[r];
+        if (!books->row[r].pid || !busy)
+            continue;
+        if (found < room) {
+            uint64_t share = (busy > before ? busy - before : 0) * 100 / (passed ? passed : 1);
+            out[found] = (nvmlProcessUtilizationSample_t){
+                .pid = (unsigned)books->row[r].pid, .timeStamp = now / 1000, .smUtil = share > 100 ? 100 : (unsigned)share};
+            device->row_busy_ns[r] = busy;
+        }
+        found++;
+    }
+    books_unlock();
+    *count = found;
+    if (found > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    return device->rows_at_ns = now, found ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* With `size` bytes an entry: the versions differ in what follows pid and bytes. */
+static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, size_t size) {
+    NEED(device);
+    unsigned room = *count, found = 0;
+    if (!books_lock())
+        return NVML_ERROR_NOT_FOUND;
+    books_bury();
+    for (unsigned r = 0; r < ROWS; r++) {
+        if (!books->row[r].pid || !books->row[r].card[device->card].bytes)
+            continue;
+        if (found < room && out) {
+            nvmlProcessInfo_t info = {.pid = (unsigned)books->row[r].pid,
+                                      .usedGpuMemory = books->row[r].card[device->card].bytes,
+                                      .gpuInstanceId = ~0u,
+                                      .computeInstanceId = ~0u};
+            memcpy(out + found * size, &info, size);
+        }
+        found++;
+    }
+    books_unlock();
+    *count = found;
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
+
+/* Nothing is drawn on these cards, and nothing runs through a shared server. */
+#define NOBODY(symbol) API symbol(nvmlDevice_t d, unsigned int *n, void *out) { return (void)d, (void)out, *n = 0, NVML_SUCCESS; }
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+#define ABSENT_NVML(symbol) \
+    API symbol(void) { return NVML_ERROR_NOT_SUPPORTED; }
+#include "doors.def"

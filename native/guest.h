@@ -1,0 +1,119 @@
+/* What the files of the CUDA guest (gpu.so) share. hooks.c stands in the program's way, resolve.c finds the driver and
+ * is found in its place, budget.c keeps the account of bytes, link.c takes turns, share.c pays for device time. */
+#ifndef CARPOOL_GUEST_H
+#define CARPOOL_GUEST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+/* A lock of this process: 0 free, 1 taken, 2 taken and waited for. Not a pthread one: since glibc 2.34 some of its
+ * functions have new versions, and this one needs no call where nobody waits. */
+typedef atomic_int cp_lock;
+static inline bool cp_try_lock(cp_lock *lock) {
+    int free = 0;
+    return atomic_compare_exchange_strong(lock, &free, 1);
+}
+static inline void cp_take_lock(cp_lock *lock) {
+    if (!cp_try_lock(lock))
+        while (atomic_exchange(lock, 2) != 0)
+            syscall(SYS_futex, lock, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+static inline void cp_drop_lock(cp_lock *lock) {
+    if (atomic_exchange(lock, 0) == 2)
+        syscall(SYS_futex, lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static inline uint64_t cp_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+static inline void cp_sleep(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); } /* < 1 s */
+
+typedef _Atomic uint64_t cp_word;
+#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+
+#pragma GCC visibility push(hidden)
+
+/* resolve.c */
+extern atomic_bool cp_is_ready; /* the driver is found: real_* may be called */
+void cp_find_driver(void);
+void *cp_swap(void *function); /* our hook in place of this function of the driver, or the function itself */
+#define HOOK(symbol, name, since, stream, params, args) \
+    extern CUresult(*real_##symbol) params;             \
+    CUresult cp_##symbol params;
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
+#define NVML(symbol, params, args)              \
+    extern nvmlReturn_t(*real_##symbol) params; \
+    nvmlReturn_t cp_##symbol params;
+#define CALL(symbol, params) extern CUresult(*real_##symbol) params;
+#include "hooks.def"
+extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
+
+/* budget.c */
+enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL, CP_SPILLED };
+struct cp_entry {
+    uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
+    uint64_t bytes;
+    uint32_t kind, refs;
+};
+bool cp_reserve(uint64_t bytes);    /* before the driver allocates: false is out of memory */
+void cp_unreserve(uint64_t bytes);  /* after a free, or when the driver refused */
+void cp_spill(uint64_t bytes);      /* so much more is in managed memory; may be negative */
+void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
+bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
+bool cp_is_capped(void);
+void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
+bool cp_take_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out); /* find and remove */
+bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
+bool cp_find_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out);
+void cp_drop_context(uint64_t context);
+cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
+uint64_t cp_new_id(void);
+unsigned cp_my_slot_number(void);
+cp_word *cp_header(void); /* of the page; NULL without a slot */
+unsigned cp_launching(void); /* how many processes of the job have had device time and live */
+void cp_say_once(const char *what);
+extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
+extern bool cp_is_configured, cp_must_cap, cp_may_spill;
+
+/* link.c */
+extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
+extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
+void cp_wait_turn(void);         /* the slow side of the turn */
+void cp_set_gates(void);         /* a compute limit came or went */
+bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
+void cp_end_step(void);          /* the program waited for the device */
+bool cp_has_capture(void); /* hooks.c: a stream is being captured … */
+bool cp_is_capturing(CUstream stream); /* … and it is this one */
+void cp_forget_link(void); /* in a forked child */
+void cp_leave(void);
+
+/* share.c */
+struct cp_sample;
+struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
+void cp_end_sample(struct cp_sample *sample, CUstream stream);
+void cp_forget_samples(uint64_t context); /* 0: all */
+#define CP_KERNELS 1024 /* a power of two */
+struct cp_kernel {
+    _Atomic uint64_t key, cost_ns;
+    _Atomic int64_t until_sample_ns;
+    atomic_bool is_known, is_begun; /* measured; to be measured by a launch on its way */
+};
+extern struct cp_kernel cp_kernels[CP_KERNELS];
+extern _Atomic int64_t cp_purse;
+extern _Atomic(CUstream) cp_only_stream;
+extern atomic_bool cp_has_streams;
+static inline size_t cp_home_of(uint64_t key) { return (size_t)(key * 0x9E3779B97F4A7C15ull >> 54); }
+
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,394 @@
+/* Taking turns at kernel launches, with the messages of docs/protocol.md; the same as src/carpool/agent/turns.py.
+ *
+ * A launch looks at one word (`cp_gate`): our recall word in the shared page while we hold the turn, a constant 0 when
+ * there are no turns to take, a constant 1 when we have none. Anything but 0 leads to share.c, and if it stands in
+ * `cp_turn` too, from there to here. Under a compute limit cp_gate is always 1.
+ *
+ * Threads: any; those that launch while the turn is away queue at `turn_lock`, which guards everything below it.
+ *
+ * T1  While the turn is held and not recalled, a launch makes no system call.
+ * T2  A recalled turn goes back after the device has finished what this context has in flight.
+ * T3  Where a stream is being captured nothing waits: it would break the capture.
+ * T4  A program whose turns the Python agent takes (CARPOOL_AGENT is its pid) is left to it.
+ * T5  A daemon that is away is waited for; then the program goes on alone, and tries again now and then. */
+#define _GNU_SOURCE
+#include "guest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "page.h"
+
+#define SECOND 1000000000ull
+#define ORPHAN_PATIENCE_NS (15 * SECOND) /* a daemon that died is restarted by its runners */
+#define STOPPED_PATIENCE_NS SECOND       /* one that was stopped took its socket with it */
+#define RETRY_NS SECOND
+#define ANSWER_SECONDS 10
+#define LEARN_STEPS 3     /* after so many steps the daemon is told what the program holds … */
+#define RESAMPLE_STEPS 32 /* … and then now and then, if it has grown by a twentieth */
+
+enum { ATTACH = 1, ATTACHED, ASK, GRANT, RETURN, MEASURED, REFUSE = 11, PARK = 17, PARKED, UNPARK, UNPARKED };
+struct frame {
+    uint16_t kind, zero;
+    uint32_t length;
+    uint64_t word[4];
+};
+_Static_assert(sizeof(struct frame) == 40, "a frame is 40 bytes");
+
+static cp_word go_on = 0, stop = 1, look = 1; /* look: the turn is held, and the program has not launched since it waited */
+cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
+
+static cp_lock turn_lock;
+static int fd = -1;
+static ino_t fd_inode; /* the program may have closed our descriptor and opened another with its number */
+static bool is_held, is_off, is_alone, is_reported, is_passive;
+static uint64_t reported_bytes, granted_ns, granted_steps, counted_ns;
+static _Atomic uint64_t alone_since_ns;
+
+/* The connection */
+
+/* By its number: fstat itself is a new symbol since glibc 2.33. */
+static bool is_up(void) {
+    struct stat facts;
+    if (fd >= 0 && (syscall(SYS_fstat, fd, &facts) != 0 || facts.st_ino != fd_inode || !S_ISSOCK(facts.st_mode)))
+        fd = -1; /* not ours to close any more */
+    return fd >= 0;
+}
+
+static void hang_up(void) {
+    if (is_up())
+        close(fd);
+    fd = -1;
+}
+
+static bool send_all(const void *data, size_t size) {
+    for (const char *at = data; size;) {
+        ssize_t sent = is_up() ? send(fd, at, size, MSG_NOSIGNAL) : -1;
+        if (sent < 0 && fd >= 0 && errno == EINTR)
+            continue;
+        if (sent <= 0) {
+            hang_up();
+            return false;
+        }
+        at += sent;
+        size -= (size_t)sent;
+    }
+    return true;
+}
+
+static bool receive(void *data, size_t size) {
+    for (char *at = data; size;) {
+        ssize_t got = is_up() ? recv(fd, at, size, 0) : -1;
+        if (got < 0 && fd >= 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            hang_up();
+            return false;
+        }
+        at += got;
+        size -= (size_t)got;
+    }
+    return true;
+}
+
+static bool send_words(uint16_t kind, uint64_t first, uint64_t second, uint64_t fourth) {
+    struct frame frame = {.kind = kind, .word = {first, second, 0, fourth}};
+    return send_all(&frame, sizeof frame);
+}
+
+/* The next message; of its body the beginning, as text. */
+static bool next_frame(struct frame *frame, char *text, size_t size) {
+    if (!receive(frame, sizeof *frame))
+        return false;
+    text[0] = 0;
+    for (uint32_t left = frame->length, kept = 0; left;) {
+        char part[256];
+        uint32_t some = left < sizeof part ? left : (uint32_t)sizeof part;
+        if (!receive(part, some))
+            return false;
+        for (uint32_t i = 0; i < some && kept + 1 < size; i++, text[kept] = 0)
+            text[kept++] = part[i];
+        left -= some;
+    }
+    return true;
+}
+
+static void set_patience(int seconds) {
+    struct timeval patience = {.tv_sec = seconds};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+}
+
+/* A refusal is for good: the program runs on without turns. */
+static bool attach(bool holding) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat facts;
+    struct frame answer;
+    char body[512], text[300];
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", cp_socket_path);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || syscall(SYS_fstat, fd, &facts) != 0)
+        return false;
+    fd_inode = facts.st_ino;
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        hang_up();
+        return false;
+    }
+    snprintf(body, sizeof body,
+             "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}", cp_job,
+             (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version,
+             CP_PROTOCOL);
+    set_patience(ANSWER_SECONDS);
+    atomic_fetch_or(&cp_my_slot()[CP_S_FLAGS], CP_FLAG_PACED);
+    struct frame head = {.kind = ATTACH, .length = (uint32_t)strlen(body)};
+    if (!send_all(&head, sizeof head) || !send_all(body, head.length) || !next_frame(&answer, text, sizeof text))
+        return false;
+    set_patience(0);
+    is_reported = false; /* a new daemon may not know */
+    if (answer.kind == ATTACHED)
+        return true;
+    char why[512];
+    snprintf(why, sizeof why, "job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
+    cp_say_once(why);
+    is_off = true;
+    hang_up();
+    return false;
+}
+
+/* Turns, with turn_lock held */
+
+static bool is_limited(void) {
+    cp_word *header = is_passive ? NULL : cp_header();
+    return header && atomic_load(&header[CP_H_PRICE]);
+}
+
+static void set_turn(cp_word *turn) {
+    atomic_store(&cp_turn, turn);
+    atomic_store(&cp_gate, is_limited() ? &stop : turn);
+}
+
+void cp_set_gates(void) {
+    cp_take_lock(&turn_lock);
+    set_turn(atomic_load(&cp_turn));
+    cp_drop_lock(&turn_lock);
+}
+
+static void set_lease(cp_word *slot, uint64_t lease) {
+    is_held = lease == 1;
+    atomic_store(&slot[CP_S_LEASE], lease);
+    set_turn(is_held ? &slot[CP_S_RECALL] : &stop);
+}
+
+/* Nothing of ours can be moved to the host; to come back from there is then no work. */
+static void answer_order(uint16_t order) {
+    const char *body = order == PARK ? "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}"
+                                     : "{\"reason\":\"\"}";
+    struct frame head = {.kind = order == PARK ? PARKED : UNPARKED, .length = (uint32_t)strlen(body)};
+    if (send_all(&head, sizeof head))
+        send_all(body, head.length);
+}
+
+static bool wait_granted(void) {
+    struct frame frame;
+    char text[300];
+    while (next_frame(&frame, text, sizeof text)) {
+        if (frame.kind == GRANT)
+            return true;
+        if (frame.kind == PARK || frame.kind == UNPARK)
+            answer_order(frame.kind);
+    }
+    return false;
+}
+
+static void go_alone(void) {
+    char why[256];
+    snprintf(why, sizeof why, "job %s: no daemon answers; the program goes on without taking turns", cp_job);
+    cp_say_once(why);
+    is_alone = true;
+    atomic_store(&alone_since_ns, cp_now());
+    set_turn(&go_on);
+}
+
+/* Ask until the turn is granted. `is_asked`: a Return that wants more was sent on this connection. */
+static void acquire(cp_word *slot, bool is_asked) {
+    for (uint64_t started = cp_now();;) {
+        set_lease(slot, 2);
+        if (!is_asked)
+            is_asked = (is_up() || attach(false)) && send_words(ASK, 0, 0, 0);
+        if (is_asked && wait_granted())
+            break;
+        is_asked = false;
+        if (is_off) {
+            set_lease(slot, 0);
+            set_turn(&go_on);
+            return;
+        }
+        uint64_t patience = access(cp_socket_path, F_OK) == 0 ? ORPHAN_PATIENCE_NS : STOPPED_PATIENCE_NS;
+        if (is_alone || cp_now() - started > patience) {
+            set_lease(slot, 0);
+            go_alone();
+            return;
+        }
+        cp_sleep(50000000);
+    }
+    is_alone = false;
+    granted_ns = counted_ns = cp_now();
+    granted_steps = atomic_load(&slot[CP_S_STEPS]);
+    set_lease(slot, 1);
+}
+
+/* What a program that is no loop of ours holds, it holds between turns too: all of it is persistent. */
+static void report(cp_word *slot) {
+    uint64_t held = atomic_load(&slot[CP_S_LIVE]), steps = atomic_load(&slot[CP_S_STEPS]), now = cp_now();
+    uint64_t step_ns = steps > granted_steps ? (now - granted_ns) / (steps - granted_steps) : 0;
+    if ((int64_t)held < 0 || (is_reported && held <= reported_bytes + reported_bytes / 20))
+        return;
+    if (send_words(MEASURED, held, 0, step_ns)) {
+        is_reported = true;
+        reported_bytes = held;
+    }
+}
+
+/* Without a limit nobody measures kernels; then the time of the turn stands for the device's. */
+static void count_turn(cp_word *slot) {
+    uint64_t now = cp_now(), had = now - counted_ns;
+    counted_ns = now;
+    if (!is_limited()) {
+        atomic_fetch_add(&slot[CP_S_DEVICE_NS], had);
+        atomic_fetch_add(&cp_header()[CP_H_DEVICE_NS], had);
+    }
+}
+
+static void give_back(cp_word *slot, bool wants_more) {
+    report(slot);
+    count_turn(slot);
+    uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
+    bool is_told = send_words(RETURN, steps, wants_more, 0);
+    if (!is_told && attach(true)) /* a new daemon has read in the page that we hold it */
+        is_told = send_words(RETURN, steps, wants_more, 0);
+    set_lease(slot, 0);
+    if (wants_more)
+        acquire(slot, is_told);
+}
+
+static bool is_left_to_agent(void) {
+    const char *agent = getenv("CARPOOL_AGENT");
+    return agent && strtol(agent, NULL, 10) == (long)getpid();
+}
+
+/* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
+static void step_aside(cp_word *slot) {
+    hang_up();
+    is_held = false;
+    is_passive = is_left_to_agent();
+    if (slot)
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_PACED);
+    set_turn(&go_on);
+}
+
+__attribute__((cold, noinline)) void cp_wait_turn(void) {
+    if (!atomic_load(&cp_is_ready))
+        cp_find_driver();
+    if (cp_has_capture())
+        return;
+    int saved = errno;
+    cp_take_lock(&turn_lock);
+    cp_word *turn = atomic_load(&cp_turn), *slot = cp_my_slot();
+    if (turn == &look && slot) { /* first the flag, then the word: the daemon looks at them the other way round */
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
+        set_turn(turn = &slot[CP_S_RECALL]);
+    }
+    if (is_off || !slot || !cp_job[0] || !cp_socket_path[0] || is_left_to_agent())
+        step_aside(slot);
+    else if (!is_held && turn == &stop)
+        acquire(slot, false);
+    else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
+        real_cuCtxSynchronize();
+        give_back(slot, true);
+    } /* else another thread did it while we queued */
+    cp_drop_lock(&turn_lock);
+    errno = saved;
+}
+
+/* The program waited for the device: that is a step. A recalled turn goes back here, and is asked for at the next
+ * launch; who went on alone looks for a daemon again. */
+void cp_end_step(void) {
+    cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
+    bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
+    if (must_retry) {
+        atomic_store(&cp_turn, &stop);
+        atomic_store(&cp_gate, &stop);
+    }
+    if (turn == &go_on && atomic_load(&cp_gate) == turn && is_limited())
+        cp_set_gates();
+    if (!slot)
+        return;
+    atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);
+    atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_IDLE);
+    if (turn != &look && atomic_compare_exchange_strong(&cp_turn, &turn, &look))
+        atomic_store(&cp_gate, &look);
+    uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed) + 1;
+    bool is_sample = steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0;
+    if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_has_capture())
+        return;
+    int saved = errno;
+    cp_take_lock(&turn_lock);
+    if (is_left_to_agent())
+        step_aside(slot);
+    else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
+        real_cuCtxSynchronize(); /* other streams may still be busy */
+        give_back(slot, false);
+        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
+    } else if (is_held) {
+        report(slot);
+        count_turn(slot);
+    }
+    cp_drop_lock(&turn_lock);
+    errno = saved;
+}
+
+bool cp_rest(uint64_t ns) {
+    cp_word *slot = cp_my_slot();
+    bool is_returned = false;
+    int saved = errno;
+    if (is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL])) && !cp_has_capture()) {
+        cp_take_lock(&turn_lock);
+        if (is_held && !is_left_to_agent()) {
+            real_cuCtxSynchronize();
+            give_back(slot, false);
+            is_returned = true;
+        }
+        cp_drop_lock(&turn_lock);
+    }
+    cp_sleep(ns);
+    errno = saved;
+    return is_returned;
+}
+
+void cp_forget_link(void) {
+    atomic_store(&turn_lock, 0);
+    if (fd >= 0)
+        close(fd);
+    fd = -1;
+    is_held = is_off = is_alone = is_reported = is_passive = false;
+    atomic_store(&cp_turn, &stop);
+    atomic_store(&cp_gate, &stop);
+}
+
+/* At the end of the program the turn goes back at once, not when the last library is unloaded. */
+void cp_leave(void) {
+    if (cp_try_lock(&turn_lock)) {
+        cp_word *slot = is_held ? cp_my_slot() : NULL;
+        if (slot)
+            give_back(slot, false);
+        is_off = is_passive = true;
+        set_turn(&go_on);
+        cp_drop_lock(&turn_lock);
+    }
+}

@@ -1,0 +1,169 @@
+/* Finding the driver, and being found in its place.
+ *
+ * Doors a program may use: the symbol itself (ours is first, being preloaded), dlsym with a handle of whatever file,
+ * cuGetProcAddress. All give our hook for a row of hooks.def that the driver has, and the driver's own function for the
+ * rest, which then costs nothing. The driver is the first one anybody finds; a second copy's functions are not used.
+ *
+ * Threads: any, also in constructors and inside dlopen, so no lock: two threads that look at once store the same values.
+ */
+#define _GNU_SOURCE
+#include "guest.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+/* Since glibc 2.34 these have new versions; the old ones work everywhere. */
+#if defined(__x86_64__)
+#define OLD "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define OLD "GLIBC_2.17"
+#else
+#error "carpool's CUDA guest knows x86-64 and aarch64"
+#endif
+__asm__(".symver dlopen, dlopen@" OLD);
+__asm__(".symver dlvsym, dlvsym@" OLD);
+__asm__(".symver dladdr, dladdr@" OLD);
+
+#define HOOK(symbol, name, since, stream, params, args) CUresult(*real_##symbol) params;
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
+#define NVML(symbol, params, args) nvmlReturn_t(*real_##symbol) params;
+#define CALL(symbol, params) CUresult(*real_##symbol) params;
+#include "hooks.def"
+nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
+
+struct row {
+    const char *symbol, *name; /* name and since: how cuGetProcAddress is asked */
+    int since, is_per_thread;
+    void *hook, *real; /* hook is NULL for what we only call; real points to real_* */
+    void *given;       /* what cuGetProcAddress gives for it, should that be another address */
+};
+static struct row cuda_rows[] = {
+#define HOOK(symbol, name, since, stream, params, args) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
+#define CALL(symbol, params) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
+#include "hooks.def"
+};
+static struct row nvml_rows[] = {
+#define NVML(symbol, params, args) {#symbol, NULL, 0, 0, (void *)cp_##symbol, &real_##symbol, NULL},
+#include "hooks.def"
+    {"nvmlDeviceGetUUID", NULL, 0, 0, NULL, &real_nvmlDeviceGetUUID, NULL},
+};
+#define COUNT(rows) (sizeof(rows) / sizeof *(rows))
+
+__attribute__((visibility("hidden"))) void *(*cp_real_dlsym)(void *, const char *);
+atomic_bool cp_is_ready;
+static void *_Atomic cuda_library, *_Atomic nvml_library;
+
+/* Stands for what this driver does not have; any number of arguments is fine for it. */
+static CUresult cp_missing(void) { return CUDA_ERROR_NOT_FOUND; }
+static nvmlReturn_t cp_nvml_missing(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
+
+static void *read_real(const struct row *row) {
+    void *function;
+    memcpy(&function, row->real, sizeof function);
+    return function;
+}
+
+static void fill(struct row *rows, size_t count, void *library, void *missing) {
+    for (size_t i = 0; i < count; i++) {
+        void *found = library ? cp_real_dlsym(library, rows[i].symbol) : NULL;
+        found = found ? found : missing;
+        memcpy(rows[i].real, &found, sizeof found);
+    }
+}
+
+/* Keep the first library that was found; `path` may name one that is loaded already. */
+static void *adopt(void *_Atomic *slot, const char *path) {
+    void *known = atomic_load(slot), *found = known ? NULL : dlopen(path, RTLD_LAZY);
+    if (known || !found)
+        return known;
+    return atomic_compare_exchange_strong(slot, &known, found) ? found : known;
+}
+
+static void cp_open_cuda(const char *path) {
+    void *library = adopt(&cuda_library, path);
+    fill(cuda_rows, COUNT(cuda_rows), library, (void *)cp_missing);
+    for (size_t i = 0; library && i < COUNT(cuda_rows); i++) {
+        struct row *row = &cuda_rows[i];
+        cuuint64_t flags = row->is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 1;
+        if (row->name && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
+            row->given = NULL;
+    }
+    atomic_store(&cp_is_ready, true);
+}
+
+static void cp_open_nvml(const char *path) {
+    fill(nvml_rows, COUNT(nvml_rows), adopt(&nvml_library, path), (void *)cp_nvml_missing);
+}
+
+__attribute__((cold, noinline)) void cp_find_driver(void) {
+    if (!cp_real_dlsym)
+        cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
+    if (!atomic_load(&cuda_library))
+        cp_open_cuda("libcuda.so.1");
+    if (!atomic_load(&nvml_library))
+        cp_open_nvml("libnvidia-ml.so.1");
+}
+
+void *cp_swap(void *function) {
+    for (size_t i = 0; function && i < COUNT(cuda_rows); i++)
+        if (cuda_rows[i].hook && (read_real(&cuda_rows[i]) == function || cuda_rows[i].given == function))
+            return cuda_rows[i].hook;
+    return function;
+}
+
+static const struct row *find_row(const struct row *rows, size_t count, const char *symbol) {
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].hook && strcmp(rows[i].symbol, symbol) == 0)
+            return &rows[i];
+    return NULL;
+}
+
+/* Our answer to dlsym, or NULL: then the real dlsym is entered as if we were not there (it looks at who calls it). */
+__attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const char *symbol) {
+    static _Thread_local bool is_asking __attribute__((tls_model("initial-exec")));
+    if (!cp_real_dlsym)
+        cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
+    if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !symbol || is_asking)
+        return NULL;
+    bool is_cuda = symbol[0] == 'c' && symbol[1] == 'u', is_nvml = strncmp(symbol, "nvml", 4) == 0;
+    const struct row *row = is_cuda   ? find_row(cuda_rows, COUNT(cuda_rows), symbol)
+                            : is_nvml ? find_row(nvml_rows, COUNT(nvml_rows), symbol)
+                                      : NULL;
+    if (!row)
+        return NULL;
+    is_asking = true;
+    void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
+    Dl_info theirs, ours;
+    if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase) {
+        if (is_cuda && !atomic_load(&cuda_library))
+            cp_open_cuda(theirs.dli_fname);
+        if (is_nvml && !atomic_load(&nvml_library))
+            cp_open_nvml(theirs.dli_fname);
+        answer = row->hook;
+    }
+    is_asking = false;
+    return answer;
+}
+
+/* Sanitizers come with a dlsym of their own, and call it before anything else can run: their builds leave ours out. */
+#ifndef WITHOUT_DLSYM
+__attribute__((visibility("default"))) void *dlsym(void *handle, const char *symbol);
+#if defined(__x86_64__)
+__asm__(".text\n.globl dlsym\n.type dlsym, @function\ndlsym:\n"
+        "  push %rdi\n  push %rsi\n  sub $8, %rsp\n"
+        "  call cp_answer_dlsym\n"
+        "  add $8, %rsp\n  pop %rsi\n  pop %rdi\n"
+        "  test %rax, %rax\n  jne 1f\n"
+        "  jmp *cp_real_dlsym(%rip)\n"
+        "1: ret\n.size dlsym, .-dlsym\n");
+#else
+__asm__(".text\n.globl dlsym\n.type dlsym, %function\ndlsym:\n"
+        "  stp x29, x30, [sp, #-32]!\n  stp x0, x1, [sp, #16]\n"
+        "  bl cp_answer_dlsym\n"
+        "  mov x2, x0\n  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+        "  cbz x2, 1f\n  mov x0, x2\n  ret\n"
+        "1: adrp x16, cp_real_dlsym\n  ldr x16, [x16, :lo12:cp_real_dlsym]\n  br x16\n"
+        ".size dlsym, .-dlsym\n");
+#endif
+#endif

@@ -1,0 +1,150 @@
+/* The slots of the shared page (page.h) as a guest sees them: claiming one, adding all up, skipping the dead.
+ * Included by one file of each library that is preloaded into a job.
+ *
+ * Threads: any. Lock: none; shared words are atomics, a slot is owned by whoever exchanged his pid into it (G2). */
+#ifndef CARPOOL_SLOTS_H
+#define CARPOOL_SLOTS_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "page.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
+#endif
+#define NOT_COUNTED "memory of this process is not counted"
+#ifndef GET
+#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+#endif
+
+typedef _Atomic uint64_t cp_word;
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
+
+static cp_word *cp_page; /* NULL until the page has passed every check */
+
+/* A stderr that is full or broken is left alone: writing would block the program or raise SIGPIPE in it. */
+static void cp_say(const char *line) {
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT)
+        (void)!write(STDERR_FILENO, line, strlen(line));
+}
+
+static cp_word *cp_slot_at(unsigned slot) { return cp_page + (size_t)slot * CP_SLOT_WORDS; }
+
+static void cp_raise(cp_word *word, int64_t value) {
+    uint64_t seen = GET(*word);
+    while ((int64_t)seen < value && !atomic_compare_exchange_weak(word, &seen, (uint64_t)value))
+        ;
+}
+
+static bool cp_take(cp_word *slot, uint64_t from) {
+    return atomic_compare_exchange_strong(&slot[CP_S_PID], &from, (uint64_t)getpid());
+}
+
+/* The pid goes last, so that nobody claims half-wiped words. */
+static void cp_wipe(cp_word *slot, uint64_t next_pid) {
+    for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
+        PUT(slot[word], 0);
+    atomic_store(&slot[CP_S_PID], next_pid);
+}
+
+/* Killed but not yet waited for counts as gone: a zombie holds no memory, though kill still finds it. */
+static bool cp_is_gone(uint64_t pid) {
+    if (pid > INT_MAX || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
+        return true;
+    struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0), .events = POLLIN};
+    bool gone = process.fd >= 0 && poll(&process, 1, 0) == 1;
+    if (process.fd >= 0)
+        close(process.fd);
+    return gone;
+}
+
+/* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
+static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
+    uint64_t self = (uint64_t)getpid();
+    cp_word *mine = NULL;
+    unsigned at = 0;
+    for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
+        if (GET(cp_slot_at(s)[CP_S_PID]) != self)
+            continue;
+        if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
+            cp_wipe(mine, 0);
+        mine = cp_slot_at(at = s);
+    }
+    for (unsigned s = 1; s < CP_FIRST_LENT && !mine; s++) {
+        uint64_t pid = GET(cp_slot_at(s)[CP_S_PID]);
+        if ((pid == 0 || cp_is_gone(pid)) && cp_take(cp_slot_at(s), pid))
+            mine = cp_slot_at(at = s);
+    }
+    if (!mine)
+        return NULL;
+    cp_wipe(mine, self);
+    PUT(mine[CP_S_FLAGS], CP_FLAG_METERED);
+    cp_raise(&cp_page[CP_H_SLOTS_USED], at + 1);
+    return mine;
+}
+
+/* Bytes held by all processes of the job. A dead slot is taken over before it is wiped: otherwise one who
+ * claims it meanwhile would lose his count. The daemon alone clears the slots it lends. */
+static uint64_t cp_held(bool bury_dead) {
+    uint64_t held = 0, used = GET(cp_page[CP_H_SLOTS_USED]), lent = GET(cp_page[CP_H_LENT_USED]);
+    for (unsigned s = 1; s < used || s < lent; s++) {
+        if (s >= used && s < CP_FIRST_LENT)
+            s = CP_FIRST_LENT;
+        if (s >= CP_SLOTS)
+            break;
+        cp_word *slot = cp_slot_at(s);
+        uint64_t pid = GET(slot[CP_S_PID]);
+        if (pid == 0)
+            continue;
+        if (bury_dead && cp_is_gone(pid)) {
+            if (s < CP_FIRST_LENT && cp_take(slot, pid))
+                cp_wipe(slot, 0);
+            continue;
+        }
+        int64_t live = (int64_t)GET(slot[CP_S_LIVE]);
+        held += live > 0 ? (uint64_t)live : 0;
+    }
+    return held;
+}
+
+/* SYS_fstat: the function has another version since glibc 2.33, and would not be found by an older one. */
+static cp_word *cp_map_page(const char *path, const char **why) {
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct stat facts;
+    void *page = MAP_FAILED;
+    if (fd < 0 || syscall(SYS_fstat, fd, &facts) != 0)
+        *why = strerror(errno);
+    else if (!S_ISREG(facts.st_mode) || facts.st_uid != geteuid() || facts.st_mode & 077)
+        *why = "the page is not a private file of this user";
+    else if (facts.st_size < CP_PAGE_BYTES)
+        *why = "the page is too short";
+    else if ((page = mmap(NULL, CP_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        *why = strerror(errno);
+    if (fd >= 0)
+        close(fd);
+    if (page == MAP_FAILED)
+        return NULL;
+    cp_word *words = page;
+    if (atomic_load(&words[CP_H_MAGIC]) == CP_MAGIC && GET(words[CP_H_LAYOUT]) == CP_LAYOUT)
+        return words;
+    *why = "the page is of another layout, restart the job";
+    munmap(page, CP_PAGE_BYTES);
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,225 @@
+"""Attacks on the limits of this machine: each tries to hold more device memory than its job's cap allows, or to
+use more of the device's time than its compute limit.
+
+The attacks are `programs/attack.py`, run by `carpool run --memory` on a daemon of its own, on this machine's GPU or,
+where there is none, on the stand-in. Some of them carpool withstands, and promises to; the others are the known ways
+past a library that lives inside the program, tried so that nobody has to take our word for which is which.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from carpool.bench.node import PROGRAMS, open_node, plain_environment, stop
+from carpool.devices import nvml
+from carpool.devices.base import DeviceFacts, find_devices
+from carpool.errors import PeerError, UsageError
+
+CAP_BYTES = 256 << 20
+STUB = "stub:4GiB"
+SHARE_PERCENT = 25
+SHARE_SLACK = 10  # points: attacks last two seconds, and a burst of 50 ms is allowed
+HELD, NOT_HELD, NOT_TRIED = "held", "not held", "not tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """`name` is the function of programs/attack.py; none is an attack that only words can describe."""
+
+    title: str
+    name: str = ""
+    limit: str = "memory"  # or compute
+    is_promised: bool = True  # carpool says that it withstands this
+    is_outside: bool = False  # run without carpool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    attack: Attack
+    verdict: str
+    why: str
+
+    @property
+    def is_broken(self) -> bool:
+        """A promise was not kept."""
+        return self.attack.is_promised and self.verdict == NOT_HELD
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "attack": self.attack.title,
+            "verdict": self.verdict,
+            "is_promised": self.attack.is_promised,
+            "why": self.why,
+        }
+
+
+COUNTED = "bytes are counted before the driver is asked"
+LOOKUP = "whatever the program looks up leads to the library"
+UNLOADED = "a process without the library is not counted"
+PAID = "device time is paid before the launch"
+ATTACKS = (
+    Attack(title="plain memory", name="plain", why=COUNTED),
+    Attack(title="pitched memory", name="pitched", why="counted with the driver's own line length"),
+    Attack(title="managed memory", name="managed", why=COUNTED),
+    Attack(title="stream-ordered memory", name="ordered", why=COUNTED),
+    Attack(title="a pool of its own", name="pool", why=COUNTED),
+    Attack(title="a pool that keeps freed bytes", name="keeping_pool", why="release thresholds are held at 0"),
+    Attack(title="virtual memory, handle kept", name="virtual", why=COUNTED),
+    Attack(title="virtual memory, only mapped", name="mapped", why="counted until handle and mapping are gone"),
+    Attack(title="arrays", name="array", why="counted by the driver's own figure"),
+    Attack(title="memory nodes of graphs", name="graph", why="refused when the node is made, counted at the launch"),
+    Attack(title="symbols of the global scope", name="door_global", why=LOOKUP),
+    Attack(title="dlopen by path", name="door_path", why=LOOKUP),
+    Attack(title="dlopen with RTLD_DEEPBIND", name="door_deepbind", why=LOOKUP),
+    Attack(title="cuGetProcAddress", name="door_proc", why=LOOKUP),
+    Attack(title="cuGetProcAddress, per-thread", name="door_proc_per_thread", why=LOOKUP),
+    Attack(title="variables deleted in the process", name="environment_deleted", why="they are read at the start"),
+    Attack(title="child process", name="child", why="all processes of a job share one account"),
+    Attack(title="forked child", name="forked", why="the driver does not work in it"),
+    Attack(title="six processes at once", name="race", why="bytes are added first, then compared"),
+    Attack(title="kill -9 while holding memory", name="killed", why="sums skip the dead"),
+    Attack(title="memory shared by IPC handle", name="shared", why="it counts where it was made"),
+    Attack(title="kernels in a loop", name="compute_plain", limit="compute", why=PAID),
+    Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
+    Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
+    Attack(title="kernels in graphs", name="compute_graph", limit="compute", why="a graph is paid as a whole"),
+    Attack(
+        title="kernels of four processes", name="compute_processes", limit="compute", why="they pay from one account"
+    ),
+    Attack(
+        title="the C library's own dlsym",
+        name="door_own_dlsym",
+        is_promised=False,
+        why="a lookup that avoids the program's dlsym finds the driver itself",
+    ),
+    Attack(
+        title="a library linked and deep-bound",
+        name="door_deep_library",
+        is_promised=False,
+        why="its own libraries come before the preloaded ones",
+    ),
+    Attack(
+        title="dlmopen, a namespace of its own",
+        name="door_namespace",
+        is_promised=False,
+        why="preloaded libraries are not in other namespaces",
+    ),
+    Attack(title="child without LD_PRELOAD", name="child_unloaded", is_promised=False, why=UNLOADED),
+    Attack(title="exec without LD_PRELOAD", name="exec_unloaded", is_promised=False, why=UNLOADED),
+    Attack(title="child with an empty environment", name="child_stripped", is_promised=False, why=UNLOADED),
+    Attack(
+        title="child without CARPOOL_PAGE",
+        name="child_unnamed",
+        is_promised=False,
+        why="the library does not know that it is in a job, and passes everything through",
+    ),
+    Attack(
+        title="writing a larger cap into the page",
+        name="page_written",
+        is_promised=False,
+        why="the page belongs to the job's user, who may write to it",
+    ),
+    Attack(
+        title="a program not started by carpool",
+        name="plain",
+        is_promised=False,
+        is_outside=True,
+        why="carpool only limits what it starts",
+    ),
+    Attack(
+        title="static binary, own ioctl calls",
+        is_promised=False,
+        why="nothing can be preloaded into it; only the kernel or the card could refuse (MIG, vGPU)",
+    ),
+)
+
+
+def choose_device(asked: str) -> tuple[str, DeviceFacts]:
+    """What to attack: the asked device, else this machine's GPU, else the stand-in."""
+    name = asked or ("cuda:0" if nvml.count() else STUB)
+    device = find_devices(name)[0]
+    if device.kind != "cuda":
+        raise UsageError(f"'{name}' is no GPU: only limits of GPUs are attacked; try {STUB}")
+    if device.capacity_bytes < 4 * CAP_BYTES:
+        raise UsageError(
+            f"{device.id} has less than {4 * CAP_BYTES >> 20} MiB: too small for a cap to be passed on it"
+        )
+    return name, device
+
+
+def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
+    """Try every attack, one after another: those inside jobs, those outside, those that can only be told."""
+    program = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(CAP_BYTES)]
+    with (
+        tempfile.TemporaryDirectory(prefix="cpv-") as directory,
+        open_node(policy="fair", device=name, settings=own_books(device, directory)) as node,
+    ):
+        for limit, option in (("memory", str(CAP_BYTES)), ("compute", f"{SHARE_PERCENT}%")):
+            inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit == limit]
+            carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limit}", option, "--"]
+            command = [*carpool, *program, *[attack.name for attack in inside]]
+            yield from run_attacks(command, node.environment, inside)
+        outside = [attack for attack in ATTACKS if attack.is_outside]
+        command = [*program, *[attack.name for attack in outside]]
+        yield from run_attacks(command, outside_environment(device) | own_books(device, directory), outside)
+    for attack in ATTACKS:
+        if not attack.name:
+            yield Outcome(attack=attack, verdict=NOT_TRIED, why=f"not held: {attack.why}")
+
+
+def run_attacks(command: list[str], env: dict[str, str], attacks: list[Attack]) -> Iterator[Outcome]:
+    """One line of the program's answer for each attack; PeerError if it says less than that."""
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, env=env, cwd="/", stdin=none, stdout=pipe, stderr=said, text=True) as child,
+    ):
+        try:
+            assert child.stdout
+            for attack in attacks:
+                line = child.stdout.readline()
+                if not line:
+                    said.seek(0)
+                    raise PeerError(f"the attacks ended before '{attack.title}': {said.read()[-400:].strip()}")
+                yield judge(attack, json.loads(line))
+        finally:
+            stop(child)
+
+
+def judge(attack: Attack, found: dict[str, object]) -> Outcome:
+    """What the attack's own report means."""
+    if found["why"]:
+        return Outcome(attack=attack, verdict=NOT_TRIED, why=str(found["why"]))
+    if attack.limit == "compute":
+        share = float(str(found["share_percent"]))
+        verdict = HELD if share <= SHARE_PERCENT + SHARE_SLACK else NOT_HELD
+        return Outcome(
+            attack=attack, verdict=verdict, why=f"{share:.0f} % under a limit of {SHARE_PERCENT} %: {attack.why}"
+        )
+    held_bytes = int(str(found["held_bytes"]))
+    if not held_bytes:
+        return Outcome(attack=attack, verdict=NOT_HELD, why="it was given nothing, not even what the cap allows")
+    if held_bytes > CAP_BYTES:
+        why = f"{held_bytes >> 20} MiB under a cap of {CAP_BYTES >> 20}: {attack.why}"
+        return Outcome(attack=attack, verdict=NOT_HELD, why=why)
+    if not attack.is_promised:
+        return Outcome(attack=attack, verdict=HELD, why=f"on this machine; not promised: {attack.why}")
+    return Outcome(attack=attack, verdict=HELD, why=attack.why)
+
+
+def own_books(device: DeviceFacts, directory: str) -> dict[str, str]:
+    """Stand-in cards that nobody else uses meanwhile."""
+    return {"CARPOOL_STUB_FILE": f"{directory}/books"} if device.library_directory else {}
+
+
+def outside_environment(device: DeviceFacts) -> dict[str, str]:
+    env = plain_environment() | device.environment
+    if device.library_directory:
+        env["LD_LIBRARY_PATH"] = device.library_directory
+    return env

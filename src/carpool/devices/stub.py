@@ -1,0 +1,50 @@
+"""Stand-in GPUs for machines without one: `--device stub:2x16GiB`. Programs find a driver there that keeps true books
+of memory and device time (native/fake), so everything but the arithmetic of their kernels is real."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from carpool.devices.libraries import find_library
+from carpool.errors import UsageError
+
+CARDS_MAX = 16
+NAMES = {"libcuda.so.1": "stub_cuda", "libnvidia-ml.so.1": "stub_nvml"}
+TITLE = "carpool stand-in GPU"
+
+
+def uuid_of(card: int) -> str:
+    """As native/fake/books.h makes it."""
+    raw = b"carpool-stub-gp" + bytes([card])
+    parts = [raw[0:4], raw[4:6], raw[6:8], raw[8:10], raw[10:16]]
+    return "GPU-" + "-".join(part.hex() for part in parts)
+
+
+def environment(card: int, *, cards: int, card_bytes: int) -> dict[str, str]:
+    """What makes a program see this card and no other."""
+    books = os.environ.get("CARPOOL_STUB_FILE") or f"/dev/shm/carpool-stub-{os.geteuid()}-{cards}x{card_bytes}"
+    return {
+        "CUDA_VISIBLE_DEVICES": uuid_of(card),
+        "CARPOOL_STUB": f"{cards}x{card_bytes}",
+        "CARPOOL_STUB_FILE": books,
+    }
+
+
+def library_directory() -> str:
+    """A directory with the stand-ins under the names that programs look for."""
+    directory = Path(tempfile.gettempdir()) / f"carpool-stub-{os.geteuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+        raise UsageError(f"{directory} is somebody else's; set TMPDIR to a directory of your own")
+    for name, library in NAMES.items():
+        found = find_library(library)
+        if found is None:
+            raise UsageError("the stand-in GPU was not built; install gcc, then reinstall carpool (make native)")
+        link, draft = directory / name, directory / f"{name}.{os.getpid()}"
+        if not link.is_symlink() or link.readlink() != Path(found):
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(found)
+            draft.replace(link)
+    return str(directory)

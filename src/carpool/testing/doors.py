@@ -1,0 +1,90 @@
+"""Every entry point of the stand-in driver and NVML: native/fake/doors.def, made from NVIDIA's own lists of names.
+
+python -m carpool.testing.doors /usr/local/cuda/include
+
+The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from the installed nvidia-ml-py.
+Run it after an entry point was added to native/fake, or for a newer toolkit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FAKE = ROOT / "native" / "fake"
+TARGET = FAKE / "doors.def"
+CUDA_SOURCES = ("cuda.c", "facts.h", "code.h", "objects.h", "sharing.h")
+HEAD = """/* Every entry point of CUDA's driver and of NVML: made by python -m carpool.testing.doors.
+ * DOOR(symbol, name, since, per-thread stream): cuda.c has it; the rest is how cuGetProcAddress is asked for it.
+ * ABSENT(symbol, ...), ABSENT_NVML(symbol): it exists and answers "not supported". */
+#ifndef DOOR
+#define DOOR(symbol, name, since, stream)
+#endif
+#ifndef ABSENT
+#define ABSENT(symbol, name, since, stream)
+#endif
+#ifndef ABSENT_NVML
+#define ABSENT_NVML(symbol)
+#endif
+"""
+TAIL = "#undef DOOR\n#undef ABSENT\n#undef ABSENT_NVML\n"
+OWN = re.compile(r"^(?:API |NOBODY\(|.*\bconst char \*)((?:cu|nvml)\w+)[()]", re.MULTILINE)
+
+
+def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
+    """Symbol, name, first version and stream mode of every function of the driver."""
+    macro = "-D__CUDA_API_VERSION_INTERNAL"
+    done = subprocess.run(
+        ["cc", "-E", "-P", macro, str(include / "cuda.h")], capture_output=True, text=True, timeout=60, check=True
+    )
+    symbols = set(re.findall(r"CUresult\s+(cu\w+)\s*\(", done.stdout))
+    doors: dict[tuple[str, str], list[int]] = {}
+    text = (include / "cudaTypedefs.h").read_text()
+    for name, since, ending in re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text):
+        doors.setdefault((name, ending), []).append(int(since))
+    rows = []
+    for (name, ending), versions in doors.items():
+        tail = re.compile(rf"{name}(?:_v(\d+))?{ending}")
+        own = sorted((int(found[1] or 1), symbol) for symbol in symbols if (found := tail.fullmatch(symbol)))
+        # the n-th version of a name is its n-th symbol; where some are gone, the newest are left
+        newest = sorted(versions)[-len(own) :]
+        rows += [(symbol, name, since, int(bool(ending))) for (_, symbol), since in zip(own, newest, strict=True)]
+    return sorted(rows, key=lambda row: row[1:])  # by name: the stand-in looks it up by halves
+
+
+def nvml_names() -> list[str]:
+    """Every function of NVML that nvidia-ml-py can call."""
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise SystemExit("nvidia-ml-py is not installed: pip install nvidia-ml-py")
+    return sorted(set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', Path(found.origin).read_text())))
+
+
+def answered(*sources: str) -> set[str]:
+    """The functions that these source files of the stand-in define themselves."""
+    return {name for source in sources for name in OWN.findall((FAKE / source).read_text())}
+
+
+def make(include: Path) -> str:
+    cuda, nvml = answered(*CUDA_SOURCES), answered("nvml.c")
+    lines = []
+    for symbol, name, since, stream in driver_rows(include):
+        kind = "DOOR" if symbol in cuda else "ABSENT"
+        lines.append(f"{kind}({symbol}, {name}, {since}, {stream})")
+    lines += [f"ABSENT_NVML({name})" for name in nvml_names() if name not in nvml]
+    return HEAD + "\n".join(lines) + "\n" + TAIL
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    TARGET.write_text(make(Path(sys.argv[1])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""`carpool verify`: what the attacks' reports mean, and all attacks once on the stand-in."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from carpool.bench.attacks import ATTACKS, CAP_BYTES, HELD, NOT_HELD, NOT_TRIED, Attack, judge
+from carpool.bench.node import PROGRAMS, plain_environment
+from carpool.devices.libraries import find_library
+
+PROMISED = Attack(title="promised", name="plain", why="counted")
+OTHER = Attack(title="other", name="plain", is_promised=False, why="known")
+
+
+def run_verify(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "carpool.cli.main", "verify", *words]
+    return subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=170, check=False)
+
+
+@pytest.mark.parametrize(
+    ("attack", "held_bytes", "why", "verdict", "is_broken"),
+    [
+        (PROMISED, CAP_BYTES * 3 // 4, "", HELD, False),
+        (PROMISED, CAP_BYTES * 3 // 2, "", NOT_HELD, True),
+        (PROMISED, 0, "", NOT_HELD, True),
+        (PROMISED, 0, "no such function", NOT_TRIED, False),
+        (OTHER, CAP_BYTES * 3 // 2, "", NOT_HELD, False),
+        (OTHER, CAP_BYTES * 3 // 4, "", HELD, False),
+    ],
+)
+def test_a_promise_is_broken_by_bytes_beyond_the_cap_or_by_none_at_all(
+    attack: Attack, held_bytes: int, why: str, verdict: str, is_broken: bool
+) -> None:
+    outcome = judge(attack, {"held_bytes": held_bytes, "why": why})
+    assert (outcome.verdict, outcome.is_broken) == (verdict, is_broken)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(24.0, HELD), (60.0, NOT_HELD)])
+def test_a_compute_limit_is_broken_by_device_time_beyond_it(share: float, verdict: str) -> None:
+    attack = Attack(title="promised", name="compute_plain", limit="compute", why="paid")
+    assert judge(attack, {"share_percent": share, "why": ""}).verdict == verdict
+
+
+def test_every_attack_is_in_the_program() -> None:
+    text = "".join(path.read_text() for path in PROGRAMS.glob("attack*.py"))
+    for attack in ATTACKS:
+        assert not attack.name or re.search(rf"def {attack.name}\((size|_)\):", text)
+
+
+@pytest.mark.slow
+def test_what_is_promised_holds_on_the_stand_in_and_what_is_not_is_said() -> None:
+    if find_library("gpu") is None:
+        pytest.skip("carpool's CUDA guest was not built (no C compiler): its limits are NOT attacked")
+    done = run_verify("--device", "stub:4GiB", "--json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    found = json.loads(done.stdout)
+    assert "stand-in" in found["device"]
+    assert found["broken"] == []
+    verdicts = {each["attack"]: each["verdict"] for each in found["attacks"]}
+    assert set(verdicts) == {attack.title for attack in ATTACKS}
+    assert {verdicts[attack.title] for attack in ATTACKS if attack.is_promised} == {HELD}
+    assert verdicts["child without LD_PRELOAD"] == NOT_HELD
+    assert verdicts["static binary, own ioctl calls"] == NOT_TRIED
+
+
+def test_a_device_without_limits_is_refused_with_a_sentence() -> None:
+    done = run_verify("--device", "cpu:1GiB")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "is no GPU" in done.stderr

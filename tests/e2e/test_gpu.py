@@ -1,0 +1,263 @@
+"""`carpool run` of ordinary CUDA programs on stand-in GPUs, through the real daemon: caps, turns, what `ps` says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.node import Node, Started, wait_until
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, build, busy_ns, true_bytes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture
+def node(built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node()
+    node.environment |= {
+        "CARPOOL_NATIVE": str(built.place),
+        "CARPOOL_STUB_FILE": str(node.directory / "books"),
+        "TMPDIR": str(node.directory),
+    }
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+class App:
+    """The probe, run by `carpool run`: commands in, answers out."""
+
+    def __init__(self, node: Node, built: Built, name: str, *options: str, door: str = "link") -> None:
+        self.started: Started = node.run(
+            str(built.probe), door, options=["--name", name, *options], stdin=subprocess.PIPE
+        )
+        self._seen = 1
+        self.started.wait_lines(1)
+        self.pid = int(self.started.lines[0].split()[1])
+
+    def tell(self, line: str) -> None:
+        assert self.started.process.stdin
+        self.started.process.stdin.write(f"{line}\n".encode())
+        self.started.process.stdin.flush()
+
+    def answer(self, *, seconds: float = 30.0) -> tuple[int, int]:
+        self._seen += 1
+        self.started.wait_lines(self._seen, seconds=seconds)
+        result, value = self.started.lines[self._seen - 1].split()
+        return int(result), int(value)
+
+    def ask(self, line: str) -> tuple[int, int]:
+        self.tell(line)
+        return self.answer()
+
+
+def test_a_capped_program_sees_a_card_of_its_size_and_is_refused_beyond_it(node: Node, built: Built) -> None:
+    node.start(device="stub:2x16GiB")
+    app = App(node, built, "app", "--memory", "3GiB")
+    assert app.ask("total") == (0, 3 << 30)
+    assert app.ask(f"alloc plain 0 {2 << 30}")[0] == 0
+    assert app.ask("info 0") == (0, 1 << 30)
+    assert app.ask(f"alloc async 1 {2 << 30}")[0] == OUT_OF_MEMORY
+    assert app.ask(f"alloc vmm 1 {1 << 30}")[0] == 0
+    job = wait_until(lambda: (found := node.job("app"))["live_bytes"] == 3 << 30 and found, "ps shows the bytes")
+    assert job["cap_bytes"] == 3 << 30
+    assert true_bytes(node.directory / "books")[app.pid] == 3 << 30
+    listing = node.carpool("ps")
+    assert "3.00 GiB" in listing.out.decode()
+
+
+def test_an_uncapped_neighbour_is_shown_the_real_card(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    first, second = App(node, built, "first", "--memory", "3GiB"), App(node, built, "second", door="proc")
+    assert first.ask(f"alloc plain 0 {1 << 30}")[0] == 0
+    assert second.ask("info 1") == (0, 16 << 30)
+    assert second.ask("info 0") == (0, 15 << 30)
+    assert second.ask(f"alloc plain 0 {4 << 30}")[0] == 0
+
+
+def test_two_programs_take_turns_at_their_kernel_launches(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB", quantum="50ms")
+    apps = [App(node, built, name, "--memory", "1GiB") for name in ("one", "two")]
+    for app in apps:
+        app.tell("loop 3000 10 busy_1ms")
+    counts = [app.answer()[1] for app in apps]
+    for name in ("one", "two"):
+        assert node.turns(name) >= 5
+    assert min(counts) > 0.6 * max(counts)
+    assert all(app.started.err == "" for app in apps)
+
+
+LAUNCHES = ["launch plain busy_1us", "launch ex busy_1us", "launch cooperative busy_1us", "capture 1 1 busy_1us"]
+
+
+@pytest.mark.parametrize("line", [*LAUNCHES, f"copy {2 * MIB}"])
+def test_every_form_of_launch_and_a_large_copy_wait_for_the_turn(node: Node, built: Built, line: str) -> None:
+    node.start(device="stub:16GiB", quantum="10s")
+    holder, waiter = App(node, built, "holder", "--memory", "1GiB"), App(node, built, "waiter", "--memory", "1GiB")
+    holder.tell("loop 2000 1 busy_10ms")
+    wait_until(lambda: node.holders() == [node.job("holder")["id"]], "the holder has its turn")
+    assert waiter.ask("copy 4096") == (0, 0)
+    waiter.tell(line)
+    node.wait_state("waiter", "waiting")
+    assert len(waiter.started.lines) == 2
+    assert holder.answer()[0] == 0
+    holder.started.end()
+    assert waiter.answer() == (0, 0)
+
+
+def test_a_captured_graph_is_not_broken_by_a_recall_and_waits_at_its_launch(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB", quantum="20ms")
+    apps = [App(node, built, name, "--memory", "1GiB") for name in ("one", "two")]
+    apps[1].tell("loop 1500 5 busy_1ms")
+    for _ in range(15):
+        assert apps[0].ask("capture 10 20 busy_100us")[0] == 0
+        assert apps[0].ask("sync")[0] == 0
+    assert apps[1].answer()[0] == 0
+
+
+def test_a_killed_holder_is_followed_at_once(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB", quantum="10s")
+    holder, waiter = App(node, built, "holder", "--memory", "1GiB"), App(node, built, "waiter", "--memory", "1GiB")
+    holder.tell("loop 60000 1 busy_10ms")
+    wait_until(lambda: node.holders() == [node.job("holder")["id"]], "the holder has its turn")
+    waiter.tell("launch plain busy_1us")
+    node.wait_state("waiter", "waiting")
+    os.kill(holder.pid, 9)
+    assert waiter.answer(seconds=5) == (0, 0)
+
+
+def test_programs_outlive_the_daemon_and_take_turns_with_the_next(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB", quantum="50ms")
+    apps = [App(node, built, name, "--memory", "1GiB") for name in ("one", "two")]
+    for app in apps:
+        app.tell("loop 6000 10 busy_1ms")
+    wait_until(lambda: len(node.journal("GrantLease")) > 4, "some turns")
+    node.kill_daemon()
+    node.start(device="stub:16GiB", quantum="50ms")
+    for app in apps:
+        assert app.answer()[0] == 0
+        assert "unmanaged" not in app.started.err
+    assert len([grant for grant in node.journal("GrantLease") if grant["run"] > 1]) > 4
+
+
+def test_compute_shares_are_kept_shown_and_changed_while_jobs_run(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    books = node.directory / "books"
+    apps = [
+        App(node, built, "low", "--memory", "1GiB", "--compute", "25%"),
+        App(node, built, "high", "--memory", "1GiB", "--compute", "50%:60%"),
+    ]
+    for app in apps:
+        app.tell("loop 7000 1000000000 busy_1ms")
+    time.sleep(1.0)
+    had = parts(books, apps)
+    # Generous: a busy machine hands turns over slowly. What nobody may pass is the limit.
+    assert 12 <= had[0] <= 31 and 35 <= had[1] <= 66, had
+    for app, name in zip(apps, ("low", "high"), strict=True):
+        job = node.job(name)
+        assert [process["pid"] for process in job["processes"] if process["device_ns"]] == [app.pid]
+        assert job["device_ns"] >= sum(process["device_ns"] for process in job["processes"])
+    said = node.carpool("explain", "high").out.decode()
+    assert "share: 50 % of gpu0 at least, 60 % at most" in said
+    node.carpool("resize", "low", "--compute", "10%")
+    time.sleep(0.7)
+    assert parts(books, apps)[0] <= 16
+    for app in apps:
+        assert app.answer()[0] == 0
+
+
+def test_oversubscription_is_asked_for_said_and_shown(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    app = App(node, built, "big", "--memory", "64MiB", "--oversubscribe")
+    assert [app.ask(f"alloc plain {slot} {48 * MIB}")[0] for slot in (1, 2)] == [0, 0]
+    assert "managed memory" in app.started.err
+    (process,) = node.job("big")["processes"]
+    assert (process["live_bytes"], process["spilled_bytes"]) == (48 * MIB, 48 * MIB)
+
+
+def parts(books: Path, apps: list[App]) -> list[float]:
+    """What part of the card, in percent, each has over the next while."""
+    began, before = time.monotonic(), [busy_ns(books, app.pid) for app in apps]
+    time.sleep(2.0)
+    span = time.monotonic() - began
+    return [(busy_ns(books, app.pid) - used) / 1e7 / span for app, used in zip(apps, before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        ("30", "not a share"),
+        ("60%:30%", "the smaller part first"),
+        ("120%", "0.1 % to 100 %"),
+        ("0%", "0.1 % to 100 %"),
+    ],
+)
+def test_a_share_that_is_none_is_refused_with_its_numbers(node: Node, share: str, why: str) -> None:
+    done = node.carpool("run", "--compute", share, "--", "true")
+    assert done.code == 2 and why in done.err
+
+
+def test_a_share_that_is_not_left_is_waited_for(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    first = App(node, built, "first", "--memory", "1GiB", "--compute", "70%")
+    node.carpool("submit", "--name", "second", "--compute", "40%", "--", "true")
+    reason = node.carpool("explain", "second").out.decode()
+    assert "it asks for 40 % of a device, and 30 % of gpu0 is not promised to others" in reason
+    assert first.started.process.stdin
+    first.started.process.stdin.close()
+    node.wait_state("second", "finished")
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(node: Node, built: Built, tmp_path: Path) -> None:
+    for name in ("stub_cuda.so", "stub_nvml.so"):
+        (tmp_path / name).symlink_to(built.place / name)
+    node.environment["CARPOOL_NATIVE"] = str(tmp_path)  # the stand-in without the guest
+    node.start(device="stub:16GiB")
+    done = node.carpool("run", "--memory", "3GiB", "--", str(built.probe), "link")
+    assert done.code == 1
+    assert "--memory cannot be kept on a GPU" in done.err
+    uncapped = node.run(str(built.probe), "link", stdin=subprocess.PIPE)
+    uncapped.wait_lines(1)
+    assert uncapped.lines[0].startswith("0 ")
+
+
+def test_a_driver_error_of_one_program_is_its_own(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB", quantum="50ms")
+    bad, good = App(node, built, "bad", "--memory", "1GiB"), App(node, built, "good", "--memory", "1GiB")
+    assert bad.ask("launch plain fault")[0] == 0
+    assert bad.ask("sync")[0] == 719
+    assert good.ask("launch plain busy_1ms")[0] == 0
+    assert good.ask("sync")[0] == 0
+    assert good.ask(f"alloc plain 0 {10 * MIB}")[0] == 0
+
+
+def test_an_allocation_waits_for_room_where_that_was_asked_for(node: Node, built: Built) -> None:
+    node.start(device="stub:16GiB")
+    app = App(node, built, "app", "--memory", "1GiB", "--wait-memory", "500ms")
+    started = time.monotonic()
+    assert app.ask(f"alloc plain 0 {2 << 30}")[0] == OUT_OF_MEMORY  # it can never fit: no wait
+    assert app.ask(f"alloc plain 0 {1 << 30}")[0] == 0
+    assert app.ask(f"alloc plain 1 {1 << 30}")[0] == OUT_OF_MEMORY  # nobody but itself could make room
+    assert time.monotonic() - started < 10
+    text = (Path("/proc") / str(app.pid) / "environ").read_bytes().split(b"\0")
+    assert b"CARPOOL_WAIT_MEMORY_NS=500000000" in text
+
+
+def test_a_wait_for_memory_is_refused_where_nobody_can_keep_it(node: Node, built: Built) -> None:
+    node.start(device="cpu:1GiB")
+    done = node.carpool("run", "--wait-memory", "1s", "--", "true")
+    assert done.code == 1
+    assert "--wait-memory works on GPUs only" in done.err
+    node.submit("true", options=["--name", "later", "--wait-memory", "1s"])
+    assert "--wait-memory works on GPUs only" in node.wait_state("later", "failed")["reason"]

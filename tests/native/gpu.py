@@ -1,0 +1,177 @@
+"""The CUDA guest, the stand-in driver and the probe: how tests build them, start them and look at their books."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from carpool.wire import page as wire
+from carpool.wire.page import Page, slot_base
+
+NATIVE = Path(__file__).parents[2] / "native"
+STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
+SHARED = ["-shared", "-fPIC", "-fvisibility=hidden"]
+GUEST = [NATIVE / name for name in ("hooks.c", "resolve.c", "budget.c", "link.c", "share.c")]
+WAIT_SECONDS = 20
+MIB = 1 << 20
+OUT_OF_MEMORY = 2
+CHUNK = 2 * MIB
+
+
+def compile_c(target: Path, *arguments: str | Path) -> Path:
+    command = ["cc", *STRICT, *map(str, arguments), "-o", str(target), "-lpthread", "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@dataclass(frozen=True)
+class Built:
+    place: Path  # holds libcuda.so.1 and libnvidia-ml.so.1
+    guest: Path
+    probe: Path
+
+
+_made: dict[tuple[str, ...], Built] = {}  # every test file asks for the same; a run compiles it once
+
+
+def build(place: Path, *flags: str) -> Built:
+    """Everything compiled, into this directory or one before it; skips loudly where there is no compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler 'cc': the CUDA guest is NOT tested; install gcc")
+    if flags not in _made:
+        _made[flags] = _compile_all(place, *flags)
+    return _made[flags]
+
+
+def _compile_all(place: Path, *flags: str) -> Built:
+    for name, soname in (("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")):
+        link = f"-Wl,-Bsymbolic,-soname,{soname}"
+        compile_c(place / f"stub_{name}.so", *SHARED, *flags, NATIVE / "fake" / f"{name}.c", link)
+        (place / soname).symlink_to(f"stub_{name}.so")
+    return Built(
+        place=place,
+        guest=compile_c(place / "gpu.so", *SHARED, *flags, *GUEST),
+        probe=compile_c(place / "gpu_probe", *flags, NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1"),
+    )
+
+
+def environment(built: Built, books: Path, *, cards: str = "1x4GiB", page: Path | None = None) -> dict[str, str]:
+    """What a process needs to find the stand-in, and the guest if there is a page."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "LD_", "CUDA"))}
+    env = kept | {
+        "LD_LIBRARY_PATH": str(built.place),
+        "LD_PRELOAD": str(built.guest),
+        "CARPOOL_STUB": cards,
+        "CARPOOL_STUB_FILE": str(books),
+    }
+    if page is not None:
+        env |= {"CARPOOL_PAGE": str(page), "CARPOOL_IS_CAPPED": "1"}
+    return env
+
+
+class Probe:
+    """One running probe; answers are (the driver's code, a number)."""
+
+    def __init__(self, built: Built, env: dict[str, str], log: Path, door: str = "link", *more: str) -> None:
+        self._log = log
+        with log.open("wb") as own_log:
+            self.process = subprocess.Popen(
+                [built.probe, door, *more],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=own_log,
+                bufsize=0,
+            )
+        self.result, self.pid = self.answer()
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        try:
+            self.process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n".encode())
+
+    def ask(self, line: str) -> tuple[int, int]:
+        self.tell(line)
+        return self.answer()
+
+    def answer(self) -> tuple[int, int]:
+        assert self.process.stdout
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self.process.stdout], [], [], WAIT_SECONDS)
+            assert ready, f"the probe did not answer; it said: {self.said()}"
+            part = self.process.stdout.read(1)
+            assert part, f"the probe ended; it said: {self.said()}"
+            line += part
+        result, value = line.split()
+        return int(result), int(value)
+
+    def alloc(self, how: str, slot: int, size: int) -> int:
+        return self.ask(f"alloc {how} {slot} {size}")[0]
+
+    def free(self, slot: int, *, is_async: bool = False) -> int:
+        return self.ask(f"free {slot} {int(is_async)}")[0]
+
+    def info(self) -> tuple[int, int]:
+        """Free and total bytes as the program sees them."""
+        return self.ask("info 0")[1], self.ask("info 1")[1]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+ROWS, CARDS_MAX = 256, 16
+_HEAD = 8 * (3 + 2 * CARDS_MAX)
+_ROW = 8 * (2 + 3 * CARDS_MAX)
+
+
+def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
+    """Bytes each process holds on a card, by the stand-in's own books."""
+    raw = books.read_bytes()
+    found = {}
+    for row in range(ROWS):
+        words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
+        if words[0]:
+            found[words[0]] = words[2 + 3 * card]
+    return found
+
+
+def busy_ns(books: Path, pid: int, card: int = 0) -> int:
+    """Device time a process has used, by the stand-in's own books; what is launched counts at once."""
+    raw = books.read_bytes()
+    for row in range(ROWS):
+        words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
+        if words[0] == pid:
+            return int(words[2 + 3 * card + 1])
+    return 0
+
+
+def live_bytes(page: Page, pid: int) -> int:
+    """Bytes the guest counts for a process; -1 if it has no slot."""
+    slot = page.slot_of(pid)
+    return -1 if slot is None else page.words[slot_base(slot) + wire.S_LIVE]

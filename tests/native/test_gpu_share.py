@@ -1,0 +1,159 @@
+"""The compute limit inside a program, measured by the stand-in driver's own device time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from carpool.wire import page as wire
+from carpool.wire.page import PRICE_ONE, Page, slot_base
+from tests.native.gpu import MIB, Built, Probe, build, busy_ns, environment
+
+Start = Callable[[], Probe]
+ASYNC, SYNC = 10**9, 1
+SETTLE_SECONDS, WINDOW_SECONDS = 0.3, 0.8
+POINTS = 6  # a busy machine may stop a process for a while; `carpool bench interposer` has the exact figure
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    page = Page.create(tmp_path / "page")
+    page.words[wire.H_CAP] = 2048 * MIB
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    return tmp_path / "books"
+
+
+@pytest.fixture
+def start(built: Built, page: Page, books: Path, tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Probe(built, environment(built, books, page=page.path), tmp_path / "log"))
+
+
+def limit(page: Page, percent: int) -> None:
+    page.words[wire.H_PRICE] = PRICE_ONE * 100 // percent
+
+
+def part(books: Path, probes: list[Probe], seconds: float = WINDOW_SECONDS) -> float:
+    """What part of the device, in percent, the probes have over the next while."""
+    began, before = time.monotonic(), sum(busy_ns(books, probe.pid) for probe in probes)
+    time.sleep(seconds)
+    used = sum(busy_ns(books, probe.pid) for probe in probes) - before
+    return used / 1e7 / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize(
+    ("percent", "work", "processes"),
+    [
+        (20, f"loop 1200 {SYNC} busy_1ms", 1),
+        (50, f"loop 1200 {ASYNC} busy_1ms", 1),
+        (30, f"loop 1200 {ASYNC} busy_20ms", 1),
+        (40, f"graphs 1200 {SYNC} busy_1ms", 1),
+        (30, f"loop 1200 {SYNC} busy_1ms", 4),
+    ],
+)
+def test_a_job_has_its_limit_of_the_device_and_no_more(
+    start: Start, page: Page, books: Path, percent: int, work: str, processes: int
+) -> None:
+    limit(page, percent)
+    probes = [start() for _ in range(processes)]
+    for probe in probes:
+        probe.tell(work)
+    time.sleep(SETTLE_SECONDS)
+    had = part(books, probes)
+    assert [probe.answer()[0] for probe in probes] == [0] * processes
+    assert had <= percent + POINTS
+    assert had >= percent - 2 * POINTS  # less is what a machine does that has no time for us
+
+
+def test_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, books: Path) -> None:
+    limit(page, 25)
+    probe = start()
+    began = time.monotonic()
+    for _ in range(3):
+        assert probe.ask("launch plain busy_200ms")[0] == 0
+    # The second waits until the first is measured and paid, the third until the second is: 2 x 200 ms at a quarter.
+    assert time.monotonic() - began >= 2 * 0.2 * 4 - 0.2
+    assert page.words[wire.H_DEVICE_NS] >= 550 * 10**6
+
+
+def test_the_limit_can_be_changed_lifted_and_set_while_the_program_runs(
+    start: Start, page: Page, books: Path
+) -> None:
+    limit(page, 20)
+    probe = start()
+    probe.tell(f"loop 3000 {SYNC} busy_1ms")
+    time.sleep(SETTLE_SECONDS)
+    assert part(books, [probe], 0.5) <= 20 + 2 * POINTS
+    limit(page, 60)
+    time.sleep(0.2)
+    assert part(books, [probe], 0.5) > 20 + 2 * POINTS
+    page.words[wire.H_PRICE] = 0
+    time.sleep(0.2)
+    lifted = page.words[wire.H_DEVICE_NS]
+    time.sleep(0.2)
+    assert page.words[wire.H_DEVICE_NS] == lifted  # nobody measures any more
+    limit(page, 20)
+    time.sleep(0.2)
+    assert part(books, [probe], 0.5) <= 20 + 2 * POINTS
+    assert probe.answer()[0] == 0
+
+
+def test_whoever_is_killed_leaves_the_bucket_right(start: Start, page: Page, books: Path) -> None:
+    limit(page, 40)
+    stays, *others = [start() for _ in range(4)]
+    for probe in (stays, *others):
+        probe.tell(f"loop 1900 {ASYNC} busy_1ms")
+    for probe in others:
+        time.sleep(0.2)
+        probe.kill()
+    time.sleep(0.2)
+    had = part(books, [stays])
+    assert 40 - 2 * POINTS <= had <= 40 + POINTS
+    assert stays.answer()[0] == 0
+
+
+def test_captured_launches_are_paid_when_the_graph_runs(start: Start, page: Page) -> None:
+    limit(page, 50)
+    probe = start()
+    assert probe.ask("capture 0 5 busy_10ms")[0] == 0
+    assert page.words[wire.H_DEVICE_NS] == 0
+    assert probe.ask("capture 3 5 busy_1ms")[0] == 0
+    assert probe.ask("sync")[0] == 0
+    assert page.words[wire.H_DEVICE_NS] > 0
+
+
+def test_each_process_has_its_own_account_of_device_time(start: Start, page: Page, books: Path) -> None:
+    limit(page, 80)
+    probes = [start(), start()]
+    for probe, kernel in zip(probes, ("busy_1ms", "busy_4ms"), strict=True):
+        for _ in range(10):
+            assert probe.ask(f"launch plain {kernel}")[0] == 0
+    assert [probe.ask("sync")[0] for probe in probes] == [0, 0]
+    for probe in probes:
+        slot = page.slot_of(probe.pid)
+        assert slot is not None
+        paid, used = page.words[slot_base(slot) + wire.S_DEVICE_NS], busy_ns(books, probe.pid)
+        assert 0.6 * used <= paid <= 3 * used  # a first launch behind another process's queue costs more
+
+
+def test_a_thousand_kernels_are_told_apart_and_none_is_lost(start: Start, page: Page, books: Path) -> None:
+    limit(page, 100)
+    probe = start()
+    for number in range(1, 1200):  # more than the table of costs holds
+        probe.tell(f"launch plain busy_{number}ns")
+    assert all(probe.answer()[0] == 0 for _ in range(1, 1200))
+    assert busy_ns(books, probe.pid) == sum(range(1, 1200))

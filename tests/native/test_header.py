@@ -1,0 +1,128 @@
+"""What the guest declares of CUDA by itself, against the real cuda.h; skipped loudly where there is none."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from carpool.testing import doors
+from tests.native.gpu import NATIVE, compile_c
+
+PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
+ROW = re.compile(r"^(HOOK|GATE|NVML|CALL|LEFT)\((\w+)", re.MULTILINE)
+# Names that make, give, take or launch something on the device: each must be in the list, hooked or left.
+SUSPECTS = [
+    r"Launch|GraphLaunch|GraphUpload|GraphInstantiate|GraphAddMemAlloc|GraphAddNode",
+    r"MemAlloc|MemCreate|MemImport|MemExport|MemFree(?!Host)|MemMap|MemHostAlloc|MemHostRegister",
+    r"MemPool(Create|Destroy|Import|Export|SetAttribute|TrimTo)|Array(3D)?(Create|Destroy)|MipmappedArray(Create|Destroy)",
+    r"ImportExternalMemory|DestroyExternalMemory|Ipc(Open|Get|Close)Mem|MulticastCreate|ModuleLoad|LibraryLoad",
+    r"(Green)?CtxCreate|CtxDestroy|CtxSynchronize|CtxSetLimit|DevicePrimaryCtx(Retain|Release|Reset)|MemGetInfo",
+    r"DeviceTotalMem|GetProcAddress|GetExportTable|Stream(Begin|End)Capture|(Stream|Event)Synchronize",
+]
+SUSPECT = re.compile(f"cu({'|'.join(SUSPECTS)})")
+STRUCTS = {
+    "CUmemAllocationProp": ["location"],
+    "CUmemPoolProps": ["location", "maxSize"],
+    "CUDA_MEM_ALLOC_NODE_PARAMS": ["bytesize", "dptr"],
+    "CUDA_ARRAY_DESCRIPTOR": ["Width", "Height", "Format", "NumChannels"],
+    "CUDA_ARRAY3D_DESCRIPTOR": ["Width", "Height", "Depth", "Format", "NumChannels", "Flags"],
+    "CUDA_ARRAY_MEMORY_REQUIREMENTS": ["size", "alignment"],
+    "CUDA_EXTERNAL_MEMORY_HANDLE_DESC": ["type", "size"],
+    "CUlaunchConfig": ["hStream"],
+}
+CONSTANTS = [
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUDA_ERROR_NOT_FOUND",
+    "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM",
+    "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",
+    "CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT",
+    "CU_GRAPH_NODE_TYPE_MEM_ALLOC",
+    "CU_MEM_LOCATION_TYPE_DEVICE",
+    "CUDA_ARRAY3D_SPARSE",
+    "CUDA_ARRAY3D_DEFERRED_MAPPING",
+]
+
+
+@pytest.fixture(scope="session")
+def include() -> Path:
+    for place in PLACES:
+        if (place / "cuda.h").exists():
+            return place
+    pytest.skip("no cuda.h on this machine: carpool's own declarations of CUDA are NOT compared with NVIDIA's")
+
+
+def rows(*kinds: str) -> list[str]:
+    text = (NATIVE / "hooks.def").read_text()
+    return [symbol for kind, symbol in ROW.findall(text.partition("/* Lookup */")[2]) if kind in kinds]
+
+
+def test_every_signature_is_nvidias(include: Path, tmp_path: Path) -> None:
+    check = """
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <stdint.h>
+#define CHECK(symbol, params) \\
+    _Static_assert(__builtin_types_compatible_p(__typeof__(symbol), CUresult params), #symbol);
+#define HOOK(symbol, name, since, stream, params, args) CHECK(symbol, params)
+#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
+#define CALL CHECK
+#include "hooks.def"
+int main(void) { return 0; }
+"""
+    source = tmp_path / "signatures.c"
+    source.write_text(check)
+    compile_c(tmp_path / "signatures", "-Wno-strict-prototypes", f"-I{include}", f"-I{NATIVE}", source)
+
+
+def test_structures_and_constants_are_nvidias(include: Path, tmp_path: Path) -> None:
+    lines = [f'P("{name}", {name})' for name in CONSTANTS]
+    for struct, fields in STRUCTS.items():
+        lines.append(f'P("{struct}", sizeof({struct}))')
+        lines += [f'P("{struct}.{field}", offsetof({struct}, {field}))' for field in fields]
+    body = '#define P(name, value) printf("%s %lld\\n", name, (long long)(value));\nint main(void) {\n'
+    answers = []
+    for header in ("<cuda.h>", '"driver.h"'):
+        source = tmp_path / "layout.c"
+        source.write_text(
+            f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n{body}" + "\n".join(lines) + "\n}\n"
+        )
+        program = compile_c(tmp_path / "layout", f"-I{include}", f"-I{NATIVE}", source)
+        answers.append(subprocess.run([program], capture_output=True, text=True, timeout=20).stdout)
+    assert answers[0] == answers[1]
+
+
+def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:
+    text = (include / "cudaTypedefs.h").read_text()
+    known = set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text))
+    listed = re.findall(
+        r"^(?:HOOK|GATE)\((\w+), (\w+), (\d+), ([01])", (NATIVE / "hooks.def").read_text(), re.MULTILINE
+    )
+    assert listed
+    for symbol, name, since, stream in listed:
+        endings = ("_ptsz", "_ptds") if stream == "1" else ("",)
+        assert any((name, since, ending) in known for ending in endings), symbol
+
+
+def test_no_entry_point_that_could_allocate_or_launch_is_forgotten(include: Path, tmp_path: Path) -> None:
+    source = tmp_path / "all.c"
+    source.write_text("#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n")
+    done = subprocess.run(["cc", "-E", "-P", f"-I{include}", source], capture_output=True, text=True, timeout=60)
+    names = set(re.findall(r"CUresult\s+(cu\w+)\s*\(", done.stdout))
+    assert len(names) > 500
+    known = set(rows("HOOK", "GATE", "LEFT"))
+    suspects = {name for name in names if SUSPECT.match(name)}
+    assert len(suspects) > 90
+    assert suspects - known == set()
+    assert known - names == set()
+
+
+def test_the_stand_in_has_every_entry_point_of_the_header(include: Path) -> None:
+    text = doors.TARGET.read_text()
+    listed = re.findall(r"^(DOOR|ABSENT)\((\w+), (\w+), (\d+), ([01])\)", text, re.MULTILINE)
+    own = doors.answered(*doors.CUDA_SOURCES)
+    for symbol, name, since, stream in doors.driver_rows(include):
+        row = ("DOOR" if symbol in own else "ABSENT", symbol, name, str(since), str(stream))
+        assert row in listed, f"{symbol}: run python -m carpool.testing.doors {include}"

@@ -1,0 +1,122 @@
+"""The stand-in driver by itself: kernels in C, faults of one's own and shared ones, memory of another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.native.gpu import MIB, Built, build, compile_c, environment, true_bytes
+from tests.native.scripts import Script
+
+LAUNCH_FAILED = 719
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture
+def env(built: Built, tmp_path: Path) -> dict[str, str]:
+    found = environment(built, tmp_path / "books")
+    del found["LD_PRELOAD"]
+    return found
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def test_a_kernel_may_be_a_function_in_c(env: dict[str, str], tmp_path: Path, stack: ExitStack) -> None:
+    source = tmp_path / "kernels.c"
+    source.write_text(
+        "void scale(void **p, const unsigned grid[3], const unsigned block[3]) {\n"
+        "  int *at = *(int **)p[0]; for (int i = 0; i < *(int *)p[1]; i++) at[i] *= (int)(grid[1] * block[0]); }\n"
+    )
+    library = compile_c(tmp_path / "kernels.so", "-shared", "-fPIC", source)
+    script = """
+numbers = (ctypes.c_int * 4)(1, 2, 3, 4)
+assert allocate(16) == 0
+assert cuda.cuMemcpyHtoD_v2(at, numbers, ctypes.c_size_t(16)) == 0
+assert launch(b"scale", at, ctypes.c_int(4)) == 0
+assert cuda.cuMemcpyDtoH_v2(numbers, at, ctypes.c_size_t(16)) == 0
+print(list(numbers))
+"""
+    found = stack.enter_context(Script(env | {"CARPOOL_STUB_KERNELS": str(library)}, script))
+    assert found.line() == "[12, 24, 36, 48]"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_fault_breaks_its_own_context_and_others_only_in_shared_mode(
+    env: dict[str, str], stack: ExitStack, is_shared: bool
+) -> None:
+    if is_shared:
+        env = env | {"CARPOOL_STUB_SHARED_FAULT": "1"}
+    bystander = stack.enter_context(Script(env, "allocate(4096)\nwait()\nprint(allocate(4096))\n"))
+    assert bystander.line() == "ready"
+    culprit = stack.enter_context(Script(env, 'print(launch(b"fault"), cuda.cuCtxSynchronize(), allocate(4096))\n'))
+    assert culprit.line() == f"0 {LAUNCH_FAILED} {LAUNCH_FAILED}"
+    bystander.go()
+    assert bystander.line() == (str(LAUNCH_FAILED) if is_shared else "0")
+    later = stack.enter_context(Script(env, "print(allocate(4096))\n"))
+    assert later.line() == "0"  # a context made after the fault is whole
+
+
+IPC = """
+handle = (ctypes.c_char * 64)()
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+"""
+
+
+def test_memory_shared_by_handle_is_the_same_memory_and_counts_once(
+    env: dict[str, str], tmp_path: Path, stack: ExitStack
+) -> None:
+    giver = stack.enter_context(
+        Script(
+            env,
+            IPC
+            + """
+assert allocate(1 << 20) == 0
+assert cuda.cuMemsetD8_v2(at, 7, ctypes.c_size_t(1 << 20)) == 0
+assert cuda.cuIpcGetMemHandle(handle, at) == 0
+print(bytes(handle.raw).hex(), flush=True)
+wait()
+""",
+        )
+    )
+    text = giver.line()
+    taker = stack.enter_context(
+        Script(
+            env,
+            IPC
+            + f"""
+import ctypes as c
+whole = c.create_string_buffer(bytes.fromhex("{text}"), 64)
+take = Handle.from_buffer_copy(whole)
+assert cuda.cuIpcOpenMemHandle_v2(c.byref(at), take, 1) == 0
+byte = c.c_ubyte()
+assert cuda.cuMemcpyDtoH_v2(c.byref(byte), at, c.c_size_t(1)) == 0
+print(byte.value)
+wait()
+assert cuda.cuIpcCloseMemHandle(at) == 0
+""",
+        )
+    )
+    assert taker.line() == "7"
+    assert taker.line() == "ready"
+    assert sorted(true_bytes(tmp_path / "books").values()) == [0, MIB]
+
+
+def test_what_the_stand_in_cannot_do_exists_and_says_so(env: dict[str, str], stack: ExitStack) -> None:
+    script = """
+found, status = ctypes.c_void_p(), ctypes.c_int()
+assert cuda.cuGetProcAddress_v2(b"cuTexRefCreate", ctypes.byref(found), 13000, 0, ctypes.byref(status)) == 0
+print(ctypes.CFUNCTYPE(ctypes.c_int)(found.value)(), cuda.cuTexRefCreate(ctypes.byref(found)))
+"""
+    assert stack.enter_context(Script(env, script)).line() == "801 801"
