@@ -27,14 +27,14 @@ def carpool() -> None:
     """Many deep-learning programs share the devices you already have, in turns, unmodified.
 
     \b
-    carpool run -- python train.py          run a program; it shares the device with the others
-    carpool submit -- python train.py       the same in the background
-    carpool ps, carpool top                 who runs, who waits
-    carpool explain JOB                     why it waits, in one sentence
-    carpool suspend JOB, carpool resume JOB leave the device and come back, bit for bit
-    carpool resize JOB --memory SIZE        give a running job more or less
-    carpool migrate JOB --to DEVICE         go on on another device of this node
-    carpool checkpoint JOB FILE             write it to a file; carpool run --from FILE goes on
+    carpool run -- python train.py      run a program; it shares the device
+    carpool submit -- python train.py   the same in the background
+    carpool ps, carpool top             who runs, who waits
+    carpool explain JOB                 why it waits, where its time went
+    carpool suspend JOB                 leave the device until carpool resume
+    carpool resize JOB --memory 4GiB    give a running job more or less
+    carpool migrate JOB --to gpu1       go on on another device of this node
+    carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """

@@ -42,7 +42,8 @@ class Wire:
 
     def send(self, message: m.Message) -> None:
         try:
-            self._socket.sendall(framing.encode(message))
+            # A runner passes SIGPIPE on to its program: a daemon that died must not send it one.
+            self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
             raise UnreachableError(f"the daemon closed the connection: {error.strerror}") from error
 
