@@ -12,12 +12,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from carpool.errors import RefusedError
 
 HARMLESS = ("/dev/", "/proc/")  # and carpool's own files
 WRITING = os.O_WRONLY | os.O_RDWR
+LOOKUP_DEPTH = 6  # frames between the start of a program and ctypes.util
 DEEDS = {
     "subprocess.Popen": "it started another program",
     "os.system": "it started another program",
@@ -61,8 +63,8 @@ class Curtain:
             deed = f"it connected to {args[1]}" if not isinstance(args[1], str | bytes) else ""
         else:
             deed = DEEDS.get(event, "")
-        if deed and sys._getframe(1).f_code.co_filename.endswith("/tempfile.py"):
-            return  # a name of its own in every run
+        if deed and _is_of_the_library(sys._getframe(1)):
+            return
         if deed and self.is_closed:
             raise RefusedError(f"{deed}, which it had not done when it was recorded")
         self.trouble = self.trouble or deed
@@ -96,6 +98,20 @@ class Curtain:
         if name.startswith(self._harmless) or "__pycache__" in Path(name).parts:
             return ""
         return f"it wrote to {name}"
+
+
+def _is_of_the_library(frame: FrameType | None) -> bool:
+    """Whether a temporary file is made, which has a name of its own in every run, or a library is looked up, for
+    which Python asks other programs (torch does so while it is imported, where NVIDIA's Python packages are)."""
+    if frame is not None and frame.f_code.co_filename.endswith("/tempfile.py"):
+        return True
+    for _ in range(LOOKUP_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith("/ctypes/util.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 current: Curtain | None = None

@@ -1,0 +1,33 @@
+"""What a recorded program does to the world: what cannot be replayed is noted, what is only looked up is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CURTAIN = """
+import sys
+from carpool.agent.curtain import Curtain
+curtain = Curtain("", "")
+sys.addaudithook(curtain.audit)
+{}
+print(curtain.trouble)
+"""
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        ("import ctypes.util; ctypes.util.find_library('dl')", ""),
+        ("import tempfile; tempfile.TemporaryFile().close()", ""),
+        ("import subprocess; subprocess.run(['true'])", "it started another program"),
+        ("import os; os.system('true')", "it started another program"),
+    ],
+)
+def test_only_deeds_of_the_program_itself_stand_in_the_way(deed: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CURTAIN.format(deed)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == said
