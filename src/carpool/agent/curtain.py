@@ -39,8 +39,9 @@ class Curtain:
         self.how = how
         self.trouble = ""  # the first deed that cannot be replayed
         self.is_ours = False  # our own files are written
-        page, parked = os.environ.get("CARPOOL_PAGE", ""), os.environ.get("CARPOOL_PARKED", "")
-        self._harmless = (*HARMLESS, *(path for path in (page and str(Path(page).parent), parked) if path))
+        own = [os.environ.get(name, "") for name in ("CARPOOL_PAGE", "CARPOOL_SOCKET")]
+        own = [str(Path(path).parent) for path in own if path] + [os.environ.get("CARPOOL_PARKED", "")]
+        self._harmless = (*HARMLESS, *(f"{path}/" for path in own if path))
         self.is_closed = bool(replay)
         self.standing: Callable[[], str] = lambda: "its program ended before it imported torch"
         self._kept: dict[int, int] = {}  # where the program's output and messages go once they are let through
@@ -61,6 +62,8 @@ class Curtain:
             deed = self._written(args)
         elif event == "socket.connect":
             deed = f"it connected to {args[1]}" if not isinstance(args[1], str | bytes) else ""
+        elif event in ("os.remove", "os.rename") and self._is_harmless(args[0]):
+            deed = ""
         else:
             deed = DEEDS.get(event, "")
         if deed and _is_of_the_library(sys._getframe(1)):
@@ -94,10 +97,14 @@ class Curtain:
         path, _, flags = args
         if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & WRITING:
             return ""
+        return "" if self._is_harmless(path) else f"it wrote to {os.fsdecode(path)}"
+
+    def _is_harmless(self, path: object) -> bool:
+        """Whether this is no file of the program's: a device, bytecode, or one of carpool's own (its bell, say)."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
         name = os.fsdecode(path)
-        if name.startswith(self._harmless) or "__pycache__" in Path(name).parts:
-            return ""
-        return f"it wrote to {name}"
+        return name.startswith(self._harmless) or "__pycache__" in Path(name).parts
 
 
 def _is_of_the_library(frame: FrameType | None) -> bool:
