@@ -79,7 +79,7 @@ def test_d5_a_job_at_its_limit_is_nobodys_successor(make_core: MakeCore) -> None
     core.settle_in("a", SMALL)
     core.settle_in("b", SMALL, limit_milli=50)
     core.settle_in("c", SMALL)
-    named = []
+    named: list[tuple[str, bool]] = []
     while len(named) < 20:
         while not core.recalled:
             core.now = core.scheduler.next_wakeup() or core.now + SECOND
