@@ -258,6 +258,9 @@ def test_a_wait_for_memory_is_refused_where_nobody_can_keep_it(node: Node, built
     node.start(device="cpu:1GiB")
     done = node.carpool("run", "--wait-memory", "1s", "--", "true")
     assert done.code == 1
-    assert "--wait-memory works on GPUs only" in done.err
+    assert "--wait-memory needs the byte meter, which is missing here" in done.err
     node.submit("true", options=["--name", "later", "--wait-memory", "1s"])
-    assert "--wait-memory works on GPUs only" in node.wait_state("later", "failed")["reason"]
+    assert "needs the byte meter" in node.wait_state("later", "failed")["reason"]
+    done = node.carpool("run", "--oversubscribe", "--", "true")
+    assert done.code == 1
+    assert "--oversubscribe works on GPUs only" in done.err

@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused_and_a_job_is_ended_only_when_told_to(nod
     job = node.run(*LOOP, "--steps", "100000", options=["--name", "a", "--memory", "700MiB"])
     wait_until(lambda: (node.find("a") or {"needs": None})["needs"], "it is measured")
     for options, code, words in (
-        ((), 2, "nothing to change; give --memory SIZE or --weight NUMBER"),
+        ((), 2, "nothing to change; give --memory SIZE, --weight NUMBER or --compute SHARE"),
         (("--weight", "0"), 2, "--weight 0.0 must be above 0"),
         (("--memory", "lots"), 2, "'lots' is not a size"),
         (("--memory", "5GiB"), 1, "job a cannot have 5.00 GiB: cpu has 4.00 GiB; ask for less"),
