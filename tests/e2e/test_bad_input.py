@@ -154,7 +154,9 @@ def test_a_second_daemon_is_not_started(shared: Node) -> None:
     assert (same.code, same.out) == (0, b"")
     assert "runs already" in same.err
     other = shared.carpool("daemon", "start", "--device", "cpu:2GiB")
-    assert_refused(other, 2, "a daemon runs already with policy fair, device cpu:1GiB and quantum 100 ms")
+    assert_refused(
+        other, 2, "a daemon runs already with policy fair, device cpu:1GiB, share policy fixed and quantum 100 ms"
+    )
     direct = Started(shared, [*daemon_command()]).wait()
     assert direct.code == 1
     assert direct.err.startswith("carpool daemon: a daemon is already running")
@@ -217,7 +219,7 @@ def impostor(node: Node, reply: bytes) -> Iterator[None]:
 
 @pytest.mark.parametrize("arguments", [["ps"], ["run", *TRUE], ["submit", *TRUE], ["daemon", "status"]])
 def test_a_daemon_of_another_version_is_named_and_nothing_is_run(node: Node, arguments: list[str]) -> None:
-    reason = "the daemon is carpool 7.0.0 (protocol 7), this is 0.1.0 (protocol 1); restart it"
+    reason = f"the daemon is carpool 7.0.0 (protocol 7), this is 0.1.0 (protocol {m.PROTOCOL}); restart it"
     with impostor(node, framing.encode(m.Refuse(reason=reason))):
         assert_refused(node.carpool(*arguments), 3, reason)
 
@@ -239,7 +241,7 @@ def test_garbage_on_the_socket_hurts_only_who_sent_it(shared: Node) -> None:
     assert talk(shared, uninvited) == b""
     wrong_way = framing.encode(m.Stop())
     assert talk(shared, wrong_way) == b""
-    odd = m.Attach(job="nobody", pid=-5, slot=10**18, holding=True, version="0.1.0", protocol=1)
+    odd = m.Attach(job="nobody", pid=-5, slot=10**18, holding=True, version="0.1.0", protocol=m.PROTOCOL)
     (answer,) = framing.Decoder().feed(talk(shared, framing.encode(odd)))
     assert isinstance(answer, m.Refuse)
     assert shared.carpool("ps").code == 0
@@ -249,7 +251,9 @@ def test_garbage_on_the_socket_hurts_only_who_sent_it(shared: Node) -> None:
 def test_a_job_spec_that_makes_no_sense_is_refused_by_the_daemon_as_well(shared: Node) -> None:
     for spec in ({}, {"name": 5}, {"name": "x", "cap_bytes": -1}, {"name": "x", "weight_milli": 0}):
         body: dict[str, object] = dict(spec)
-        enter = m.Enter(job="", spec=body, argv=["x"], cwd="/", pid=1, child_pid=0, version="0.1.0", protocol=1)
+        enter = m.Enter(
+            job="", spec=body, argv=["x"], cwd="/", pid=1, child_pid=0, version="0.1.0", protocol=m.PROTOCOL
+        )
         (answer,) = framing.Decoder().feed(talk(shared, framing.encode(enter)))
         assert isinstance(answer, m.Refuse), spec
     assert shared.ps(ended=False)["jobs"] == []
@@ -313,7 +317,7 @@ def test_the_daemon_does_not_answer_another_user(shared: Node) -> None:
         "except (BrokenPipeError, ConnectionResetError):\n"
         "    print(0)\n"
     )
-    asked = framing.encode(m.Call(verb="ps", arguments={}, version="0.1.0", protocol=1)).hex()
+    asked = framing.encode(m.Call(verb="ps", arguments={}, version="0.1.0", protocol=m.PROTOCOL)).hex()
     shared.places.socket.chmod(0o777)  # let it pass the file's own protection: the daemon looks at who it is
     try:
         arguments = [str(Path(CARPOOL).parent / "python"), "-c", code, str(shared.places.socket), asked]

@@ -40,7 +40,14 @@ def test_an_id_that_is_a_path_is_refused(node: Node, name: str) -> None:
     wire = Wire(node.places)
     wire.send(
         m.Enter(
-            job=name, spec={"name": "x"}, argv=["true"], cwd="/", pid=0, child_pid=0, version=__version__, protocol=1
+            job=name,
+            spec={"name": "x"},
+            argv=["true"],
+            cwd="/",
+            pid=0,
+            child_pid=0,
+            version=__version__,
+            protocol=m.PROTOCOL,
         )
     )
     answer = wire.receive()

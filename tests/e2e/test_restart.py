@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LOOP = ["plain_loop.py", "--width", "64"]
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 SLEEPER = "echo ready; exec sleep 60"
+TRIES_MAX = 10
 
 
 def run(node: Node, name: str, steps: int) -> Started:
@@ -48,7 +50,7 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
         assert node.job("plain")["steps"] >= before["plain"] - 1, "the page knows its steps"
         for name, started in jobs.items():
             assert set(pids[name]) <= set(node.job(name)["pids"]), "the same processes as before"
-            started.wait_lines(before[name] + 25)
+            started.wait_lines(min(before[name] + 25, 1600 if name == "ranks" else 1_000_000))  # it may be at its end
     ended = jobs["ranks"].wait()
     assert ended.code == 0, ended.err
     assert node.wait_state("ranks", "finished", "failed")["steps"] == 800
@@ -93,20 +95,24 @@ def test_the_queue_survives_the_daemon(node: Node) -> None:
 
 def test_a_submitted_job_survives_a_daemon_that_dies_while_it_starts(node: Node) -> None:
     """Between the order to start and the program's first instruction lies the start of a runner."""
-    node.start()
-    marks = node.files / "marks"
-    program = f"echo started once >> {marks}; {SLEEPER}"
-    job = node.submit("/bin/sh", "-c", program, options=["--name", "early"])
-    file = node.places.jobs / job["id"] / "job.json"
-    began_without_program = json.loads(file.read_text())["child_pid"] == 0
-    node.kill_daemon()
-    assert began_without_program, "the daemon was killed too late for this test"
-    node.start()
-    wait_until(lambda: node.state("early") == "starting" and node.program_pid("early"), "it runs under the new one")
-    assert is_alive(node.program_pid("early"))
-    assert node.carpool("cancel", "early").code == 0
-    node.wait_state("early", "cancelled")
-    assert marks.read_text() == "started once\n"
+    for number in range(TRIES_MAX):
+        node.start()
+        name, marks = f"early{number}", node.files / f"marks{number}"
+        program = f"echo started once >> {marks}; {SLEEPER}"
+        job = node.submit("/bin/sh", "-c", program, options=["--name", name])
+        file = node.places.jobs / job["id"] / "job.json"
+        began_without_program = json.loads(file.read_text())["child_pid"] == 0
+        node.kill_daemon()
+        node.start()
+        node.wait_state(name, "starting")
+        wait_until(functools.partial(node.program_pid, name), "it runs under the new one")
+        assert is_alive(node.program_pid(name))
+        assert node.carpool("cancel", name).code == 0
+        node.wait_state(name, "cancelled")
+        assert marks.read_text() == "started once\n"
+        if began_without_program:
+            return
+    pytest.fail(f"of {TRIES_MAX} daemons none was killed early enough for this test")
 
 
 def test_a_job_that_ends_while_no_daemon_runs_is_not_a_ghost_afterwards(node: Node) -> None:
