@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.core.effects import GrantLease, ParkJob, RevokeLease, SetCap
 from carpool.core.model import JobId, JobState
 from carpool.core.waiting import Part, is_safe
-from carpool.units import GIB, SECOND
+from carpool.units import GIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
 
 A = JobId("a")
@@ -70,6 +70,16 @@ def test_w2_it_gets_its_memory_with_its_turn_and_not_before(core: CoreDriver) ->
     assert [type(effect) for effect in effects] == [GrantLease, SetCap]
     assert caps(core)[-1] >= 7 * GIB
     assert core.state("a") is JobState.RUNNING
+
+
+def test_d5_nobody_but_the_core_may_hand_it_its_turn_because_bytes_come_with_it(core: CoreDriver) -> None:
+    blocked(core)
+    core.exit("x")
+    core.tick(100 * MS)
+    assert core.recalled == ["b"]
+    assert core.scheduler.successor(JobId("b")) is None
+    granted = only(core.give_back("b"), GrantLease)
+    assert [grant.job for grant in granted] == ["a"]
 
 
 def test_its_wall_time_is_waiting_for_memory_and_then_for_a_turn(core: CoreDriver) -> None:

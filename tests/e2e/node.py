@@ -214,7 +214,10 @@ class Node:
         return str(found["state"]) if found is not None else "unknown"
 
     def wait_state(self, name: str, *states: str, seconds: float = PATIENCE) -> dict[str, Any]:
-        wait_until(lambda: self.state(name) in states, f"{name} is {' or '.join(states)}", seconds=seconds)
+        try:
+            wait_until(lambda: self.state(name) in states, f"{name} is {' or '.join(states)}", seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.find(name)}") from None
         return self.job(name)
 
     def wait_steps(self, name: str, count: int, *, seconds: float = PATIENCE) -> None:

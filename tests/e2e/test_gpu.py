@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import Node, Started, wait_until
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, build, busy_ns, true_bytes
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, busy_ns, true_bytes
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -8,15 +8,10 @@ import pytest
 
 from tests.e2e.node import Node
 from tests.e2e.test_gpu import App
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, build
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built
 
 pytestmark = pytest.mark.slow
 LAUNCH_FAILED = 719
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

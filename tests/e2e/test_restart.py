@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LOOP = ["plain_loop.py", "--width", "64"]
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 SLEEPER = "echo ready; exec sleep 60"
-TRIES_MAX = 10
 
 
 def run(node: Node, name: str, steps: int) -> Started:
@@ -93,26 +91,70 @@ def test_the_queue_survives_the_daemon(node: Node) -> None:
     assert list(node.places.jobs.iterdir()) == []
 
 
-def test_a_submitted_job_survives_a_daemon_that_dies_while_it_starts(node: Node) -> None:
+SLOW_RUNNER = """
+import os, sys, time
+deadline = time.monotonic() + 60
+while "carpool.cli.runner" in sys.orig_argv and not os.path.exists({go!r}) and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def starting(node: Node) -> tuple[Path, Path]:
+    """A submitted job whose runner is held before its first line, and a daemon killed at that moment; returns the
+    file that lets runners go and the one to which the program writes."""
+    go, marks, slow = node.files / "go", node.files / "marks", node.files / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_RUNNER.format(go=str(go)))
+    node.environment["PYTHONPATH"] = f"{slow}:{node.environment.get('PYTHONPATH', '')}"
+    node.start()
+    program = f"echo started once >> {marks}; {SLEEPER}"
+    node.submit("/bin/sh", "-c", program, options=["--name", "early"])
+    assert node.program_pid("early") == 0, "its runner has not started it"
+    node.kill_daemon()
+    return go, marks
+
+
+def check_it_runs_once(node: Node, marks: Path) -> None:
+    node.wait_state("early", "starting")
+    wait_until(lambda: node.program_pid("early") and marks.exists(), "it runs under the new one")
+    assert is_alive(node.program_pid("early"))
+    assert node.carpool("cancel", "early").code == 0
+    node.wait_state("early", "cancelled")
+    assert marks.read_text() == "started once\n"
+
+
+@pytest.mark.parametrize("comes", ["while no daemon is there", "to the next daemon"])
+def test_a_submitted_job_survives_a_daemon_that_dies_while_it_starts(
+    node: Node, starting: tuple[Path, Path], comes: str
+) -> None:
     """Between the order to start and the program's first instruction lies the start of a runner."""
-    for number in range(TRIES_MAX):
+    go, marks = starting
+    if comes == "to the next daemon":
         node.start()
-        name, marks = f"early{number}", node.files / f"marks{number}"
-        program = f"echo started once >> {marks}; {SLEEPER}"
-        job = node.submit("/bin/sh", "-c", program, options=["--name", name])
-        file = node.places.jobs / job["id"] / "job.json"
-        began_without_program = json.loads(file.read_text())["child_pid"] == 0
-        node.kill_daemon()
+        go.touch()
+    else:
+        go.touch()
+        time.sleep(0.8)  # it knocks every 0.2 s, and starts a daemon itself after 2 s
         node.start()
-        node.wait_state(name, "starting")
-        wait_until(functools.partial(node.program_pid, name), "it runs under the new one")
-        assert is_alive(node.program_pid(name))
-        assert node.carpool("cancel", name).code == 0
-        node.wait_state(name, "cancelled")
-        assert marks.read_text() == "started once\n"
-        if began_without_program:
-            return
-    pytest.fail(f"of {TRIES_MAX} daemons none was killed early enough for this test")
+    check_it_runs_once(node, marks)
+
+
+def test_a_job_whose_daemon_died_before_it_noted_the_runner_runs_once(
+    node: Node, starting: tuple[Path, Path]
+) -> None:
+    go, marks = starting
+    (directory,) = node.places.jobs.iterdir()
+    file = directory / "job.json"
+    text = json.loads(file.read_text())
+    assert is_alive(text["runner_pid"])
+    file.write_text(json.dumps({**text, "runner_pid": 0}))
+    node.start()
+    node.wait_state("early", "starting")
+    assert json.loads(file.read_text())["runner_pid"] not in (0, text["runner_pid"]), "there are two now"
+    go.touch()
+    check_it_runs_once(node, marks)
+    wait_until(lambda: not is_alive(text["runner_pid"]), "the one that was too many left")
 
 
 def test_a_job_that_ends_while_no_daemon_runs_is_not_a_ghost_afterwards(node: Node) -> None:

@@ -25,7 +25,6 @@ from tests.native.gpu import (
     OUT_OF_MEMORY,
     Built,
     Probe,
-    build,
     environment,
     live_bytes,
     true_bytes,
@@ -34,11 +33,6 @@ from tests.native.gpu import (
 KINDS = ["plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external", "graph"]
 DOORS = ["link", "dlsym", "proc", "thread", "path"]
 Start = Callable[..., Probe]
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -11,18 +11,13 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page
-from tests.native.gpu import CHUNK, MIB, OUT_OF_MEMORY, Built, Probe, build, environment, live_bytes, true_bytes
+from tests.native.gpu import CHUNK, MIB, OUT_OF_MEMORY, Built, Probe, environment, live_bytes, true_bytes
 
 pytestmark = pytest.mark.slow
 KINDS = ["plain", "pitch", "managed", "async", "pool", "own_pool", "exported", "array", "mipmap", "external", "graph"]
 KINDS += ["vmm", "mapped", "twice", "host_vmm", "host_pool"]
 DOORS = ["link", "dlsym", "proc", "thread"]
 STEPS, SLOTS, PROCESSES = 150, 24, 3
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 class Walk:

@@ -14,15 +14,10 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, build, compile_c, environment, live_bytes, true_bytes
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, compile_c, environment, live_bytes, true_bytes
 from tests.native.scripts import PRELUDE, Script
 
 Start = Callable[..., Probe]
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -11,17 +11,12 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page, slot_base
-from tests.native.gpu import MIB, Built, Probe, build, busy_ns, environment
+from tests.native.gpu import MIB, Built, Probe, busy_ns, environment
 
 Start = Callable[[], Probe]
 ASYNC, SYNC = 10**9, 1
 SETTLE_SECONDS, WINDOW_SECONDS = 0.3, 0.8
 POINTS = 6  # a busy machine may stop a process for a while; `carpool bench interposer` has the exact figure
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

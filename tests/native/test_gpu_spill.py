@@ -9,14 +9,9 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, build, environment, live_bytes
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, environment, live_bytes
 
 ALLOWED = {"CARPOOL_MAY_OVERSUBSCRIBE": "1"}
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -15,14 +15,9 @@ from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import slot_base
 from tests.agent.desk import Desk
-from tests.native.gpu import MIB, Built, Probe, build, environment
+from tests.native.gpu import MIB, Built, Probe, environment
 
 Start = Callable[[], Probe]
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.gpu import MIB, Built, build, compile_c, environment, true_bytes
+from tests.native.gpu import MIB, Built, compile_c, environment, true_bytes
 from tests.native.scripts import Script
 
 LAUNCH_FAILED = 719
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-settings.register_profile("steady", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
+# Without the phase that explains a failure: it traces every line, and is for whoever explores.
+_PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, database=None, phases=_PHASES, suppress_health_check=_SLOW
+)
 settings.register_profile(
     "explore", max_examples=2000, deadline=None, database=None, suppress_health_check=_SLOW, print_blob=True
 )

@@ -138,9 +138,12 @@ class Runner:
 
     def _wait_start(self) -> m.Start:
         """Queue until the daemon says go; survives a daemon that is restarted meanwhile."""
-        self._enter()
+        if not self._job:
+            self._enter()  # the user is told at once if there is no daemon
         while True:
             try:
+                if self._wire is None:
+                    self._enter()
                 message = self._wire.receive(for_ever=True) if self._wire is not None else None
             except UnreachableError:
                 if not self._places.socket.exists():

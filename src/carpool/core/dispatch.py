@@ -8,7 +8,8 @@ Rules
   D4  A holder is recalled only for a job the policy prefers or a guarantee puts first, after its quantum, or because
       it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
-      the turn comes back he gets it, so a driver may tell him before it tells the core.
+      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if that
+      would be a job whose allocation waits: it gets bytes with its turn (W2).
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
         return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
-        lane.successor = chosen.id if node.policy.lanes_max == 1 else None
+        is_sure = node.policy.lanes_max == 1 and chosen.state is not JobState.BLOCKED
+        lane.successor = chosen.id if is_sure else None
         return recall(node, holder, _why_first(node, chosen, holder, now=now), now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
@@ -97,7 +99,7 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
     waiting = _ready(node, node.device_of(node.jobs[lane.jobs[0]]), lane, now=now) if lane.jobs else []
     chosen = _choose(node, waiting, None, now=now) if waiting else None
-    if chosen is None or rotation.lacks_first_room(node, chosen):
+    if chosen is None or chosen.state is JobState.BLOCKED or rotation.lacks_first_room(node, chosen):
         return None
     return chosen.id
 

@@ -201,6 +201,9 @@ class Desk:
         if not self._speaks_this_version(peer, message.version, message.protocol):
             return
         known = self._loop.jobs.get(JobId(message.job)) if message.job else None
+        if known is not None and _has_other_runner(known, message):
+            peer.send(m.Refuse(reason=f"job {message.job} has a runner already"))
+            return
         if known is not None:
             self._take_runner_back(peer, known, message)
             return
@@ -375,6 +378,15 @@ def _is_underway(file: JobFile) -> bool:
     if file.child_pid:
         return processes.is_alive(file.child_pid, file.child_birth)
     return processes.is_alive(file.runner_pid)
+
+
+def _has_other_runner(live: LiveJob, message: m.Enter) -> bool:
+    """Whether a runner comes too late: a daemon died between its start and the note of it, and the next one started
+    another. A program runs once."""
+    if message.child_pid:
+        return False
+    is_there = live.runner is not None and live.file.runner_pid != message.pid
+    return is_there or bool(live.file.child_pid)
 
 
 def _number(file: JobFile | None) -> int:
