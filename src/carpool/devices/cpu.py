@@ -10,10 +10,10 @@ from carpool.devices.libraries import find_library
 RAM_SHARE = 2  # half of the memory by default; the rest is for the operating system and the page cache
 
 # libgomp spins 300,000 rounds (some 6 ms) at every barrier when its own threads fit the cores; it does not know that
-# other processes are there. In turns, 3,000 are as fast as that, and a job that gave its turn back is off the cores
-# after 60 us. Side by side spinning threads hold the cores their neighbours need, and few rounds are best, although
-# they make small operations up to 1.7 times slower.
-SPIN_ROUNDS = "3000"
+# other processes are there. In turns, 10,000 are as fast as that, and a job that gave its turn back is off the cores
+# after 0.2 ms; 3,000 cost 4 % and 1,000 a quarter where operations are small. Side by side spinning threads hold the
+# cores their neighbours need, and few rounds are best.
+SPIN_ROUNDS = "10000"
 SPIN_ROUNDS_BESIDE_OTHERS = "1000"
 
 
