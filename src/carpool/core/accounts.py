@@ -41,9 +41,9 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
 def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None:
     """Note with everybody who waits for this holder's lane that it was the holder who had it (A4)."""
     lane = node.lane_of(holder)
-    for other in node.waiting_in(lane) if lane is not None else []:
-        both = min(span, now - other.row_since_ns)
-        if both > 0 and other.row == "turn":
+    for job_id in lane.jobs if lane is not None else ():
+        other = node.jobs[job_id]
+        if other.row == "turn" and (both := min(span, now - other.row_since_ns)) > 0:
             other.waited_for_ns[holder.id] = other.waited_for_ns.get(holder.id, 0) + both
 
 

@@ -169,11 +169,11 @@ def _goes_before(node: Node, device: Device, claimant: Job, resident: Job, *, no
     return node.policy.pick(views, now=now) == claimant.id
 
 
-def in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos) -> list[Job]:
-    """The jobs as the policy would have them go."""
+def in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos, at_most: int | None = None) -> list[Job]:
+    """The jobs as the policy would have them go; only the first of them if so many are enough."""
     left = {job.id: view_of(node, job, now=now, on=device) for job in jobs}
     ordered: list[Job] = []
-    while left:
+    while left and (at_most is None or len(ordered) < at_most):
         picked = node.policy.pick(list(left.values()), now=now)
         chosen = picked if picked is not None else next(iter(left))
         ordered.append(node.jobs[chosen])

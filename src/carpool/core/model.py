@@ -233,14 +233,14 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        is_told = self.is_suspended or self.is_sent_away or self.squeeze is Squeeze.TOO_LARGE
-        makes_room = self.gives_way or self.leaving_for is not None
-        return is_told or makes_room or self.moving_to is not None
+        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is Squeeze.TOO_LARGE:
+            return True
+        return self.leaving_for is not None or self.moving_to is not None
 
     @property
     def is_held_back(self) -> bool:
         """Whether it may have no turn, whatever is free."""
-        return self.is_leaving or self.squeeze is not None
+        return self.squeeze is not None or self.is_leaving
 
 
 @dataclass(slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Tell the jobs that are to leave and wait at a boundary to go (P1, P3)."""
     effects: list[Effect] = []
     for job in node.jobs_on(device):
-        if job.is_leaving and job.state is JobState.WAITING and now >= job.move_retry_ns:
+        if job.state is JobState.WAITING and now >= job.move_retry_ns and job.is_leaving:
             effects += _park(node, device, job, now=now)
     return effects
 

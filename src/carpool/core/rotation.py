@@ -59,7 +59,8 @@ def make_room(node: Node, *, now: Nanos) -> None:
 
 
 def _open_claim(node: Node, device: Device, *, now: Nanos) -> None:
-    for job in leavers.in_order(node, device, _claimants(node, device, now=now), now=now)[:CLAIMANTS_TRIED]:
+    claimants = _claimants(node, device, now=now)
+    for job in leavers.in_order(node, device, claimants, now=now, at_most=CLAIMANTS_TRIED):
         if now < device.quiet_until_ns and not leavers.is_exempt(node, job):
             continue
         plan = leavers.plan_for(node, device, job, now=now)
