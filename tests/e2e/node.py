@@ -144,6 +144,14 @@ class Node:
         self.started: list[Started] = []
         self.daemon: Started | None = None
 
+    def use_stand_in(self, place: Path) -> None:
+        """GPUs of the stand-in driver that lies at this place; its books are kept in this node's directory."""
+        self.environment |= {
+            "CARPOOL_NATIVE": str(place),
+            "CARPOOL_STUB_FILE": str(self.directory / "books"),
+            "TMPDIR": str(self.directory),
+        }
+
     # --- the daemon ---------------------------------------------------------------------------------------
 
     def start(
