@@ -15,7 +15,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that may take longest come first: else the last one runs while every other core has nothing left to do."""
+    """Files that may take longest come first: else the last one runs while the other cores have nothing to do."""
     limits: dict[str, float] = {}
     for item in items:
         file = item.nodeid.partition("::")[0]

@@ -22,7 +22,7 @@ ENDLESS = 1_000_000
 
 
 def command(shape: str, steps: int) -> list[str]:
-    return ["held.py", shape, "--steps", str(steps), "--width", "2500"]
+    return ["held.py", shape, "--steps", str(steps), "--width", "2500", "--pause", "0.05"]
 
 
 def start(node: Node, name: str, *program: str, options: tuple[str, ...] = ()) -> Started:
