@@ -229,7 +229,10 @@ class Node:
         return self.job(name)
 
     def wait_steps(self, name: str, count: int, *, seconds: float = PATIENCE) -> None:
-        wait_until(lambda: (self.find(name) or {"steps": -1})["steps"] >= count, f"{name} made {count} steps")
+        def look() -> bool:
+            return bool((self.find(name) or {"steps": -1})["steps"] >= count)
+
+        wait_until(look, f"{name} made {count} steps", seconds=seconds)
 
     def holders(self) -> list[str]:
         lanes = [lane for device in self.ps(ended=False)["devices"] for lane in device["lanes"]]
