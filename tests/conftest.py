@@ -1,4 +1,4 @@
-"""What tests of several parts share."""
+"""What tests of several parts share, and the order of their files."""
 
 from __future__ import annotations
 
@@ -11,3 +11,20 @@ from tests.native.gpu import Built, build
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The CUDA guest, the stand-in driver and the probe, compiled once a run."""
     return build(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take longest come first: else the last one runs while the other cores have nothing to do."""
+    limits: dict[str, float] = {}
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        limits[file] = max(limits.get(file, 0), _seconds_allowed(item))
+    items.sort(key=lambda item: -limits[item.nodeid.partition("::")[0]])
+
+
+def _seconds_allowed(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0])
+    return 1.0 if item.get_closest_marker("slow") is not None else 0.0

@@ -1,24 +1,27 @@
 """What the test programs print when they run alone and without carpool: the truth the shared runs are compared with.
 
-One process imports torch once and forks for every program, so a program costs no import; each still starts
-with a fresh interpreter state of its own, as nothing but the import happened before the fork.
+One process imports torch once and forks for every program, so a program costs no import (nor that of torch._dynamo,
+as long again, which torch itself makes for the first optimizer); each still starts with a fresh interpreter state of
+its own, as nothing but the imports happened before the fork.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.node import PROGRAMS, PYTHON
 
 _NURSERY = """
 import json, os, runpy, sys
-import torch
+import torch, torch._dynamo
 
 def start(order, rank):
     pid = os.fork()
@@ -60,12 +63,21 @@ class Alone:
     def output(self, *program: str, ranks: int = 1) -> bytes:
         """What the program writes to stdout; a script of tests/programs, or a package there.
 
-        With several ranks the output of one stands behind that of the other.
+        With several ranks the output of one stands behind that of the other. Where a shared run rests in each step so
+        that it lasts, or lasts until it is told to end, this one does neither: no number depends on it.
         """
-        key = (*program, str(ranks))
+        words = _without(program, "--until")
+        words = ["0" if before == "--pause" else word for before, word in zip(["", *words], words, strict=False)]
+        key = (*words, str(ranks))
         if key not in self._known:
-            self._known[key] = self._ask(list(program), ranks)
+            self._known[key] = self._ask(words, ranks)
         return self._known[key]
+
+    def same_steps(self, output: bytes, *program: str) -> bytes:
+        """What the program writes in as many steps as a run made whose output this is; its last line says so."""
+        done = re.match(rb"done steps=(\d+) ", output.splitlines()[-1])
+        assert done is not None, output[-200:]
+        return self.output(*_without(program, "--steps"), "--steps", done[1].decode())
 
     def _ask(self, program: list[str], ranks: int) -> bytes:
         if self._nursery is None:
@@ -95,6 +107,11 @@ class Alone:
             self._nursery.stdout.close()
             self._nursery.wait(30)
         shutil.rmtree(self._file.parent)
+
+
+def _without(program: Sequence[str], option: str) -> list[str]:
+    """The command line without this option and the value that follows it."""
+    return [word for before, word in zip(["", *program], program, strict=False) if option not in (before, word)]
 
 
 def free_port() -> int:

@@ -144,6 +144,14 @@ class Node:
         self.started: list[Started] = []
         self.daemon: Started | None = None
 
+    def use_stand_in(self, place: Path) -> None:
+        """GPUs of the stand-in driver that lies at this place; its books are kept in this node's directory."""
+        self.environment |= {
+            "CARPOOL_NATIVE": str(place),
+            "CARPOOL_STUB_FILE": str(self.directory / "books"),
+            "TMPDIR": str(self.directory),
+        }
+
     # --- the daemon ---------------------------------------------------------------------------------------
 
     def start(
@@ -221,7 +229,10 @@ class Node:
         return self.job(name)
 
     def wait_steps(self, name: str, count: int, *, seconds: float = PATIENCE) -> None:
-        wait_until(lambda: (self.find(name) or {"steps": -1})["steps"] >= count, f"{name} made {count} steps")
+        def look() -> bool:
+            return bool((self.find(name) or {"steps": -1})["steps"] >= count)
+
+        wait_until(look, f"{name} made {count} steps", seconds=seconds)
 
     def holders(self) -> list[str]:
         lanes = [lane for device in self.ps(ended=False)["devices"] for lane in device["lanes"]]

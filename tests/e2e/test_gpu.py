@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def node(built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    node = Node()
-    node.environment |= {
-        "CARPOOL_NATIVE": str(built.place),
-        "CARPOOL_STUB_FILE": str(node.directory / "books"),
-        "TMPDIR": str(node.directory),
-    }
-    try:
-        yield node
-    finally:
-        node.close()
+def node(node: Node, built: Built) -> Node:
+    node.use_stand_in(built.place)
+    return node
 
 
 class App:

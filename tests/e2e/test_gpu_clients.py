@@ -8,14 +8,13 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.node import PROGRAMS, Node
-from tests.native.gpu import Built, Probe, build, environment
+from tests.native.gpu import Built, Probe, environment
 
 pytestmark = pytest.mark.slow
 CARD, CAP = 4096, 1024  # MiB
@@ -30,23 +29,10 @@ OUT_OF_MEMORY = 2
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build(tmp_path_factory.mktemp("gpu"))
-
-
-@pytest.fixture(scope="module")
-def node(built: Built) -> Iterator[Node]:
-    node = Node()
-    node.environment |= {
-        "CARPOOL_NATIVE": str(built.place),
-        "CARPOOL_STUB_FILE": str(node.directory / "books"),
-        "TMPDIR": str(node.directory),
-    }
-    try:
-        node.start(device="stub:4GiB")
-        yield node
-    finally:
-        node.close()
+def node(module_node: Node, built: Built) -> Node:
+    module_node.use_stand_in(built.place)
+    module_node.start(device="stub:4GiB")
+    return module_node
 
 
 def need(client: str) -> None:

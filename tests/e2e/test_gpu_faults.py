@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.e2e.node import Node
@@ -15,17 +13,9 @@ LAUNCH_FAILED = 719
 
 
 @pytest.fixture
-def node(built: Built) -> Iterator[Node]:
-    node = Node()
-    node.environment |= {
-        "CARPOOL_NATIVE": str(built.place),
-        "CARPOOL_STUB_FILE": str(node.directory / "books"),
-        "TMPDIR": str(node.directory),
-    }
-    try:
-        yield node
-    finally:
-        node.close()
+def node(node: Node, built: Built) -> Node:
+    node.use_stand_in(built.place)
+    return node
 
 
 def test_a_fault_that_all_contexts_share_ends_nobodys_turns(node: Node, built: Built) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.alone import Alone
-from tests.e2e.node import Node
+from tests.e2e.node import Node, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 HOG = ["hog.py", "--steps", "10"]
-COMPANION = ["plain_loop.py", "--width", "64", "--steps", "100000000"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002", "--steps", "100000000"]
 
 
 def steps(node: Node, name: str) -> list[Any]:
@@ -25,7 +25,11 @@ def test_a_hog_is_sent_away_at_its_boundary_and_comes_back_when_nobody_else_is_t
     node.start(quantum="20ms", hog_after="200ms")
     node.run(*COMPANION, options=["--name", "companion"])
     node.wait_steps("companion", 5)
-    hog = node.run(*HOG, "--seconds", "20", options=["--name", "hog"])
+    enough = node.files / "enough"
+    hog = node.run(*HOG, "--seconds", "100", "--until", str(enough), options=["--name", "hog"])
+    wait_until(lambda: len(steps(node, "hog")) == 3, "every step is taken")
+    assert node.state("hog") == "running", "it leaves at a boundary and not before"
+    enough.touch()
     away = node.wait_state("hog", "parked")
     assert steps(node, "hog") == ["warned", "put last", "sent away"]
     assert "it comes back when nobody else is here, or with: carpool resume hog-2" in away["reason"]

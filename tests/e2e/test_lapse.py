@@ -18,7 +18,7 @@ from tests.e2e.node import Node, Started, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-COMPANION = ["plain_loop.py", "--width", "64"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
 
 
 class Beside(Node):
@@ -79,7 +79,8 @@ def test_a_job_that_waits_for_input_gives_its_turn_back(beside: Beside, alone: A
 
 def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone: Alone) -> None:
     program = ["hog.py", "--steps", "20"]
-    started = beside.run_beside(*program, "--seconds", "8", name="greedy")
+    enough = beside.files / "enough"
+    started = beside.run_beside(*program, "--seconds", "15", "--until", str(enough), name="greedy")
     started.wait_line("hogging")
     wait_until(lambda: beside.job("greedy")["is_hog"], "it is named", seconds=30)
     shown = beside.carpool("ps")
@@ -91,6 +92,7 @@ def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone:
     assert "and has not reached a boundary; its usual step takes" in explained.lines[0]
     assert any("no boundary reached for" in line for line in explained.lines)
     assert "greedy has had it for" in beside.job("companion")["reason"]
+    enough.touch()
     ended = started.wait()
     assert ended.code == 0
     named = [event["step"] for event in beside.events("NameHog", "greedy")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from typing import Any
@@ -17,16 +16,17 @@ from tests.e2e.node import PYTHON, Node, Started, kill, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GIB = 1 << 30
-STEPS = 120
+STEPS = "120"
+ENDLESS = "1000000"
 
 
-def command(shape: str, steps: int = STEPS) -> list[str]:
-    return ["held.py", shape, "--steps", str(steps), "--width", "250", "--pause", "0.01"]
+def command(shape: str, steps: str = STEPS, *more: str) -> list[str]:
+    return ["held.py", shape, "--width", "250", "--pause", "0.01", "--steps", steps, *more]
 
 
-def start(node: Node, name: str, shape: str, steps: int = STEPS) -> Started:
+def start(node: Node, name: str, shape: str, steps: str = STEPS, *more: str) -> Started:
     """A job on cpu0 whose memory was measured."""
-    job = node.run(*command(shape, steps), options=["--name", name, "--device", "cpu0"])
+    job = node.run(*command(shape, steps, *more), options=["--name", name, "--device", "cpu0"])
     wait_until(lambda: node.find(name) and node.job(name)["needs"], "it is measured")
     node.wait_steps(name, 5)
     return job
@@ -47,33 +47,33 @@ def free(node: Node) -> list[int]:
 
 def test_it_moves_to_and_fro_with_the_same_numbers_beside_a_job_that_stays(node: Node, alone: Alone) -> None:
     node.start(device="cpu:2x2GiB", quantum="20ms")
-    stays = node.run(*command("groups"), options=["--name", "stays", "--device", "cpu0"])
-    mover = start(node, "mover", "accumulation", 300)
-    moves = 0
-    with contextlib.suppress(CarpoolError):  # until it is over
-        while True:
-            to = "cpu0" if moves % 2 else "cpu1"
-            found = migrate(node, "mover", to)
-            moves += found["device"] == to
-            time.sleep(0.05)
-    for job, program in ((mover, command("accumulation", 300)), (stays, command("groups"))):
+    enough = node.files / "enough"
+    endless = (ENDLESS, "--until", str(enough))
+    stays = node.run(*command("groups", *endless), options=["--name", "stays", "--device", "cpu0"])
+    mover = start(node, "mover", "accumulation", *endless)
+    wait_until(lambda: node.job("stays")["needs"], "the one that stays is measured")
+    for to in ("cpu1", "cpu0") * 3:
+        assert migrate(node, "mover", to)["device"] == to
+        node.wait_steps("mover", node.job("mover")["steps"] + 5)
+    node.wait_steps("stays", 20)
+    enough.touch()
+    for job, shape in ((mover, "accumulation"), (stays, "groups")):
         ended = job.wait()
         assert (ended.code, ended.err) == (0, "")
-        assert ended.out == alone.output(*program)
-    assert moves >= 2
+        assert ended.out == alone.same_steps(ended.out, *command(shape))
     arrived = [(event["source"], event["device"]) for event in node.journal("MoveJob")]
-    assert arrived[:2] == [("cpu0", "cpu1"), ("cpu1", "cpu0")]
+    assert arrived == [("cpu0", "cpu1"), ("cpu1", "cpu0")] * 3
     assert free(node) == [2 * GIB, 2 * GIB]
 
 
 def test_what_cannot_be_moved_is_refused_with_the_numbers_and_runs_on(node: Node) -> None:
     node.start(device="cpu:2x1GiB")
-    start(node, "a", "sgd", 100000)
+    start(node, "a", "sgd", ENDLESS)
     done = node.carpool("migrate", "a", "--to", "cpu7")
     assert (done.code, "there is no such device; there are cpu0, cpu1" in done.err) == (1, True), done.err
     assert "is on cpu0 already" in node.carpool("migrate", "a", "--to", "cpu0").err
     assert node.carpool("migrate", "nobody", "--to", "cpu1").code == 2
-    node.run(*command("sgd", 100000), options=["--name", "big", "--device", "cpu1", "--memory", "1000MiB"])
+    node.run(*command("sgd", ENDLESS), options=["--name", "big", "--device", "cpu1", "--memory", "1000MiB"])
     node.wait_state("big", "starting")
     with pytest.raises(
         CarpoolError, match=r"does not fit on cpu1: it needs .* and 24\.0 MiB of 1\.00 GiB is unpromised"
@@ -122,7 +122,7 @@ def test_a_daemon_or_a_job_killed_half_way_harms_nobody(node: Node, alone: Alone
     node.start(device="cpu:2x1GiB")
     ended = job.wait()
     assert (ended.code, ended.out) == (0, alone.output(*command("groups")))
-    start(node, "dies", "sgd", 100000)
+    start(node, "dies", "sgd", ENDLESS)
     assert node.carpool("migrate", "dies", "--to", "cpu1", "--no-wait").code == 0
     kill(node.program_pid("dies"))
     node.wait_state("dies", "failed")

@@ -13,17 +13,13 @@ from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-LOOP = ["plain_loop.py", "--width", "64"]
+LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 SLEEPER = "echo ready; exec sleep 60"
 
 
-def run(node: Node, name: str, steps: int) -> Started:
-    return node.run(*LOOP, "--steps", str(steps), options=["--name", name, "--memory", "250MiB"])
-
-
-def expected(alone: Alone, steps: int) -> bytes:
-    return alone.output(*LOOP, "--steps", str(steps))
+def run(node: Node, name: str, *more: str) -> Started:
+    return node.run(*LOOP, "--steps", "1000000", *more, options=["--name", name, "--memory", "250MiB"])
 
 
 def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alone: Alone) -> None:
@@ -33,7 +29,7 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
     node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1
     options = ["--name", "ranks", "--memory", "700MiB"]
     jobs = {
-        "plain": run(node, "plain", 1_000_000),
+        "plain": run(node, "plain"),
         "ranks": node.run(TORCHRUN, "--standalone", "--nproc-per-node", "2", *ddp, options=options),
     }
     for name in jobs:
@@ -59,7 +55,8 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
     assert node.wait_state("plain", "cancelled", "failed")["steps"] >= len(lines) - 1
     assert sorted(ended.out.splitlines()) == sorted(alone.output(*ddp, ranks=2).splitlines())
     compared = min(2000, len(lines))
-    assert lines[:compared] == expected(alone, compared).decode().splitlines()[:compared]
+    truth = alone.output(*LOOP, "--steps", str(compared)).decode().splitlines()
+    assert lines[:compared] == truth[:compared]
 
     last = max(grant["run"] for grant in node.journal("GrantLease"))
     turns = [grant["job"].partition("-")[0] for grant in node.journal("GrantLease") if grant["run"] == last]
@@ -212,9 +209,9 @@ def test_jobs_of_a_device_that_is_gone_are_counted_on_another_of_its_kind(node: 
 
 
 def test_a_stopped_daemon_stays_away_and_its_jobs_finish(node: Node, alone: Alone) -> None:
-    steps = 1500
     node.start(quantum="20ms")
-    jobs = {name: run(node, name, steps) for name in ("first", "second")}
+    enough = node.files / "enough"
+    jobs = {name: run(node, name, "--until", str(enough)) for name in ("first", "second")}
     for name in jobs:
         node.wait_steps(name, 20)
     polite = node.carpool("daemon", "stop")
@@ -226,9 +223,12 @@ def test_a_stopped_daemon_stays_away_and_its_jobs_finish(node: Node, alone: Alon
     assert node.daemon is not None
     assert node.daemon.process.wait(10) == 0
     for started in jobs.values():
+        started.wait_lines(len(started.lines) + 20)
+    enough.touch()
+    for started in jobs.values():
         ended = started.wait()
         assert ended.code == 0
-        assert ended.out == expected(alone, steps)
+        assert ended.out == alone.same_steps(ended.out, *LOOP)
     assert not node.places.socket.exists(), "nobody brought the stopped daemon back"
 
 

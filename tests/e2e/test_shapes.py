@@ -1,7 +1,8 @@
 """Programs of every shape share the device with another job: same numbers, exact step counts, many hand-overs.
 
-All shapes run once, a few at a time, beside a companion that trains from the first to the last; the tests look
-at what came of it. The quantum is so short that nearly every step is a turn of its own.
+All shapes run once, a few at a time, beside a companion that trains from the first to the last (and rests in each
+step: the others mostly import torch); the tests look at what came of it. The quantum is so short that nearly every
+step is a turn of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.e2e.node import PYTHON, Ended, Node, Started, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_ONCE = 4
-COMPANION = ["plain_loop.py", "--width", "64", "--batch", "16"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
 COMPANION_LINES = 1000
 TURNS_MIN = 4
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import struct
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
+from tests.native import probe
+from tests.native.probe import NATIVE, compile_c
 
-NATIVE = Path(__file__).parents[2] / "native"
-STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 SHARED = ["-shared", "-fPIC", "-fvisibility=hidden"]
 GUEST = [NATIVE / name for name in ("hooks.c", "resolve.c", "budget.c", "link.c", "share.c")]
-WAIT_SECONDS = 20
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
 CHUNK = 2 * MIB
-
-
-def compile_c(target: Path, *arguments: str | Path) -> Path:
-    command = ["cc", *STRICT, *map(str, arguments), "-o", str(target), "-lpthread", "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return target
 
 
 @dataclass(frozen=True)
@@ -78,54 +67,12 @@ def environment(built: Built, books: Path, *, cards: str = "1x4GiB", page: Path 
     return env
 
 
-class Probe:
+class Probe(probe.Probe):
     """One running probe; answers are (the driver's code, a number)."""
 
     def __init__(self, built: Built, env: dict[str, str], log: Path, door: str = "link", *more: str) -> None:
-        self._log = log
-        with log.open("wb") as own_log:
-            self.process = subprocess.Popen(
-                [built.probe, door, *more],
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=own_log,
-                bufsize=0,
-            )
-        self.result, self.pid = self.answer()
-
-    def __enter__(self) -> Probe:
-        return self
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        try:
-            self.process.wait(WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(f"{line}\n".encode())
-
-    def ask(self, line: str) -> tuple[int, int]:
-        self.tell(line)
-        return self.answer()
-
-    def answer(self) -> tuple[int, int]:
-        assert self.process.stdout
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self.process.stdout], [], [], WAIT_SECONDS)
-            assert ready, f"the probe did not answer; it said: {self.said()}"
-            part = self.process.stdout.read(1)
-            assert part, f"the probe ended; it said: {self.said()}"
-            line += part
-        result, value = line.split()
-        return int(result), int(value)
+        super().__init__([built.probe, door, *more], env, log)
+        self.result, self.pid = self.first
 
     def alloc(self, how: str, slot: int, size: int) -> int:
         return self.ask(f"alloc {how} {slot} {size}")[0]
@@ -136,13 +83,6 @@ class Probe:
     def info(self) -> tuple[int, int]:
         """Free and total bytes as the program sees them."""
         return self.ask("info 0")[1], self.ask("info 1")[1]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def said(self) -> str:
-        return self._log.read_text()
 
 
 ROWS, CARDS_MAX = 256, 16

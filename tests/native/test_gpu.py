@@ -21,7 +21,6 @@ from carpool.wire.page import Page, slot_base
 from tests.native.gpu import (
     CHUNK,
     MIB,
-    NATIVE,
     OUT_OF_MEMORY,
     Built,
     Probe,
@@ -29,22 +28,11 @@ from tests.native.gpu import (
     live_bytes,
     true_bytes,
 )
+from tests.native.probe import NATIVE
 
 KINDS = ["plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external", "graph"]
 DOORS = ["link", "dlsym", "proc", "thread", "path"]
 Start = Callable[..., Probe]
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    page = Page.create(tmp_path / "page")
-    yield page
-    page.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Path:
-    return tmp_path / "books"
 
 
 @pytest.fixture

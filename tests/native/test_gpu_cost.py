@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -52,8 +51,7 @@ def added(built: Built, page: Page, what: int, live: int = 0) -> float:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Page:
-    page = Page.create(tmp_path / "page")
+def page(page: Page) -> Page:
     page.words[wire.H_CAP] = 2048 * MIB
     return page
 

@@ -14,23 +14,17 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page
-from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, compile_c, environment, live_bytes, true_bytes
+from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, environment, live_bytes, true_bytes
+from tests.native.probe import compile_c
 from tests.native.scripts import PRELUDE, Script
 
 Start = Callable[..., Probe]
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    page = Page.create(tmp_path / "page")
+def page(page: Page) -> Page:
     page.words[wire.H_CAP] = 1024 * MIB
-    yield page
-    page.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Path:
-    return tmp_path / "books"
+    return page
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page
-from tests.native.gpu import GUEST, MIB, NATIVE, SHARED, Built, Probe, compile_c, environment
+from tests.native.gpu import GUEST, MIB, SHARED, Built, Probe, environment
+from tests.native.probe import NATIVE, compile_c
 
 pytestmark = pytest.mark.slow
 KINDS = ["plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external", "graph"]

@@ -20,16 +20,9 @@ POINTS = 6  # a busy machine may stop a process for a while; `carpool bench inte
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    page = Page.create(tmp_path / "page")
+def page(page: Page) -> Page:
     page.words[wire.H_CAP] = 2048 * MIB
-    yield page
-    page.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Path:
-    return tmp_path / "books"
+    return page
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ ALLOWED = {"CARPOOL_MAY_OVERSUBSCRIBE": "1"}
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    page = Page.create(tmp_path / "page")
+def page(page: Page) -> Page:
     page.words[wire.H_CAP] = 64 * MIB
-    yield page
-    page.close()
+    return page
 
 
 def spilled_bytes(page: Page, pid: int) -> int:

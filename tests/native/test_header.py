@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.testing import doors
-from tests.native.gpu import NATIVE, compile_c
+from tests.native.probe import NATIVE, compile_c
 
 PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
 ROW = re.compile(r"^(HOOK|GATE|NVML|CALL|LEFT)\((\w+)", re.MULTILINE)

@@ -11,7 +11,6 @@ import fcntl
 import importlib.util
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -20,15 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
+from tests.native import probe
+from tests.native.probe import NATIVE, compile_c
 
-NATIVE = Path(__file__).parents[2] / "native"
-STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 HOOKS = [
     "malloc",
     "calloc",
@@ -46,13 +44,6 @@ MIB = 1 << 20
 NOT_COUNTED = "memory of this process is not counted\n"
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-
-def compile_c(target: Path, *arguments: str | Path) -> Path:
-    command = ["cc", *STRICT, *map(str, arguments), "-o", str(target), "-ldl", "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return target
 
 
 @dataclass(frozen=True)
@@ -78,13 +69,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     )
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    page = Page.create(tmp_path / "page")
-    yield page
-    page.close()
-
-
 def metered(path: Path | str | None, *preloads: Path) -> dict[str, str]:
     """The environment of a process that preloads these libraries and is told of this page."""
     env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "CARPOOL_PAGE")}
@@ -94,58 +78,12 @@ def metered(path: Path | str | None, *preloads: Path) -> dict[str, str]:
     return env
 
 
-class Probe:
-    """One running probe; a forked or executed successor answers through the same object."""
+class Probe(probe.Probe):
+    """One running probe; answers are (usable bytes, 0 being a refusal, or a pid; errno after the call)."""
 
     def __init__(self, program: Path, env: dict[str, str], log: Path, stderr: int | None = None) -> None:
-        self._log = log
-        with log.open("wb") as own_log:
-            self.process = subprocess.Popen(
-                [program],
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=own_log if stderr is None else stderr,
-                bufsize=0,
-            )
-        self.pid = self._reply()[0]
-
-    def __enter__(self) -> Probe:
-        return self
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        try:
-            self.process.wait(WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(f"{line}\n".encode())
-
-    def ask(self, line: str) -> tuple[int, int]:
-        """The reply: usable bytes (0 is a refusal) or a pid, and errno after the call."""
-        self.tell(line)
-        return self._reply()
-
-    def _reply(self) -> tuple[int, int]:
-        assert self.process.stdout
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self.process.stdout], [], [], WAIT_SECONDS)
-            assert ready, "the probe did not answer"
-            byte = self.process.stdout.read(1)
-            assert byte, f"the probe ended: {self.said()}"
-            line += byte
-        value, error = line.split()
-        return int(value), int(error)
-
-    def said(self) -> str:
-        return self._log.read_text()
+        super().__init__([program], env, log, stderr=stderr)
+        self.pid = self.first[0]
 
 
 Start = Callable[..., Probe]

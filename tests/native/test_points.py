@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.test_meter import NATIVE, STRICT
+from tests.native.probe import NATIVE, STRICT
 
 
 def test_the_points_compile_strictly(tmp_path: Path) -> None:

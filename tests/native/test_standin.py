@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.gpu import MIB, Built, compile_c, environment, true_bytes
+from tests.native.gpu import MIB, Built, environment, true_bytes
+from tests.native.probe import compile_c
 from tests.native.scripts import Script
 
 LAUNCH_FAILED = 719

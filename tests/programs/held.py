@@ -5,6 +5,7 @@ import copy
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -216,17 +217,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest in each step")
+    parser.add_argument("--until", type=Path, help="end after the step that finds this file, if that is earlier")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     step, held = SHAPES[args.shape](args.width)
-    value = 0.0
+    count, value = 0, 0.0
     for count in range(1, args.steps + 1):
         value = step()
         if args.pause:
             time.sleep(args.pause)
         print(f"step={count} loss={value!r}", flush=True)
-    print(f"done steps={args.steps} loss={value!r} weights={fingerprint(held())}", flush=True)
+        if args.until is not None and args.until.exists():
+            break
+    print(f"done steps={count} loss={value!r} weights={fingerprint(held())}", flush=True)
 
 
 if __name__ == "__main__":

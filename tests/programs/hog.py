@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,11 +31,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
 
 
 @torch.no_grad()
-def burn(seconds: float) -> int:
+def burn(seconds: float, until: Path | None) -> int:
     """Keep every core busy; the number of products depends on the clock and touches no weight."""
     matrix = torch.eye(256)
     products, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not (until is not None and until.exists()):
         matrix = matrix @ matrix
         products += 1
     return products
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="before the long section, and again after it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--until", type=Path, help="no longer than until this file is there")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -52,7 +54,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     train(model, optimizer, 1, args.steps)
     print("hogging", flush=True)
-    print(f"hogged products={burn(args.seconds)}", flush=True)
+    print(f"hogged products={burn(args.seconds, args.until)}", flush=True)
     value = train(model, optimizer, args.steps + 1, 2 * args.steps)
     print(f"done steps={2 * args.steps} loss={value!r} weights={fingerprint(model.parameters())}", flush=True)
 
