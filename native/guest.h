@@ -105,8 +105,10 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */
 #define CP_KERNELS 1024 /* a power of two */
 struct cp_kernel {
-    _Atomic uint64_t key, cost_ns;
+    _Alignas(64) _Atomic uint64_t key; /* a size that is quick to multiply by */
+    _Atomic uint64_t cost_ns, least_ns; /* least: of the newest samples */
     _Atomic int64_t until_sample_ns;
+    atomic_uint sampled;
     atomic_bool is_known, is_begun; /* measured; to be measured by a launch on its way */
 };
 extern struct cp_kernel cp_kernels[CP_KERNELS];

@@ -23,6 +23,7 @@
 #define CP_H_PRICE 9
 #define CP_H_PAID_UNTIL 10
 #define CP_H_DEVICE_NS 11
+#define CP_H_ENDED_NS 12
 
 #define CP_S_PID 0
 #define CP_S_LIVE 1

@@ -7,8 +7,9 @@
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
- *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
- *     then the others' work lies between the events too.
+ *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
+ *     the least, for then the others' work lies between the events too: it falls at once, and rises a little when none of
+ *     32 samples was as short.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
  *
@@ -27,6 +28,7 @@
 #define REST_NS_MAX 5000000u
 #define EVERY 64
 #define EVERY_NS 1000000
+#define RISE_AFTER 32
 #define PROBES 4 /* what does not fit pushes out what is there */
 #define SAMPLES 16
 
@@ -61,6 +63,8 @@ static struct cp_kernel *find(uint64_t key) {
     PUT(kernel->is_begun, false);
     PUT(kernel->until_sample_ns, 0);
     PUT(kernel->cost_ns, GUESS_NS);
+    PUT(kernel->least_ns, UINT64_MAX);
+    PUT(kernel->sampled, 0);
     PUT(kernel->key, key);
     return kernel;
 }
@@ -71,18 +75,35 @@ static void set_next_sample(struct cp_kernel *kernel) {
     PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
 }
 
+/* The first sample of a kernel, at its end. If others of the job were busy too, some of it is theirs: what lies after the
+ * end of the newest kernel they know of is not, and neither is our equal part. */
+static uint64_t own_part(uint64_t ns, cp_word *header) {
+    unsigned busy = cp_launching();
+    uint64_t now = cp_now(), alone = now - atomic_exchange(&header[CP_H_ENDED_NS], now), equal = busy ? ns / busy : ns;
+    return ns < alone ? ns : alone > equal ? alone : equal;
+}
+
+/* Falls at once, and rises by an eighth when none of many samples was as short. */
+static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
+    uint64_t before = GET(kernel->least_ns), least = ns < before ? ns : before;
+    bool is_enough = atomic_fetch_add(&kernel->sampled, 1) % RISE_AFTER == RISE_AFTER - 1;
+    uint64_t most = is_enough ? cost + cost / 8 : cost;
+    PUT(kernel->least_ns, is_enough ? UINT64_MAX : least);
+    return least < most ? least : most;
+}
+
 static void learn(struct cp_kernel *kernel, uint64_t ns) {
     uint64_t cost = GET(kernel->cost_ns);
-    bool is_single = !GET(cp_has_streams) && cp_launching() < 2;
+    cp_word *header = cp_header();
     ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
     if (!GET(kernel->is_known)) {
+        ns = header ? own_part(ns, header) : ns;
         atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
-        cost = ns;
-    } else if (is_single)
-        cost = (7 * cost + ns) / 8;
+    } else if (!GET(cp_has_streams) && cp_launching() < 2)
+        ns = (7 * cost + ns) / 8;
     else
-        cost = ns < cost + cost / 1024 ? ns : cost + cost / 1024 + 1;
-    PUT(kernel->cost_ns, cost);
+        ns = least_of(kernel, cost, ns);
+    PUT(kernel->cost_ns, ns);
     if (!atomic_exchange(&kernel->is_known, true))
         set_next_sample(kernel);
 }
@@ -109,7 +130,6 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     set_next_sample(kernel);
     if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
-    read_samples(NULL);
     for (struct cp_sample *s = samples; s < samples + SAMPLES && !found; s++)
         if (!s->kernel && (!s->context || s->context == context))
             found = s;
@@ -153,10 +173,6 @@ void cp_forget_samples(uint64_t context) {
 /* The purse is empty: take a slice that covers what is owed. */
 __attribute__((noinline)) static void earn(cp_word *header) {
     cp_word *slot = cp_my_slot();
-    if (cp_try_lock(&sample_lock)) {
-        read_samples(NULL);
-        cp_drop_lock(&sample_lock);
-    }
     for (int64_t owed; slot && (owed = -GET(cp_purse)) > 0;) {
         uint64_t price = GET(header[CP_H_PRICE]), now = cp_now(), until = GET(header[CP_H_PAID_UNTIL]);
         if (!price) {
@@ -202,9 +218,11 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
             CUstream none = NULL;
             PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
         }
-        if (!GET(kernel->is_known) && GET(kernel->is_begun)) {
+        bool must_wait = !GET(kernel->is_known) && GET(kernel->is_begun);
+        if (must_wait)
             cp_take_lock(&sample_lock);
-            read_samples(kernel);
+        if (must_wait || cp_try_lock(&sample_lock)) {
+            read_samples(must_wait ? kernel : NULL);
             cp_drop_lock(&sample_lock);
         }
         int64_t cost = (int64_t)GET(kernel->cost_ns);
