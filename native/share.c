@@ -133,13 +133,13 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     for (struct cp_sample *s = samples; s < samples + SAMPLES && !found; s++)
         if (!s->kernel && (!s->context || s->context == context))
             found = s;
-    if (found && !found->context && (real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)))
-        found = NULL; /* an event may be lost; so is the context, then */
-    if (found) {
+    /* where an event cannot be made, the other may be lost; so is the context, then */
+    bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)));
+    if (is_made)
         found->context = context;
-        found = real_cuEventRecord(found->from, stream) == CUDA_SUCCESS ? found : NULL;
-    }
-    if (found) {
+    if (!is_made || real_cuEventRecord(found->from, stream) != CUDA_SUCCESS)
+        found = NULL;
+    else {
         found->kernel = kernel;
         found->key = GET(kernel->key);
         found->is_recorded = false;
@@ -202,16 +202,9 @@ __attribute__((noinline)) static void earn(cp_word *header) {
     }
 }
 
-static void pass_turn(void) {
-    if (GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)))
-        cp_wait_turn();
-}
-
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     cp_word *header = cp_header();
     struct cp_sample *sample = NULL;
-    if (!atomic_load_explicit(&cp_is_ready, memory_order_acquire))
-        cp_find_driver();
     if (header && GET(header[CP_H_PRICE]) && !cp_is_capturing(stream)) {
         struct cp_kernel *kernel = find(key);
         if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
@@ -228,10 +221,10 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
         int64_t cost = (int64_t)GET(kernel->cost_ns);
         if (atomic_fetch_sub(&cp_purse, cost) < cost)
             earn(header);
-        pass_turn();
+        cp_pass_turn();
         if (atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost)
             sample = begin_sample(kernel, stream);
     } else
-        pass_turn();
+        cp_pass_turn();
     return sample;
 }

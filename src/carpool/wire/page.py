@@ -2,7 +2,7 @@
 
 One file per job, made by the daemon (owner-only), mapped by every process of the job that preloads the byte
 meter or takes turns, and by the daemon. It is an array of 64-bit words: a header, then one slot a process.
-`native/page.h` is the same table in C; `tests/wire/test_page.py` compares the two.
+`native/page.h`, the same table in C, is made from this file (`make docs`).
 
 Rules
   G1  Each word has one writer, the daemon or the process that owns the slot; the few header words that every
