@@ -201,22 +201,24 @@ static uint64_t pending(void) {
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {
     uint64_t started = cp_now();
-    unsigned salt = (unsigned)getpid();
-    for (unsigned tries = 0;; tries++) {
-        if (cp_held(true) <= cap)
-            return true;
+    unsigned salt = (unsigned)getpid(), tries = 0;
+    int saved = errno;
+    bool is_given;
+    while (!(is_given = cp_held(true) <= cap)) {
         uint64_t asking = pending() - bytes; /* not ours */
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
         bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
         bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && cp_now() - started < wait_ns;
-        if (!(may_race && tries < TRIES) && !may_wait)
-            return false;
+        if (!(may_race && tries++ < TRIES) && !may_wait)
+            break;
         salt = salt * 1103515245u + 12345u;
         cp_sleep(may_race ? (uint64_t)(salt >> 16) * 3 : 2000000);
         cap = GET(cp_page[CP_H_CAP]);
         atomic_fetch_add(&slot[CP_S_LIVE], bytes);
     }
+    errno = saved;
+    return is_given;
 }
 
 bool cp_reserve(uint64_t bytes) {
@@ -225,9 +227,7 @@ bool cp_reserve(uint64_t bytes) {
         return !(cp_must_cap && cp_is_configured);
     atomic_fetch_add(&slot[CP_S_PENDING], bytes);
     uint64_t live = atomic_fetch_add(&slot[CP_S_LIVE], bytes) + bytes, cap = GET(cp_page[CP_H_CAP]);
-    int saved = errno;
     bool is_given = !cap || cp_held(false) <= cap || reserve_hard(slot, bytes, cap);
-    errno = saved;
     atomic_fetch_sub(&slot[CP_S_PENDING], bytes);
     if (is_given)
         cp_raise(&slot[CP_S_PEAK], (int64_t)live);

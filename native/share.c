@@ -8,8 +8,7 @@
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
- *     the least, for then the others' work lies between the events too: it falls at once, and rises a little when none of
- *     32 samples was as short.
+ *     the least, for then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
  *
@@ -36,7 +35,7 @@ struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
     struct cp_kernel *kernel; /* NULL: free */
-    uint64_t key;
+    uint64_t key, begun;
     bool is_recorded;
 };
 
@@ -75,29 +74,35 @@ static void set_next_sample(struct cp_kernel *kernel) {
     PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
 }
 
-/* The first sample of a kernel, at its end. If others of the job were busy too, some of it is theirs: what lies after the
- * end of the newest kernel they know of is not, and neither is our equal part. */
-static uint64_t own_part(uint64_t ns, cp_word *header) {
+/* Of the first sample of a kernel, from `begun` on. If others of the job were busy too, some of it is theirs: what lies
+ * after the last end that they know of is not, and neither is our equal part. */
+static uint64_t own_part(uint64_t begun, uint64_t ns, cp_word *header) {
     unsigned busy = cp_launching();
-    uint64_t now = cp_now(), alone = now - atomic_exchange(&header[CP_H_ENDED_NS], now), equal = busy ? ns / busy : ns;
-    return ns < alone ? ns : alone > equal ? alone : equal;
+    uint64_t ended = GET(header[CP_H_ENDED_NS]), end = begun + ns, equal = busy ? ns / busy : ns;
+    if (ended >= end) /* theirs is later than ours: nothing is known */
+        return ns;
+    atomic_compare_exchange_strong(&header[CP_H_ENDED_NS], &ended, end);
+    return ended <= begun ? ns : end - ended > equal ? end - ended : equal;
 }
 
-/* Falls at once, and rises by an eighth when none of many samples was as short. */
+/* Falls at once. Rises when none of many samples was as short, by an eighth; at first, when little is known, sooner and
+ * more: what is too much leaves the device idle, and the next sample is short. */
 static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
-    uint64_t before = GET(kernel->least_ns), least = ns < before ? ns : before;
-    bool is_enough = atomic_fetch_add(&kernel->sampled, 1) % RISE_AFTER == RISE_AFTER - 1;
-    uint64_t most = is_enough ? cost + cost / 8 : cost;
+    unsigned count = atomic_fetch_add(&kernel->sampled, 1) + 1;
+    uint64_t before = GET(kernel->least_ns), least = ns < before ? ns : before, most = cost;
+    bool is_enough = count < RISE_AFTER ? (count & (count - 1)) == 0 : count % RISE_AFTER == 0;
+    if (is_enough)
+        most += count < RISE_AFTER ? cost : cost / 8;
     PUT(kernel->least_ns, is_enough ? UINT64_MAX : least);
     return least < most ? least : most;
 }
 
-static void learn(struct cp_kernel *kernel, uint64_t ns) {
+static void learn(struct cp_kernel *kernel, uint64_t begun, uint64_t ns) {
     uint64_t cost = GET(kernel->cost_ns);
     cp_word *header = cp_header();
     ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
     if (!GET(kernel->is_known)) {
-        ns = header ? own_part(ns, header) : ns;
+        ns = header ? own_part(begun, ns, header) : ns;
         atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
     } else if (!GET(cp_has_streams) && cp_launching() < 2)
         ns = (7 * cost + ns) / 8;
@@ -119,7 +124,7 @@ static void read_samples(struct cp_kernel *awaited) {
             continue;
         if (state == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
             real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
-            learn(s->kernel, (uint64_t)((double)ms * 1e6));
+            learn(s->kernel, s->begun, (uint64_t)((double)ms * 1e6));
         s->kernel = NULL;
     }
 }
@@ -142,6 +147,7 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     else {
         found->kernel = kernel;
         found->key = GET(kernel->key);
+        found->begun = cp_now();
         found->is_recorded = false;
         PUT(kernel->is_begun, true);
     }

@@ -14,8 +14,8 @@ a cap that is not reached; the job holds its turn.
                          again also with 90 others
   share_error_points     the worst difference between asked and measured share of the device in any 5 s, of asked 20,
                          50 and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`
-  …_of_reachable         the same, and eight processes at 80 %, by what these programs reach without a limit where that
-                         is less than asked (share_reachable_percent)
+  …_of_reachable         the same, and eight processes at 80 %, by what these programs reach without a limit
+                         (share_reachable_percent) where that is less than asked
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.
 """
