@@ -206,6 +206,7 @@ __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t
     bool is_given;
     while (!(is_given = cp_held(true) <= cap)) {
         uint64_t asking = pending() - bytes; /* not ours */
+        atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_ASIDE);
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
         bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
@@ -217,6 +218,7 @@ __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t
         cap = GET(cp_page[CP_H_CAP]);
         atomic_fetch_add(&slot[CP_S_LIVE], bytes);
     }
+    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_ASIDE);
     errno = saved;
     return is_given;
 }

@@ -71,6 +71,7 @@ FLAG_METERED = 1  # the C meter counts this process's bytes
 FLAG_BELL = 2  # it can be rung, and ring others
 FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
 FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
+FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 PRICE_ONE = 1024
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
@@ -202,7 +203,9 @@ class Page:
 
     def live_bytes(self, slot: int) -> int:
         """Bytes the process of this slot holds now."""
-        return max(0, signed(self.words[slot_base(slot) + S_LIVE]) - self.pending_bytes(slot))
+        base = slot_base(slot)
+        not_held = 0 if self.words[base + S_FLAGS] & FLAG_ASIDE else self.words[base + S_PENDING]
+        return max(0, signed(self.words[base + S_LIVE]) - not_held)
 
     def pending_bytes(self, slot: int) -> int:
         """Bytes for which an allocation of this slot's process waits."""
