@@ -60,6 +60,7 @@ results: setup
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams
 	@$(BIN)/python -m carpool.testing.coverage
+	@$(BIN)/python -m carpool.testing.page_header
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/carpool/_native/*.so

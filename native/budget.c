@@ -13,8 +13,8 @@
 #include "guest.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "slots.h"
 
@@ -27,7 +27,7 @@ static bool is_off;
 static uint64_t wait_ns; /* how long an allocation may wait for room */
 static cp_word *_Atomic cp_slot;
 static cp_lock open_lock, table_lock;
-static atomic_uint_fast64_t graph_bytes, last_id;
+static atomic_uint_fast64_t graph_bytes;
 
 static struct cp_entry *table;
 static size_t table_size, table_used; /* size is a power of two, or 0 */
@@ -91,29 +91,7 @@ void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes) {
     cp_drop_lock(&table_lock);
 }
 
-bool cp_find_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out) {
-    cp_take_lock(&table_lock);
-    struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
-    bool is_found = entry && entry->kind;
-    if (is_found)
-        *out = *entry;
-    cp_drop_lock(&table_lock);
-    return is_found;
-}
-
-bool cp_take_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out) {
-    cp_take_lock(&table_lock);
-    struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
-    bool is_found = entry && entry->kind;
-    if (is_found) {
-        *out = *entry;
-        erase(entry);
-    }
-    cp_drop_lock(&table_lock);
-    return is_found;
-}
-
-/* The entry as it is after the change; one without references is removed. */
+/* The entry as it is after the change; one without references is removed, so -1 takes what has only one. */
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out) {
     cp_take_lock(&table_lock);
     struct cp_entry *entry = table_size ? probe(kind, key) : NULL;
@@ -146,17 +124,18 @@ void cp_drop_context(uint64_t context) {
     cp_forget_samples(context);
 }
 
-uint64_t cp_new_id(void) { return atomic_fetch_add(&last_id, 1) + 1; }
-
 /* The account */
 
-void cp_say_once(const char *what) {
+void cp_say_once(const char *format, ...) {
     static atomic_flag is_said = ATOMIC_FLAG_INIT;
-    char line[768];
-    if (atomic_flag_test_and_set(&is_said))
-        return;
+    char what[750], line[768];
+    va_list facts;
+    va_start(facts, format);
+    vsnprintf(what, sizeof what, format, facts);
+    va_end(facts);
     snprintf(line, sizeof line, "carpool: %s\n", what);
-    cp_say(line);
+    if (!atomic_flag_test_and_set(&is_said))
+        cp_say(line);
 }
 
 static void in_forked_child(void) {
@@ -170,34 +149,24 @@ static void in_forked_child(void) {
     cp_forget_samples(0);
 }
 
-static void claim(void) {
+__attribute__((cold, noinline)) static cp_word *open_account(bool must_say) {
     static bool is_following;
-    if (!is_following)
-        is_following = pthread_atfork(NULL, NULL, in_forked_child) == 0;
-    if (is_following)
-        atomic_store(&cp_slot, cp_claim_slot());
-}
-
-__attribute__((cold, noinline)) static cp_word *open_account(void) {
     const char *why = "every slot of the shared page is taken";
+    int saved = errno;
     cp_take_lock(&open_lock);
     if (!atomic_load(&cp_slot) && !is_off && cp_is_configured) {
-        int saved = errno;
-        if (!cp_page)
-            cp_page = cp_map_page(page_path, &why);
-        if (cp_page)
-            claim();
-        if (!atomic_load(&cp_slot)) {
-            char text[700];
-            snprintf(text, sizeof text, "%s (shared page %.300s); %s", why, page_path,
-                     cp_must_cap ? "without it the cap cannot be kept, so this program gets no device memory"
-                                 : NOT_COUNTED);
-            cp_say_once(text);
-            is_off = true;
-        }
-        errno = saved;
+        cp_page = cp_page ? cp_page : cp_map_page(page_path, &why);
+        is_following = is_following || (cp_page && pthread_atfork(NULL, NULL, in_forked_child) == 0);
+        if (is_following)
+            atomic_store(&cp_slot, cp_claim_slot());
+        is_off = must_say && !atomic_load(&cp_slot);
+        if (is_off)
+            cp_say_once("%s (shared page %.300s); %s", why, page_path,
+                        cp_must_cap ? "without it the cap cannot be kept, so this program gets no device memory"
+                                    : NOT_COUNTED);
     }
     cp_drop_lock(&open_lock);
+    errno = saved;
     return atomic_load(&cp_slot);
 }
 
@@ -208,10 +177,8 @@ cp_word *cp_my_slot(void) {
     if (slot || is_off)
         return slot;
     cp_load(); /* a constructor that ran before ours may be calling */
-    return cp_is_configured ? open_account() : NULL;
+    return cp_is_configured ? open_account(true) : NULL;
 }
-
-unsigned cp_my_slot_number(void) { return (unsigned)((cp_my_slot() - cp_page) / CP_SLOT_WORDS); }
 
 cp_word *cp_header(void) { return cp_my_slot() ? cp_page : NULL; }
 
@@ -234,22 +201,26 @@ static uint64_t pending(void) {
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {
     uint64_t started = cp_now();
-    unsigned salt = (unsigned)getpid();
-    for (unsigned tries = 0;; tries++) {
-        if (cp_held(true) <= cap)
-            return true;
+    unsigned salt = (unsigned)getpid(), tries = 0;
+    int saved = errno;
+    bool is_given;
+    while (!(is_given = cp_held(true) <= cap)) {
         uint64_t asking = pending() - bytes; /* not ours */
+        atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_ASIDE);
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
         bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
         bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && cp_now() - started < wait_ns;
-        if (!(may_race && tries < TRIES) && !may_wait)
-            return false;
+        if (!(may_race && tries++ < TRIES) && !may_wait)
+            break;
         salt = salt * 1103515245u + 12345u;
         cp_sleep(may_race ? (uint64_t)(salt >> 16) * 3 : 2000000);
         cap = GET(cp_page[CP_H_CAP]);
         atomic_fetch_add(&slot[CP_S_LIVE], bytes);
     }
+    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_ASIDE);
+    errno = saved;
+    return is_given;
 }
 
 bool cp_reserve(uint64_t bytes) {
@@ -258,9 +229,7 @@ bool cp_reserve(uint64_t bytes) {
         return !(cp_must_cap && cp_is_configured);
     atomic_fetch_add(&slot[CP_S_PENDING], bytes);
     uint64_t live = atomic_fetch_add(&slot[CP_S_LIVE], bytes) + bytes, cap = GET(cp_page[CP_H_CAP]);
-    int saved = errno;
     bool is_given = !cap || cp_held(false) <= cap || reserve_hard(slot, bytes, cap);
-    errno = saved;
     atomic_fetch_sub(&slot[CP_S_PENDING], bytes);
     if (is_given)
         cp_raise(&slot[CP_S_PEAK], (int64_t)live);
@@ -278,15 +247,12 @@ void cp_unreserve(uint64_t bytes) {
 }
 
 void cp_spill(uint64_t bytes) {
-    char text[200];
     cp_word *slot = cp_my_slot();
     if (slot && bytes)
         atomic_fetch_add(&slot[CP_S_SPILLED], bytes);
-    if ((int64_t)bytes > 0) {
-        snprintf(text, sizeof text, "job %s: there is no room for all of its memory; the rest is managed memory, which is "
-                 "slow (--oversubscribe)", cp_job);
-        cp_say_once(text);
-    }
+    if ((int64_t)bytes > 0)
+        cp_say_once("job %s: there is no room for all of its memory; the rest is managed memory, which is slow "
+                    "(--oversubscribe)", cp_job);
 }
 
 void cp_settle_graph(uint64_t bytes) {
@@ -324,7 +290,8 @@ __attribute__((constructor)) static void cp_load(void) {
     static atomic_bool is_loaded;
     if (atomic_exchange(&is_loaded, true))
         return;
-    const char *why, *capped = getenv("CARPOOL_IS_CAPPED"), *spills = getenv("CARPOOL_MAY_OVERSUBSCRIBE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
+    const char *capped = getenv("CARPOOL_IS_CAPPED"), *spills = getenv("CARPOOL_MAY_OVERSUBSCRIBE"),
+               *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
     copy_setting(page_path, sizeof page_path, "CARPOOL_PAGE");
     copy_setting(cp_job, sizeof cp_job, "CARPOOL_JOB");
     copy_setting(cp_socket_path, sizeof cp_socket_path, "CARPOOL_SOCKET");
@@ -334,10 +301,7 @@ __attribute__((constructor)) static void cp_load(void) {
     cp_must_cap = cp_is_configured && capped && capped[0] == '1';
     cp_may_spill = spills && spills[0] == '1';
     wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
-    int saved = errno;
-    if (cp_is_configured && (cp_page = cp_map_page(page_path, &why)))
-        claim();
-    errno = saved;
+    open_account(false);
 }
 
 __attribute__((destructor)) static void cp_unload(void) {

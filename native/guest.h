@@ -3,9 +3,7 @@
 #ifndef CARPOOL_GUEST_H
 #define CARPOOL_GUEST_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <time.h>
 
 #include <linux/futex.h>
@@ -13,6 +11,7 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "words.h"
 
 /* A lock of this process: 0 free, 1 taken, 2 taken and waited for. Not a pthread one: since glibc 2.34 some of its
  * functions have new versions, and this one needs no call where nobody waits. */
@@ -38,24 +37,17 @@ static inline uint64_t cp_now(void) {
 }
 static inline void cp_sleep(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); } /* < 1 s */
 
-typedef _Atomic uint64_t cp_word;
-#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
-#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
-
 #pragma GCC visibility push(hidden)
 
 /* resolve.c */
-extern atomic_bool cp_is_ready; /* the driver is found: real_* may be called */
-void cp_find_driver(void);
 void *cp_swap(void *function); /* our hook in place of this function of the driver, or the function itself */
-#define HOOK(symbol, name, since, stream, params, args) \
-    extern CUresult(*real_##symbol) params;             \
+#define HOOK(symbol, name, since, stream, params, args, ...) \
+    extern CUresult(*real_##symbol) params;                  \
     CUresult cp_##symbol params;
-#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
 #define NVML(symbol, params, args)              \
     extern nvmlReturn_t(*real_##symbol) params; \
     nvmlReturn_t cp_##symbol params;
-#define CALL(symbol, params) extern CUresult(*real_##symbol) params;
+#define CALL(symbol, params, args) extern CUresult(*real_##symbol) params;
 #include "hooks.def"
 extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
@@ -73,16 +65,12 @@ void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
 bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
 bool cp_is_capped(void);
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
-bool cp_take_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out); /* find and remove */
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
-bool cp_find_entry(enum cp_kind kind, uint64_t key, struct cp_entry *out);
 void cp_drop_context(uint64_t context);
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
-uint64_t cp_new_id(void);
-unsigned cp_my_slot_number(void);
 cp_word *cp_header(void); /* of the page; NULL without a slot */
 unsigned cp_launching(void); /* how many processes of the job have had device time and live */
-void cp_say_once(const char *what);
+__attribute__((format(printf, 1, 2))) void cp_say_once(const char *format, ...);
 extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
 extern bool cp_is_configured, cp_must_cap, cp_may_spill;
 
@@ -90,6 +78,10 @@ extern bool cp_is_configured, cp_must_cap, cp_may_spill;
 extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
 extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
 void cp_wait_turn(void);         /* the slow side of the turn */
+static inline void cp_pass_turn(void) {
+    if (__builtin_expect(GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)) != 0, 0))
+        cp_wait_turn();
+}
 void cp_set_gates(void);         /* a compute limit came or went */
 bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
 void cp_end_step(void);          /* the program waited for the device */
@@ -105,8 +97,10 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */
 #define CP_KERNELS 1024 /* a power of two */
 struct cp_kernel {
-    _Atomic uint64_t key, cost_ns;
+    _Alignas(64) _Atomic uint64_t key; /* a size that is quick to multiply by */
+    _Atomic uint64_t cost_ns, least_ns; /* least: of the newest samples */
     _Atomic int64_t until_sample_ns;
+    atomic_uint sampled;
     atomic_bool is_known, is_begun; /* measured; to be measured by a launch on its way */
 };
 extern struct cp_kernel cp_kernels[CP_KERNELS];

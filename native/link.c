@@ -21,8 +21,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "page.h"
 
@@ -68,56 +66,42 @@ static void hang_up(void) {
     fd = -1;
 }
 
-static bool send_all(const void *data, size_t size) {
-    for (const char *at = data; size;) {
-        ssize_t sent = is_up() ? send(fd, at, size, MSG_NOSIGNAL) : -1;
-        if (sent < 0 && fd >= 0 && errno == EINTR)
+/* All of it, there or back; a connection that fails is given up. */
+static bool carry(void *data, size_t size, bool is_out) {
+    for (char *at = data; size;) {
+        ssize_t some = !is_up() ? -1 : is_out ? send(fd, at, size, MSG_NOSIGNAL) : recv(fd, at, size, 0);
+        if (some < 0 && fd >= 0 && errno == EINTR)
             continue;
-        if (sent <= 0) {
+        if (some <= 0) {
             hang_up();
             return false;
         }
-        at += sent;
-        size -= (size_t)sent;
+        at += some;
+        size -= (size_t)some;
     }
     return true;
 }
 
-static bool receive(void *data, size_t size) {
-    for (char *at = data; size;) {
-        ssize_t got = is_up() ? recv(fd, at, size, 0) : -1;
-        if (got < 0 && fd >= 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            hang_up();
-            return false;
-        }
-        at += got;
-        size -= (size_t)got;
-    }
-    return true;
+static bool send_text(uint16_t kind, char *text) {
+    struct frame head = {.kind = kind, .length = (uint32_t)strlen(text)};
+    return carry(&head, sizeof head, true) && carry(text, head.length, true);
 }
 
 static bool send_words(uint16_t kind, uint64_t first, uint64_t second, uint64_t fourth) {
     struct frame frame = {.kind = kind, .word = {first, second, 0, fourth}};
-    return send_all(&frame, sizeof frame);
+    return carry(&frame, sizeof frame, true);
 }
 
 /* The next message; of its body the beginning, as text. */
-static bool next_frame(struct frame *frame, char *text, size_t size) {
-    if (!receive(frame, sizeof *frame))
+static bool next_frame(struct frame *frame, char *text, uint32_t size) {
+    if (!carry(frame, sizeof *frame, false))
         return false;
-    text[0] = 0;
-    for (uint32_t left = frame->length, kept = 0; left;) {
-        char part[256];
-        uint32_t some = left < sizeof part ? left : (uint32_t)sizeof part;
-        if (!receive(part, some))
-            return false;
-        for (uint32_t i = 0; i < some && kept + 1 < size; i++, text[kept] = 0)
-            text[kept++] = part[i];
-        left -= some;
-    }
-    return true;
+    uint32_t kept = frame->length < size ? frame->length : size - 1;
+    bool is_whole = carry(text, kept, false);
+    text[kept] = 0;
+    for (char rest; is_whole && kept < frame->length; kept++)
+        is_whole = carry(&rest, 1, false);
+    return is_whole;
 }
 
 static void set_patience(int seconds) {
@@ -126,7 +110,7 @@ static void set_patience(int seconds) {
 }
 
 /* A refusal is for good: the program runs on without turns. */
-static bool attach(bool holding) {
+static bool attach(cp_word *slot, bool holding) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat facts;
     struct frame answer;
@@ -142,20 +126,17 @@ static bool attach(bool holding) {
     }
     snprintf(body, sizeof body,
              "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}", cp_job,
-             (int)getpid(), cp_my_slot_number(), holding ? "true" : "false", cp_version,
+             (int)getpid(), (unsigned)((slot - cp_header()) / CP_SLOT_WORDS), holding ? "true" : "false", cp_version,
              CP_PROTOCOL);
     set_patience(ANSWER_SECONDS);
-    atomic_fetch_or(&cp_my_slot()[CP_S_FLAGS], CP_FLAG_PACED);
-    struct frame head = {.kind = ATTACH, .length = (uint32_t)strlen(body)};
-    if (!send_all(&head, sizeof head) || !send_all(body, head.length) || !next_frame(&answer, text, sizeof text))
+    atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_PACED);
+    if (!send_text(ATTACH, body) || !next_frame(&answer, text, sizeof text))
         return false;
     set_patience(0);
     is_reported = false; /* a new daemon may not know */
     if (answer.kind == ATTACHED)
         return true;
-    char why[512];
-    snprintf(why, sizeof why, "job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
-    cp_say_once(why);
+    cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
     is_off = true;
     hang_up();
     return false;
@@ -180,36 +161,28 @@ void cp_set_gates(void) {
 }
 
 static void set_lease(cp_word *slot, uint64_t lease) {
-    is_held = lease == 1;
+    is_held = lease == CP_LEASE_HELD;
     atomic_store(&slot[CP_S_LEASE], lease);
     set_turn(is_held ? &slot[CP_S_RECALL] : &stop);
 }
 
-/* Nothing of ours can be moved to the host; to come back from there is then no work. */
-static void answer_order(uint16_t order) {
-    const char *body = order == PARK ? "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}"
-                                     : "{\"reason\":\"\"}";
-    struct frame head = {.kind = order == PARK ? PARKED : UNPARKED, .length = (uint32_t)strlen(body)};
-    if (send_all(&head, sizeof head))
-        send_all(body, head.length);
-}
-
+/* Orders that come meanwhile are answered: nothing of ours can be moved to the host; to come back from there is no work. */
 static bool wait_granted(void) {
     struct frame frame;
     char text[300];
     while (next_frame(&frame, text, sizeof text)) {
         if (frame.kind == GRANT)
             return true;
-        if (frame.kind == PARK || frame.kind == UNPARK)
-            answer_order(frame.kind);
+        if (frame.kind == PARK)
+            send_text(PARKED, "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}");
+        if (frame.kind == UNPARK)
+            send_text(UNPARKED, "{\"reason\":\"\"}");
     }
     return false;
 }
 
 static void go_alone(void) {
-    char why[256];
-    snprintf(why, sizeof why, "job %s: no daemon answers; the program goes on without taking turns", cp_job);
-    cp_say_once(why);
+    cp_say_once("job %s: no daemon answers; the program goes on without taking turns", cp_job);
     is_alone = true;
     atomic_store(&alone_since_ns, cp_now());
     set_turn(&go_on);
@@ -218,20 +191,20 @@ static void go_alone(void) {
 /* Ask until the turn is granted. `is_asked`: a Return that wants more was sent on this connection. */
 static void acquire(cp_word *slot, bool is_asked) {
     for (uint64_t started = cp_now();;) {
-        set_lease(slot, 2);
+        set_lease(slot, CP_LEASE_ASKED);
         if (!is_asked)
-            is_asked = (is_up() || attach(false)) && send_words(ASK, 0, 0, 0);
+            is_asked = (is_up() || attach(slot, false)) && send_words(ASK, 0, 0, 0);
         if (is_asked && wait_granted())
             break;
         is_asked = false;
         if (is_off) {
-            set_lease(slot, 0);
+            set_lease(slot, CP_LEASE_NONE);
             set_turn(&go_on);
             return;
         }
         uint64_t patience = access(cp_socket_path, F_OK) == 0 ? ORPHAN_PATIENCE_NS : STOPPED_PATIENCE_NS;
         if (is_alone || cp_now() - started > patience) {
-            set_lease(slot, 0);
+            set_lease(slot, CP_LEASE_NONE);
             go_alone();
             return;
         }
@@ -240,7 +213,7 @@ static void acquire(cp_word *slot, bool is_asked) {
     is_alone = false;
     granted_ns = counted_ns = cp_now();
     granted_steps = atomic_load(&slot[CP_S_STEPS]);
-    set_lease(slot, 1);
+    set_lease(slot, CP_LEASE_HELD);
 }
 
 /* What a program that is no loop of ours holds, it holds between turns too: all of it is persistent. */
@@ -270,9 +243,9 @@ static void give_back(cp_word *slot, bool wants_more) {
     count_turn(slot);
     uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
     bool is_told = send_words(RETURN, steps, wants_more, 0);
-    if (!is_told && attach(true)) /* a new daemon has read in the page that we hold it */
+    if (!is_told && attach(slot, true)) /* a new daemon has read in the page that we hold it */
         is_told = send_words(RETURN, steps, wants_more, 0);
-    set_lease(slot, 0);
+    set_lease(slot, CP_LEASE_NONE);
     if (wants_more)
         acquire(slot, is_told);
 }
@@ -293,8 +266,6 @@ static void step_aside(cp_word *slot) {
 }
 
 __attribute__((cold, noinline)) void cp_wait_turn(void) {
-    if (!atomic_load(&cp_is_ready))
-        cp_find_driver();
     if (cp_has_capture())
         return;
     int saved = errno;

@@ -1,16 +1,14 @@
-/* The page a job shares with the daemon, as src/carpool/wire/page.py defines it (rules G1 to G4 stand there).
- * tests/wire/test_page.py compares every number here with Python's. */
+/* The page a job shares with the daemon, made from src/carpool/wire/page.py by `make docs`.
+ * The rules, and what each word means, stand there. */
 #ifndef CARPOOL_PAGE_H
 #define CARPOOL_PAGE_H
 
 #define CP_MAGIC 0x314C4F4F50524143ull
 #define CP_LAYOUT 1
-#define CP_PROTOCOL 2 /* of messages.py */
 #define CP_PAGE_BYTES 16384
 #define CP_SLOT_WORDS 16
 #define CP_SLOTS 128
 #define CP_FIRST_LENT 96
-
 #define CP_H_MAGIC 0
 #define CP_H_LAYOUT 1
 #define CP_H_CAP 2
@@ -23,7 +21,7 @@
 #define CP_H_PRICE 9
 #define CP_H_PAID_UNTIL 10
 #define CP_H_DEVICE_NS 11
-
+#define CP_H_ENDED_NS 12
 #define CP_S_PID 0
 #define CP_S_LIVE 1
 #define CP_S_PEAK 2
@@ -40,19 +38,21 @@
 #define CP_S_STALL_HELD_NS 13
 #define CP_S_DEVICE_NS 14
 #define CP_S_SPILLED 15
-
+#define CP_LEASE_NONE 0
+#define CP_LEASE_HELD 1
+#define CP_LEASE_ASKED 2
+#define CP_LEASE_PARKED 3
 #define CP_LAPSED 0x8000000000000000ull
 #define CP_FLAG_METERED 1
 #define CP_FLAG_BELL 2
 #define CP_FLAG_PACED 4
 #define CP_FLAG_IDLE 8
-#define CP_LEASE_HELD 1
-#define CP_LEASE_ASKED 2
+#define CP_FLAG_ASIDE 16
 #define CP_PRICE_ONE 1024
-
-#define CP_PASS_SHARED 0x400000
+#define CP_PASS_SHARED 4194304
 #define CP_PASS_SERIAL_SHIFT 23
 #define CP_PASS_SERIAL_MASK 0xFFFFFFFFFFull
 #define CP_PASSED 0x8000000000000000ull
+#define CP_PROTOCOL 2
 
 #endif

@@ -24,10 +24,15 @@ __asm__(".symver dlopen, dlopen@" OLD);
 __asm__(".symver dlvsym, dlvsym@" OLD);
 __asm__(".symver dladdr, dladdr@" OLD);
 
-#define HOOK(symbol, name, since, stream, params, args) CUresult(*real_##symbol) params;
-#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
-#define NVML(symbol, params, args) nvmlReturn_t(*real_##symbol) params;
-#define CALL(symbol, params) CUresult(*real_##symbol) params;
+static void cp_find_driver(void);
+
+/* Until the driver is found, whoever calls it finds it. */
+#define FIRST(result, symbol, params, args)                                               \
+    static result first_##symbol params { return cp_find_driver(), real_##symbol args; }  \
+    result(*real_##symbol) params = first_##symbol;
+#define HOOK(symbol, name, since, stream, params, args, ...) FIRST(CUresult, symbol, params, args)
+#define NVML(symbol, params, args) FIRST(nvmlReturn_t, symbol, params, args)
+#define CALL(symbol, params, args) FIRST(CUresult, symbol, params, args)
 #include "hooks.def"
 nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
 
@@ -38,9 +43,8 @@ struct row {
     void *given;       /* what cuGetProcAddress gives for it, should that be another address */
 };
 static struct row cuda_rows[] = {
-#define HOOK(symbol, name, since, stream, params, args) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
-#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
-#define CALL(symbol, params) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
+#define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
+#define CALL(symbol, params, args) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
 #include "hooks.def"
 };
 static struct row nvml_rows[] = {
@@ -51,7 +55,7 @@ static struct row nvml_rows[] = {
 #define COUNT(rows) (sizeof(rows) / sizeof *(rows))
 
 __attribute__((visibility("hidden"))) void *(*cp_real_dlsym)(void *, const char *);
-atomic_bool cp_is_ready;
+static atomic_bool is_filled;
 static void *_Atomic cuda_library, *_Atomic nvml_library;
 
 /* Stands for what this driver does not have; any number of arguments is fine for it. */
@@ -89,17 +93,17 @@ static void cp_open_cuda(const char *path) {
         if (row->name && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
             row->given = NULL;
     }
-    atomic_store(&cp_is_ready, true);
+    atomic_store(&is_filled, true);
 }
 
 static void cp_open_nvml(const char *path) {
     fill(nvml_rows, COUNT(nvml_rows), adopt(&nvml_library, path), (void *)cp_nvml_missing);
 }
 
-__attribute__((cold, noinline)) void cp_find_driver(void) {
+__attribute__((cold, noinline)) static void cp_find_driver(void) {
     if (!cp_real_dlsym)
         cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
-    if (!atomic_load(&cuda_library))
+    if (!atomic_load(&is_filled)) /* or another thread is at it: both store the same */
         cp_open_cuda("libcuda.so.1");
     if (!atomic_load(&nvml_library))
         cp_open_nvml("libnvidia-ml.so.1");

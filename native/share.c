@@ -7,8 +7,8 @@
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
- *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else a slowly rising minimum, for
- *     then the others' work lies between the events too.
+ *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
+ *     the least, for then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
  *
@@ -27,6 +27,7 @@
 #define REST_NS_MAX 5000000u
 #define EVERY 64
 #define EVERY_NS 1000000
+#define RISE_AFTER 32
 #define PROBES 4 /* what does not fit pushes out what is there */
 #define SAMPLES 16
 
@@ -34,7 +35,7 @@ struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
     struct cp_kernel *kernel; /* NULL: free */
-    uint64_t key;
+    uint64_t key, begun;
     bool is_recorded;
 };
 
@@ -61,6 +62,8 @@ static struct cp_kernel *find(uint64_t key) {
     PUT(kernel->is_begun, false);
     PUT(kernel->until_sample_ns, 0);
     PUT(kernel->cost_ns, GUESS_NS);
+    PUT(kernel->least_ns, UINT64_MAX);
+    PUT(kernel->sampled, 0);
     PUT(kernel->key, key);
     return kernel;
 }
@@ -71,18 +74,41 @@ static void set_next_sample(struct cp_kernel *kernel) {
     PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
 }
 
-static void learn(struct cp_kernel *kernel, uint64_t ns) {
+/* Of the first sample of a kernel, from `begun` on. If others of the job were busy too, some of it is theirs: what lies
+ * after the last end that they know of is not, and neither is our equal part. */
+static uint64_t own_part(uint64_t begun, uint64_t ns, cp_word *header) {
+    unsigned busy = cp_launching();
+    uint64_t ended = GET(header[CP_H_ENDED_NS]), end = begun + ns, equal = busy ? ns / busy : ns;
+    if (ended >= end) /* theirs is later than ours: nothing is known */
+        return ns;
+    atomic_compare_exchange_strong(&header[CP_H_ENDED_NS], &ended, end);
+    return ended <= begun ? ns : end - ended > equal ? end - ended : equal;
+}
+
+/* Falls at once. Rises when none of many samples was as short, by an eighth; at first, when little is known, sooner and
+ * more: what is too much leaves the device idle, and the next sample is short. */
+static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
+    unsigned count = atomic_fetch_add(&kernel->sampled, 1) + 1;
+    uint64_t before = GET(kernel->least_ns), least = ns < before ? ns : before, most = cost;
+    bool is_enough = count < RISE_AFTER ? (count & (count - 1)) == 0 : count % RISE_AFTER == 0;
+    if (is_enough)
+        most += count < RISE_AFTER ? cost : cost / 8;
+    PUT(kernel->least_ns, is_enough ? UINT64_MAX : least);
+    return least < most ? least : most;
+}
+
+static void learn(struct cp_kernel *kernel, uint64_t begun, uint64_t ns) {
     uint64_t cost = GET(kernel->cost_ns);
-    bool is_single = !GET(cp_has_streams) && cp_launching() < 2;
+    cp_word *header = cp_header();
     ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
     if (!GET(kernel->is_known)) {
+        ns = header ? own_part(begun, ns, header) : ns;
         atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
-        cost = ns;
-    } else if (is_single)
-        cost = (7 * cost + ns) / 8;
+    } else if (!GET(cp_has_streams) && cp_launching() < 2)
+        ns = (7 * cost + ns) / 8;
     else
-        cost = ns < cost + cost / 1024 ? ns : cost + cost / 1024 + 1;
-    PUT(kernel->cost_ns, cost);
+        ns = least_of(kernel, cost, ns);
+    PUT(kernel->cost_ns, ns);
     if (!atomic_exchange(&kernel->is_known, true))
         set_next_sample(kernel);
 }
@@ -98,7 +124,7 @@ static void read_samples(struct cp_kernel *awaited) {
             continue;
         if (state == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
             real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
-            learn(s->kernel, (uint64_t)((double)ms * 1e6));
+            learn(s->kernel, s->begun, (uint64_t)((double)ms * 1e6));
         s->kernel = NULL;
     }
 }
@@ -109,19 +135,19 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     set_next_sample(kernel);
     if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
-    read_samples(NULL);
     for (struct cp_sample *s = samples; s < samples + SAMPLES && !found; s++)
         if (!s->kernel && (!s->context || s->context == context))
             found = s;
-    if (found && !found->context && (real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)))
-        found = NULL; /* an event may be lost; so is the context, then */
-    if (found) {
+    /* where an event cannot be made, the other may be lost; so is the context, then */
+    bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)));
+    if (is_made)
         found->context = context;
-        found = real_cuEventRecord(found->from, stream) == CUDA_SUCCESS ? found : NULL;
-    }
-    if (found) {
+    if (!is_made || real_cuEventRecord(found->from, stream) != CUDA_SUCCESS)
+        found = NULL;
+    else {
         found->kernel = kernel;
         found->key = GET(kernel->key);
+        found->begun = cp_now();
         found->is_recorded = false;
         PUT(kernel->is_begun, true);
     }
@@ -153,10 +179,6 @@ void cp_forget_samples(uint64_t context) {
 /* The purse is empty: take a slice that covers what is owed. */
 __attribute__((noinline)) static void earn(cp_word *header) {
     cp_word *slot = cp_my_slot();
-    if (cp_try_lock(&sample_lock)) {
-        read_samples(NULL);
-        cp_drop_lock(&sample_lock);
-    }
     for (int64_t owed; slot && (owed = -GET(cp_purse)) > 0;) {
         uint64_t price = GET(header[CP_H_PRICE]), now = cp_now(), until = GET(header[CP_H_PAID_UNTIL]);
         if (!price) {
@@ -186,34 +208,29 @@ __attribute__((noinline)) static void earn(cp_word *header) {
     }
 }
 
-static void pass_turn(void) {
-    if (GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)))
-        cp_wait_turn();
-}
-
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     cp_word *header = cp_header();
     struct cp_sample *sample = NULL;
-    if (!atomic_load_explicit(&cp_is_ready, memory_order_acquire))
-        cp_find_driver();
     if (header && GET(header[CP_H_PRICE]) && !cp_is_capturing(stream)) {
         struct cp_kernel *kernel = find(key);
         if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
             CUstream none = NULL;
             PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
         }
-        if (!GET(kernel->is_known) && GET(kernel->is_begun)) {
+        bool must_wait = !GET(kernel->is_known) && GET(kernel->is_begun);
+        if (must_wait)
             cp_take_lock(&sample_lock);
-            read_samples(kernel);
+        if (must_wait || cp_try_lock(&sample_lock)) {
+            read_samples(must_wait ? kernel : NULL);
             cp_drop_lock(&sample_lock);
         }
         int64_t cost = (int64_t)GET(kernel->cost_ns);
         if (atomic_fetch_sub(&cp_purse, cost) < cost)
             earn(header);
-        pass_turn();
+        cp_pass_turn();
         if (atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost)
             sample = begin_sample(kernel, stream);
     } else
-        pass_turn();
+        cp_pass_turn();
     return sample;
 }

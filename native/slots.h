@@ -10,9 +10,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,17 +19,13 @@
 #include <unistd.h>
 
 #include "page.h"
+#include "words.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
 #endif
 #define NOT_COUNTED "memory of this process is not counted"
-#ifndef GET
-#define GET(word) atomic_load_explicit(&(word), memory_order_relaxed)
-#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
-#endif
 
-typedef _Atomic uint64_t cp_word;
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
 
 static cp_word *cp_page; /* NULL until the page has passed every check */

@@ -13,6 +13,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,8 @@ FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 400
 CORE_LINES_MAX = 4800  # the node's brain with all that moves memory; not its policies, nor the cluster's
 CLUSTER_PARTS = {"policies", "placement", "cluster", "orders"}
+GUEST_LINES_MAX = 1499  # of C inside any CUDA program, without comments and blank lines
+NOT_WRITTEN = {"page.h", "driver.h"}  # made from wire/page.py; NVIDIA's types, as the driver declares them
 
 LAYERS: list[set[str]] = [
     {"units", "errors"},
@@ -245,6 +248,17 @@ def test_no_module_is_longer_than_four_hundred_lines() -> None:
 def test_the_brain_of_a_node_stays_small() -> None:
     core = [path for path in (PACKAGE / "core").rglob("*.py") if path.parent.name not in CLUSTER_PARTS]
     assert sum(len(path.read_text().splitlines()) for path in core) <= CORE_LINES_MAX
+
+
+def test_the_cuda_guest_stays_small() -> None:
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    guest = next(module for module in modules if module["name"] == "carpool._native.gpu")
+    files = [ROOT / name for name in (*guest["sources"], *guest["depends"]) if name.endswith((".c", ".h"))]
+    texts = [path.read_text() for path in files if path.name not in NOT_WRITTEN]
+    included = set(re.findall(r'^#include "(.+\.h)"', "".join(texts), re.MULTILINE))
+    assert included <= {path.name for path in files}, "pyproject.toml does not say what the guest is made of"
+    code = re.sub(r"/\*.*?\*/", "", "".join(texts), flags=re.DOTALL)
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= GUEST_LINES_MAX
 
 
 def tracked_files() -> list[Path]:

@@ -31,7 +31,8 @@
 #define BOOKS_MAGIC 0x42554C5354415243ull
 
 struct card_row {
-    uint64_t bytes, busy_ns, launches;
+    uint64_t bytes;
+    _Atomic uint64_t busy_ns, launches;
 };
 
 struct books {

@@ -273,6 +273,23 @@ static void *churn_thread(void *seed) {
     return NULL;
 }
 
+/* Launches two kernels on a stream of its own, for as long as it is told. */
+static void *launch_thread(void *until_ns) {
+    CUfunction f[2];
+    CUstream own;
+    p_cuCtxSetCurrent(context);
+    p_cuStreamCreate(&own, 0);
+    p_cuModuleGetFunction(&f[0], module, "busy_20us");
+    p_cuModuleGetFunction(&f[1], module, "busy_1ms");
+    for (unsigned i = 0; now_ns() < *(uint64_t *)until_ns; i++) {
+        p_cuLaunchKernel(f[i % 8 == 0], 1 + i % 3, 1, 1, 1, 1, 1, 0, own, NULL, NULL);
+        if (i % 32 == 0)
+            p_cuStreamSynchronize(own);
+    }
+    p_cuStreamSynchronize(own);
+    return NULL;
+}
+
 static void answer(CUresult result, unsigned long long value) {
     printf("%d %llu\n", result, value);
     fflush(stdout);
@@ -386,6 +403,14 @@ static void obey(const char *verb, char words[3][64]) {
         for (int i = 0; i < 8; i++)
             pthread_join(threads[i], NULL);
         answer(0, 0);
+    } else if (strcmp(verb, "launchers") == 0) { /* four threads that launch for `a` ms */
+        pthread_t threads[4];
+        uint64_t until_ns = now_ns() + (uint64_t)a * 1000000u;
+        for (int i = 0; i < 4; i++)
+            pthread_create(&threads[i], NULL, launch_thread, &until_ns);
+        for (int i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+        answer(p_cuCtxSynchronize(), 0);
     } else if (strcmp(verb, "context") == 0) { /* a context of its own, `a` bytes in it, and its end */
         CUcontext other;
         CUdeviceptr at;

@@ -290,8 +290,14 @@ def test_an_allocation_may_wait_for_room(built: Built, start: Start, page: Page,
     env = environment(built, books, page=page.path) | {"CARPOOL_WAIT_MEMORY_NS": str(10 * 10**9)}
     first, second = start(env=env), start(env=env)
     assert first.alloc("plain", 0, 600 * MIB) == 0
+    assert second.alloc("plain", 2, 100 * MIB) == 0
     second.tell(f"alloc plain 0 {600 * MIB}")
-    threading.Event().wait(0.2)
+    slot, seen = page.slot_of(second.pid), []
+    assert slot is not None
+    for _ in range(40):
+        threading.Event().wait(0.005)
+        seen.append((page.live_bytes(slot), page.pending_bytes(slot)))
+    assert seen.count((100 * MIB, 600 * MIB)) > 20  # in between it asks again, for a moment
     assert first.free(0) == 0
     assert second.answer()[0] == 0
     started = time.monotonic()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from carpool.wire import page as wire
-from carpool.wire.page import Page
+from carpool.wire.page import PRICE_ONE, Page
 from tests.native.gpu import GUEST, MIB, SHARED, Built, Probe, environment
 from tests.native.probe import NATIVE, compile_c
 
@@ -31,34 +33,56 @@ def build_checked(place: Path, sanitizer: str) -> Built:
     return Built(place=place, guest=place / "none", probe=program)
 
 
-@pytest.mark.parametrize("sanitizer", ["undefined", "address,undefined", "thread"])
-def test_all_kinds_threads_forks_and_refusals_are_clean(tmp_path: Path, sanitizer: str) -> None:
-    built = build_checked(tmp_path, sanitizer)
+SANITIZERS = ["undefined", "address,undefined", "thread"]
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build_checked(tmp_path_factory.mktemp("checked"), request.param)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
     page = Page.create(tmp_path / "page")
     page.words[wire.H_CAP] = 300 * MIB
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def probe(built: Built, page: Page, tmp_path: Path) -> Iterator[Probe]:
+    """One whose end must be clean and whose sanitizer must have said nothing."""
     env = environment(built, tmp_path / "books", page=page.path) | {"ASAN_OPTIONS": "detect_leaks=0"}
     del env["LD_PRELOAD"]
-    try:
-        with Probe(built, env, tmp_path / "log") as probe:
-            for slot, how in enumerate(KINDS):
-                assert probe.alloc(how, slot, 10 * 2 * MIB) == 0, how
-                assert probe.alloc(how, 100, 400 * MIB) == 2, how
-            for slot in range(len(KINDS)):
-                assert probe.free(slot) == 0
-            for line in (
-                "churn 7 3000",
-                "threads",
-                "fork 1",
-                "launch plain busy_1us",
-                "capture 2 2 busy_1us",
-                "sync",
-            ):
-                probe.ask(line)
-            assert probe.info()[1] == 300 * MIB
-            assert probe.ask("reset")[0] == 0
-        said = (tmp_path / "log").read_text()
-        if "unexpected memory mapping" in said:
-            pytest.skip("this kernel's address layout is too random for ThreadSanitizer")
-        assert (probe.process.returncode, said) == (0, "")
-    finally:
-        page.close()
+    with Probe(built, env, tmp_path / "log") as probe:
+        yield probe
+    said = (tmp_path / "log").read_text()
+    if "unexpected memory mapping" in said:
+        pytest.skip("this kernel's address layout is too random for ThreadSanitizer")
+    assert (probe.process.returncode, said) == (0, "")
+
+
+def test_all_kinds_threads_forks_and_refusals_are_clean(probe: Probe) -> None:
+    for slot, how in enumerate(KINDS):
+        assert probe.alloc(how, slot, 10 * 2 * MIB) == 0, how
+        assert probe.alloc(how, 100, 400 * MIB) == 2, how
+    for slot in range(len(KINDS)):
+        assert probe.free(slot) == 0
+    for line in ("churn 7 3000", "threads", "fork 1", "launch plain busy_1us", "capture 2 2 busy_1us", "sync"):
+        probe.ask(line)
+    assert probe.info()[1] == 300 * MIB
+    assert probe.ask("reset")[0] == 0
+
+
+def test_a_compute_limit_that_comes_changes_and_goes_is_clean(probe: Probe, page: Page) -> None:
+    page.words[wire.H_PRICE] = 2 * PRICE_ONE
+    for line in ("loop 50 1 busy_100us", "graphs 50 1 busy_100us", "capture 2 2 busy_1us", "context 4096"):
+        assert probe.ask(line)[0] == 0, line
+    assert page.words[wire.H_DEVICE_NS] > 0
+    probe.tell("launchers 600")
+    for price in (4 * PRICE_ONE, 0, PRICE_ONE, 3 * PRICE_ONE):
+        time.sleep(0.1)
+        page.words[wire.H_PRICE] = price
+    assert probe.answer()[0] == 0
+    assert probe.ask("fork 1")[0] == 3  # the driver's own answer to a forked child
+    assert probe.ask("reset")[0] == 0

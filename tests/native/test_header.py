@@ -66,9 +66,8 @@ def test_every_signature_is_nvidias(include: Path, tmp_path: Path) -> None:
 #include <stdint.h>
 #define CHECK(symbol, params) \\
     _Static_assert(__builtin_types_compatible_p(__typeof__(symbol), CUresult params), #symbol);
-#define HOOK(symbol, name, since, stream, params, args) CHECK(symbol, params)
-#define GATE(symbol, name, since, stream, params, args, key, on) HOOK(symbol, name, since, stream, params, args)
-#define CALL CHECK
+#define HOOK(symbol, name, since, stream, params, args, ...) CHECK(symbol, params)
+#define CALL(symbol, params, args) CHECK(symbol, params)
 #include "hooks.def"
 int main(void) { return 0; }
 """

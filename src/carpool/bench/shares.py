@@ -1,8 +1,10 @@
 """How well a compute share is kept: programs under `carpool run --compute` on the stand-in GPU, by its own books.
 
-Each program launches kernels of 1 ms as fast as it is let, waiting after every tenth. The stand-in notes the device
-time of every process; the share of any five seconds is compared with the asked one. The first second is left out:
-costs are learnt there, and the bucket's burst is spent.
+Each job is one or more processes that launch as fast as they are let. The stand-in notes the device time of every
+process; the share of any five seconds is compared with the asked one. The first second is left out: costs are learnt
+there, and the bucket's burst is spent. A program that waits for its kernels leaves the device idle while it wakes up,
+so it may not reach what is asked, limit or not: such a case is run again without a limit, and what that reaches is
+what there was to share.
 """
 
 from __future__ import annotations
@@ -13,45 +15,105 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.bench.node import Node, open_node, stop
 from carpool.errors import PeerError
 
 DEVICE = "stub:16GiB"
-KERNEL = "busy_1ms"
-WAIT_EVERY = 10
+TENTH_WAITED = "loop {ms} 10 busy_1ms"  # the probe's words: kernels of 1 ms, a wait after every tenth
 LEARN_S, WINDOW_S, EVERY_S = 1.0, 5.0, 0.1
 START_S = 60.0
 # As native/fake/books.h: a header, then rows of pid, birth and three words a card.
 CARDS, ROWS = 16, 256
 HEAD_BYTES, ROW_BYTES = 8 * (3 + 2 * CARDS), 8 * (2 + 3 * CARDS)
+# A job of several processes: this one starts the others, hands on what it is told and says what they answer.
+CROWD = """
+import subprocess, sys
+pipe = subprocess.PIPE
+crowd = [subprocess.Popen(sys.argv[2:], stdin=pipe, stdout=pipe, text=True) for _ in range(int(sys.argv[1]))]
+print(0, *(each.stdout.readline().split()[1] for each in crowd), flush=True)
+for line in sys.stdin:
+    for each in crowd:
+        each.stdin.write(line)
+        each.stdin.flush()
+"""
 
 Samples = list[tuple[float, int]]
 
 
-def measure_shares(program: Sequence[str], percents: Sequence[int], *, seconds: float) -> list[float]:
-    """The worst error, in points, of each of these shares, asked for side by side."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Jobs side by side, each with this share (100: no limit) and so many processes that all do this work."""
+
+    percents: tuple[int, ...]
+    processes: int = 1
+    work: str = TENTH_WAITED
+    is_tight: bool = False  # it may ask for more than its programs reach without a limit
+
+
+CASES = {
+    "20": Case(percents=(20,)),
+    "50": Case(percents=(50,)),
+    "80": Case(percents=(80,)),
+    "30_and_70": Case(percents=(30, 70), is_tight=True),
+}
+CROWDS = {
+    "8x80_sync_10us": Case(percents=(80,), processes=8, work="loop {ms} 1 busy_10us", is_tight=True),
+    "8x80_async_10us": Case(percents=(80,), processes=8, work="loop {ms} 1000000000 busy_10us"),
+    "8x80_graphs_4ms": Case(percents=(80,), processes=8, work="graphs {ms} 1 busy_1ms"),
+    "8x80_sync_20ms": Case(percents=(80,), processes=8, work="loop {ms} 1 busy_20ms"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How well the shares of a case were kept, in points: by what was asked, and by what there was to share."""
+
+    error: float
+    error_of_reachable: float
+    reachable: float  # percent of the device; 100 if it was not measured
+
+
+def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
+    found = measure_shares(program, case, seconds=seconds)
+    reachable = 100.0
+    if case.is_tight:
+        [free] = measure_shares(program, replace(case, percents=(100,)), seconds=seconds)
+        reachable = mean_percent(free)
+    part = min(1.0, reachable / sum(case.percents))
+    pairs = list(zip(found, case.percents, strict=True))
+    return Kept(
+        error=max(worst_error(samples, percent) for samples, percent in pairs),
+        error_of_reachable=max(worst_error(samples, percent * part) for samples, percent in pairs),
+        reachable=reachable,
+    )
+
+
+def measure_shares(program: Sequence[str], case: Case, *, seconds: float) -> list[Samples]:
+    """Device time of each job of a case, every now and then."""
     with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
         books = Path(directory) / "books"
         with open_node(policy="fair", device=DEVICE, settings={"CARPOOL_STUB_FILE": str(books)}) as node:
-            children = [_start(node, program, percent) for percent in percents]
+            children = [_start(node, program, case.processes, percent) for percent in case.percents]
             try:
                 pids = [_first_answer(child) for child in children]
-                length_ms = round((LEARN_S + seconds + 1) * 1000)
+                line = case.work.format(ms=round((LEARN_S + seconds + 1) * 1000))
                 for child in children:
-                    _tell(child, f"loop {length_ms} {WAIT_EVERY} {KERNEL}")
-                samples = _watch(lambda: read_busy_ns(books), pids, seconds)
+                    _tell(child, line)
+                return _watch(lambda: read_busy_ns(books), pids, seconds)
             finally:
                 for child in children:
                     stop(child)
-    return [worst_error(each, percent) for each, percent in zip(samples, percents, strict=True)]
 
 
-def _start(node: Node, program: Sequence[str], percent: int) -> subprocess.Popen[str]:
-    carpool = [sys.executable, "-m", "carpool.cli.main", "run", "--memory", "1GiB", "--compute", f"{percent}%", "--"]
+def _start(node: Node, program: Sequence[str], processes: int, percent: int) -> subprocess.Popen[str]:
+    limit = [] if percent == 100 else ["--compute", f"{percent}%"]
+    crowd = [sys.executable, "-I", "-c", CROWD, str(processes), *program]
+    carpool = [sys.executable, "-m", "carpool.cli.main", "run", "--memory", "1GiB", *limit, "--"]
     pipe = subprocess.PIPE
-    return subprocess.Popen([*carpool, *program], env=node.environment, stdin=pipe, stdout=pipe, text=True)
+    return subprocess.Popen([*carpool, *crowd], env=node.environment, stdin=pipe, stdout=pipe, text=True)
 
 
 def _tell(child: subprocess.Popen[str], line: str) -> None:
@@ -60,29 +122,29 @@ def _tell(child: subprocess.Popen[str], line: str) -> None:
     child.stdin.flush()
 
 
-def _first_answer(child: subprocess.Popen[str]) -> int:
-    """The program's process id."""
+def _first_answer(child: subprocess.Popen[str]) -> list[int]:
+    """The ids of the job's processes."""
     assert child.stdout
     words = child.stdout.readline().split()
-    if len(words) != 2 or words[0] != "0":
+    if len(words) < 2 or words[0] != "0":
         raise PeerError(f"the probe did not start: it said '{' '.join(words)}'")
-    return int(words[1])
+    return [int(word) for word in words[1:]]
 
 
-def _watch(look: Callable[[], dict[int, int]], pids: list[int], seconds: float) -> list[Samples]:
-    """Device time of these processes every now and then, once all of them have begun and learnt."""
+def _watch(look: Callable[[], dict[int, int]], jobs: list[list[int]], seconds: float) -> list[Samples]:
+    """Device time of these jobs every now and then, once all their processes have begun and learnt."""
     deadline = time.monotonic() + START_S
-    while not all(look().get(pid) for pid in pids):
+    while not all(look().get(pid) for pids in jobs for pid in pids):
         if time.monotonic() > deadline:
             raise PeerError(f"not every program had launched a kernel after {START_S:.0f} s")
         time.sleep(EVERY_S / 10)
     time.sleep(LEARN_S)
-    samples: list[Samples] = [[] for _ in pids]
+    samples: list[Samples] = [[] for _ in jobs]
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         busy = look()
-        for each, pid in zip(samples, pids, strict=True):
-            each.append((now, busy.get(pid, 0)))
+        for each, pids in zip(samples, jobs, strict=True):
+            each.append((now, sum(busy.get(pid, 0) for pid in pids)))
         time.sleep(EVERY_S)
     return samples
 
@@ -98,7 +160,12 @@ def read_busy_ns(books: Path, card: int = 0) -> dict[int, int]:
     return found
 
 
-def worst_error(samples: Samples, percent: int) -> float:
+def mean_percent(samples: Samples) -> float:
+    (from_s, from_ns), (to_s, to_ns) = samples[0], samples[-1]
+    return (to_ns - from_ns) / 1e7 / (to_s - from_s)
+
+
+def worst_error(samples: Samples, percent: float) -> float:
     """The largest difference from the asked share, in points, over all windows of the samples."""
     worst = 0.0
     last = 0

@@ -2,7 +2,7 @@
 
 One file per job, made by the daemon (owner-only), mapped by every process of the job that preloads the byte
 meter or takes turns, and by the daemon. It is an array of 64-bit words: a header, then one slot a process.
-`native/page.h` is the same table in C; `tests/wire/test_page.py` compares the two.
+`native/page.h`, the same table in C, is made from this file (`make docs`).
 
 Rules
   G1  Each word has one writer, the daemon or the process that owns the slot; the few header words that every
@@ -45,6 +45,7 @@ H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint; 0 
 H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is no compute limit
 H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
 H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
+H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured for the first time ended
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -70,6 +71,7 @@ FLAG_METERED = 1  # the C meter counts this process's bytes
 FLAG_BELL = 2  # it can be rung, and ring others
 FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
 FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
+FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 PRICE_ONE = 1024
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
@@ -201,7 +203,9 @@ class Page:
 
     def live_bytes(self, slot: int) -> int:
         """Bytes the process of this slot holds now."""
-        return max(0, signed(self.words[slot_base(slot) + S_LIVE]) - self.pending_bytes(slot))
+        base = slot_base(slot)
+        not_held = 0 if self.words[base + S_FLAGS] & FLAG_ASIDE else self.words[base + S_PENDING]
+        return max(0, signed(self.words[base + S_LIVE]) - not_held)
 
     def pending_bytes(self, slot: int) -> int:
         """Bytes for which an allocation of this slot's process waits."""
