@@ -1,6 +1,6 @@
 """Builds what PyTorch's CUDA build loads beside itself: stand-ins for NVIDIA's libraries, where it looks for theirs.
 
-python -m tests.torch_cuda.libraries SITE_PACKAGES
+.venv-cuda/bin/python -m tests.torch_cuda.libraries
 
 Every symbol that torch's own libraries want of NVIDIA's is defined: by native/fake/runtime.c and blas.c where there is
 an answer, otherwise by a function that says "not supported". So 500 MB of torch are enough, and none of NVIDIA's 2.5 GB.
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
+import sysconfig
 from collections import defaultdict
 from pathlib import Path
 
 FAKE = Path(__file__).parents[2] / "native" / "fake"
+MARK = Path("nvidia") / "carpool-stand-ins"  # beside the libraries, to tell them from NVIDIA's
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
 # A library's file name without version, how its symbols begin, its source if it has one, and its word for "not supported".
 # Longer beginnings first: a symbol belongs to the first that fits.
@@ -83,9 +84,11 @@ def build(name: str, source: str, code: int, file: str, symbols: dict[str, str],
     run("cc", *arguments, "-o", place / file, "-lpthread", "-ldl")
 
 
-def main(site: Path) -> None:
+def main() -> None:
+    site = Path(sysconfig.get_path("platlib"))
     torch, place = site / "torch", site / "nvidia" / "cu13" / "lib"
     place.mkdir(parents=True, exist_ok=True)
+    (site / MARK).touch()
     files, symbols = wanted_by(torch)
     for name, _, source, code in LIBRARIES:
         if name in files:
@@ -94,4 +97,4 @@ def main(site: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main()
