@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -50,9 +51,9 @@ def test_needs_are_what_torchs_allocator_says_at_the_boundaries(node: Node) -> N
     measured = node.journal("NeedsMeasured")[0]["needs"]
     assert measured["persistent_bytes"] == said["held_bytes"]
     assert measured["persistent_bytes"] + measured["ephemeral_bytes"] == said["peak_bytes"]
-    weights = 4 * 2048 * 1024
-    assert said["held_bytes"] >= 4 * weights, "weights, gradients and two of the optimizer's"
-    assert measured["ephemeral_bytes"] >= 32 * MIB, "the activations"
+    assert said["held_bytes"] == said["left_bytes"], "what the driver says when the cache was given back"
+    assert 4 * 8 * MIB <= said["held_bytes"] <= 2 * 20 * MIB, "weights, gradients and two of the optimizer's"
+    assert 48 * MIB <= measured["ephemeral_bytes"] < 80 * MIB
 
 
 def test_beyond_the_cap_torch_raises_its_own_error_in_that_program_alone(node: Node) -> None:
@@ -68,13 +69,11 @@ def test_beyond_the_cap_torch_raises_its_own_error_in_that_program_alone(node: N
     steps = node.job("neighbour")["steps"]
     node.wait_steps("neighbour", steps + 5)
     assert held_on_card(node, "neighbour") > 700 * MIB
-    assert neighbour.err == ""
 
 
 def losses(started: Started) -> list[str]:
     done = started.wait(seconds=200)
     assert done.code == 0, done.err
-    assert done.err == ""
     return done.lines
 
 
@@ -86,7 +85,7 @@ def test_turns_change_hands_at_optimizer_steps_and_the_library_stays_out_of_it(
     jobs = {name: start(node, name, TRAIN, "--steps", "150") for name in ("one", "two")}
     node.wait_steps("two", 10)
     for name in jobs:
-        with node.page(name) as shared:
+        with contextlib.closing(node.page(name)) as shared:
             flags = [shared.words[wire.slot_base(slot) + wire.S_FLAGS] for slot in range(wire.SLOTS)]
         assert not any(word & wire.FLAG_PACED for word in flags), "only the agent takes this program's turns"
     for name, started in jobs.items():
@@ -143,8 +142,8 @@ def test_a_job_waits_for_its_kernels_before_it_gives_its_turn_away(node: Node) -
     """Kernels of 5 ms are in the card's queue when a turn is recalled; none of them may run in the other's turn."""
     node.environment["CARPOOL_STUB_KERNEL"] = "5ms"
     node.start(device="stub:1x16GiB", quantum="30ms")
-    queue = str(PROGRAMS / "queue.py")
-    jobs = [start(node, name, queue) for name in ("one", "two")]
+    backlog = str(PROGRAMS / "backlog.py")
+    jobs = [start(node, name, backlog) for name in ("one", "two")]
     spans = [[tuple(map(int, line.split())) for line in losses(job)] for job in jobs]
     first, second = spans
     assert first and second

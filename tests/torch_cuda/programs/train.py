@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
+import warnings
 
 import torch
+
+warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # torch's word for the first product of a thread
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--device", default="cuda")
