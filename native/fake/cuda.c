@@ -62,7 +62,7 @@ struct CUfunc_st {
 struct CUmemPoolHandle_st {
     unsigned device;
     bool is_host; /* holds no byte of a card */
-    uint64_t threshold, reserved, used;
+    uint64_t threshold, reserved, used, reserved_high, used_high;
 };
 struct keep;
 struct CUgraph_st {
@@ -801,6 +801,8 @@ API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CU
     if (fits) {
         pool->reserved += more;
         pool->used = wanted;
+        pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+        pool->used_high = wanted > pool->used_high ? wanted : pool->used_high;
         note(at, POOLED, pool->device, bytes, bytes)->pool = pool;
         *out = at;
     }
@@ -847,9 +849,15 @@ API cuMemPoolDestroy(CUmemoryPool pool) {
     return free(pool), CUDA_SUCCESS;
 }
 
+enum { RESERVED_HIGH = 6, USED_HIGH = 8 };
+
 API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
     if (which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(uint64_t *)value;
+    else if (which == RESERVED_HIGH)
+        pool->reserved_high = pool->reserved; /* the only value allowed is 0: from now on */
+    else if (which == USED_HIGH)
+        pool->used_high = pool->used;
     return CUDA_SUCCESS;
 }
 
@@ -857,6 +865,8 @@ API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *va
     *(uint64_t *)value = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD      ? pool->threshold
                          : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
                          : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT     ? pool->used
+                         : which == RESERVED_HIGH                        ? pool->reserved_high
+                         : which == USED_HIGH                            ? pool->used_high
                                                                          : 0;
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.torch_cuda.conftest import answer_of
 
 GIB = 1 << 30
@@ -33,7 +35,11 @@ def test_a_program_really_trains_there(run_bare: Callable[..., list[str]]) -> No
     assert all(abs(one - other) < 1e-3 * other for one, other in zip(by_card, by_host, strict=True))
 
 
-def test_the_agent_moves_cuda_storages_out_and_in_with_every_byte(run_bare: Callable[..., list[str]]) -> None:
+@pytest.mark.parametrize("allocator", ["backend:native", "backend:cudaMallocAsync", "expandable_segments:True"])
+def test_the_agent_moves_cuda_storages_out_and_in_with_every_byte(
+    run_bare: Callable[..., list[str]], settings: dict[str, str], allocator: str
+) -> None:
+    settings["PYTORCH_ALLOC_CONF"] = allocator
     found = answer_of(run_bare("moves.py"))
     matrix = 300 * 200 * 4
     assert found["moved"] >= 150 * MIB + 12345 + 2 * matrix

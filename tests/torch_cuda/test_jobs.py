@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,9 @@ def test_a_capped_program_sees_a_card_of_its_size(node: Node) -> None:
     assert found["is_same"] and found["is_product"]
 
 
-def test_needs_are_what_torchs_allocator_says_at_the_boundaries(node: Node) -> None:
+@pytest.mark.parametrize("allocator", ["backend:native", "backend:cudaMallocAsync"])
+def test_needs_are_what_torchs_allocator_says_at_the_boundaries(node: Node, allocator: str) -> None:
+    node.environment["PYTORCH_ALLOC_CONF"] = allocator
     node.start(device="stub:1x16GiB")
     done = start(node, "needs", NEEDS).wait()
     assert done.code == 0, done.err
@@ -124,6 +127,23 @@ def test_jobs_that_do_not_fit_together_rotate_and_their_numbers_stay(
     jobs = [start(node, name, TRAIN, *words, memory="300MiB") for name in ("one", "two")]
     for job in jobs:
         assert losses(job) == expected
+    assert len(node.journal("ParkJob")) >= 2
+
+
+def test_a_job_goes_on_from_its_checkpoint_in_a_new_process(
+    node: Node, run_bare: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    program = [TRAIN, "--steps", "40", "--pause", "0.1"]
+    expected = run_bare("train.py", *program[1:3])
+    node.start(device="stub:1x16GiB")
+    first = node.run(*program, options=["--name", "first", "--memory", "1GiB", "--checkpointable"])
+    node.wait_steps("first", 6)
+    file = tmp_path / "first.ckpt"
+    done = node.carpool("checkpoint", "first", str(file), "--stop")
+    assert done.code == 0, done.err
+    second = node.run(*program, options=["--from", str(file), "--memory", "1GiB"])
+    assert first.wait().lines + losses(second) == expected
+    assert second.out
 
 
 def test_a_program_with_a_captured_graph_is_not_moved_and_says_why(node: Node) -> None:
