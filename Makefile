@@ -42,8 +42,8 @@ check: setup
 test: check
 	PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist loadfile
 
-# The CUDA build is the one without a local version; '===' keeps a '+cpu' wheel of the same number out. Its own
-# requirements are 2.5 GB of NVIDIA's libraries, which are not wanted here: stand-ins take their places.
+# The CUDA build is the one without a local version; '===' keeps a '+cpu' wheel of the same number out. It requires some
+# GB of NVIDIA's libraries, which are not wanted here: stand-ins take their places.
 $(CUDA_STAMP): pyproject.toml constraints.txt tests/torch_cuda/libraries.py $(wildcard native/*.[ch] native/*.def native/fake/*)
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(CUDA_VENV)

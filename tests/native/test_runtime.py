@@ -1,4 +1,4 @@
-"""What the stand-in for CUDA's runtime library declares by itself, against NVIDIA's header; skipped where there is none."""
+"""What the stand-in for CUDA's runtime library declares by itself, against NVIDIA's header where there is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.gpu import NATIVE, compile_c
+from tests.native.gpu import NATIVE, Built, compile_c
 from tests.native.test_header import PLACES
 
 STRUCTS = {
@@ -39,7 +39,9 @@ CONSTANTS = ["cudaMemoryTypeHost", "cudaMemoryTypeManaged", "cudaMemcpyDeviceToD
 def test_structures_are_nvidias(tmp_path: Path) -> None:
     include = next((place for place in PLACES if (place / "cuda_runtime_api.h").exists()), None)
     if include is None or "CUDART_VERSION  13" not in (include / "cuda_runtime_api.h").read_text():
-        pytest.skip("no cuda_runtime_api.h of CUDA 13 here: the stand-in's declarations are NOT compared with NVIDIA's")
+        pytest.skip(
+            "no cuda_runtime_api.h of CUDA 13 here: the stand-in's declarations are NOT compared with NVIDIA's"
+        )
     lines = [f'P("{name}", {name})' for name in CONSTANTS]
     for struct, fields in STRUCTS.items():
         lines.append(f'P("{struct}", sizeof({struct}))')
@@ -56,7 +58,7 @@ def test_structures_are_nvidias(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
-def test_the_stand_ins_for_the_runtime_and_cublas_compile_without_a_warning(tmp_path: Path) -> None:
+def test_the_stand_ins_for_the_runtime_and_cublas_compile_without_a_warning(built: Built, tmp_path: Path) -> None:
     """They are built by make test-torch-cuda only; a mistake in them should not wait for that."""
     for name in ("runtime", "blas"):
         compile_c(tmp_path / f"{name}.o", "-c", "-fPIC", NATIVE / "fake" / f"{name}.c")

@@ -25,9 +25,11 @@ def reason_to_skip() -> str:
     site = Path(sysconfig.get_path("platlib"))
     version = site / "torch" / "version.py"
     if not version.exists() or not re.search(r"^cuda\b.*= '", version.read_text(), re.MULTILINE):
-        return "this torch is not the CUDA build: the agent's CUDA code is NOT tested with a real torch; run make test-torch-cuda"
+        return (
+            "this torch is no CUDA build: the agent's CUDA code is NOT run with a real one; make test-torch-cuda does"
+        )
     if not (site / MARK).exists():
-        return "NVIDIA's own libraries are installed here: they need a GPU; run make test-torch-cuda"
+        return "torch has NVIDIA's own libraries here, which need a GPU; make test-torch-cuda runs without them"
     return ""
 
 
@@ -44,7 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bodies of the kernels that programs/train.py needs."""
-    return compile_c(tmp_path_factory.mktemp("kernels") / "kernels.so", *SHARED[:2], Path(__file__).parent / "kernels.c")
+    return compile_c(
+        tmp_path_factory.mktemp("kernels") / "kernels.so", *SHARED[:2], Path(__file__).parent / "kernels.c"
+    )
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 .venv-cuda/bin/python -m tests.torch_cuda.libraries
 
-Every symbol that torch's own libraries want of NVIDIA's is defined: by native/fake/runtime.c and blas.c where there is
-an answer, otherwise by a function that says "not supported". So 500 MB of torch are enough, and none of NVIDIA's 2.5 GB.
-The driver is not among them: programs find that as ever.
+Every symbol that torch's own libraries want of NVIDIA's is defined: by native/fake/runtime.c and blas.c where there
+is an answer, otherwise by a function that says "not supported". So torch's 530 MB are enough, without NVIDIA's own
+libraries. The driver is not among them: programs find that as ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 FAKE = Path(__file__).parents[2] / "native" / "fake"
 MARK = Path("nvidia") / "carpool-stand-ins"  # beside the libraries, to tell them from NVIDIA's
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
-# A library's file name without version, how its symbols begin, its source if it has one, and its word for "not supported".
+# A library's file name without version, how its symbols begin, its source if it has one, its "not supported".
 # Longer beginnings first: a symbol belongs to the first that fits.
 LIBRARIES = [
     ("libcudart", "cuda|__cuda", "runtime.c", 801),
@@ -72,8 +72,16 @@ def build(name: str, source: str, code: int, file: str, symbols: dict[str, str],
     own = (FAKE / source).read_text() if source else ""
     missing = [symbol for symbol in sorted(symbols) if not re.search(rf"\b{symbol}\(", own)]
     rest = place / f"{name}.c"
-    rest.write_text("\n".join(['#pragma GCC visibility push(default)', *(absent(each, code) for each in missing), ""]))
-    arguments = [*FLAGS, "-fno-builtin", f"-Wl,-soname,{file}", rest, *([FAKE / source] if source else [])]
+    rest.write_text(
+        "\n".join(["#pragma GCC visibility push(default)", *(absent(each, code) for each in missing), ""])
+    )
+    arguments: list[str | Path] = [
+        *FLAGS,
+        "-fno-builtin",
+        f"-Wl,-soname,{file}",
+        rest,
+        *([FAKE / source] if source else []),
+    ]
     version = next((version for version in symbols.values() if version), "")
     script = place / f"{name}.map"
     names = " ".join(f"{symbol};" for symbol in sorted(symbols)) or "none;"

@@ -15,7 +15,12 @@ MIB = 1 << 20
 def test_torch_sees_the_card_and_uses_it(run_bare: Callable[..., list[str]]) -> None:
     found = answer_of(run_bare("look.py", card="1x2GiB"))
     assert (found["is_available"], found["count"], found["name"]) == (True, 1, "carpool stand-in GPU")
-    assert (found["total"], found["free"], found["capability"], found["processors"]) == (2 * GIB, 2 * GIB, [8, 0], 108)
+    assert (found["total"], found["free"], found["capability"], found["processors"]) == (
+        2 * GIB,
+        2 * GIB,
+        [8, 0],
+        108,
+    )
     assert found["is_same"] and found["is_same_locked"]
     assert found["is_pinned"] == [True, True, False]
     assert found["is_product"] and found["is_linear"]

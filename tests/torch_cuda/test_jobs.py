@@ -67,7 +67,9 @@ def test_beyond_the_cap_torch_raises_its_own_error_in_that_program_alone(node: N
     assert done.code == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.err
     assert done.lines[-1] == "held 448 MiB"
-    sentence = re.search(r"carpool: memory cap reached: job greedy-\d+ may hold 512 MiB and holds (\S+ \S+);", done.err)
+    sentence = re.search(
+        r"carpool: memory cap reached: job greedy-\d+ may hold 512 MiB and holds (\S+ \S+);", done.err
+    )
     assert sentence, done.err
     steps = node.job("neighbour")["steps"]
     node.wait_steps("neighbour", steps + 5)
@@ -169,5 +171,3 @@ def test_a_job_waits_for_its_kernels_before_it_gives_its_turn_away(node: Node) -
     assert first and second
     overlaps = [(a, b) for a in first for b in second if a[0] < b[1] and b[0] < a[1]]
     assert overlaps == []
-
-

@@ -1,4 +1,4 @@
-"""Moves this process's CUDA storages out and in again by the agent's own code, and says what was seen; one JSON object."""
+"""Moves this process's CUDA storages out and in again by the agent's own code; says what was seen, as JSON."""
 
 from __future__ import annotations
 
