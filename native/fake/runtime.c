@@ -451,9 +451,9 @@ static int find_entry(void **out, const void *host) {
     struct entry *e = entries_room ? slot_of(entries, entries_room, host) : NULL;
     bool is_known = !error && e && e->host;
     if (!error && !is_known)
-        error = e && !e->bytes ? 98 : 13; /* cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol */
+        error = 98; /* cudaErrorInvalidDeviceFunction */
     if (is_known && !e->at && e->bytes)
-        e->at = calloc(1, e->bytes);
+        error = (e->at = calloc(1, e->bytes)) ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     else if (is_known && !e->at) {
         CUfunction found = NULL;
         if (!program)

@@ -56,7 +56,7 @@ def test_needs_are_what_torchs_allocator_says_at_the_boundaries(node: Node, allo
     assert measured["persistent_bytes"] + measured["ephemeral_bytes"] == said["peak_bytes"]
     assert said["held_bytes"] == said["left_bytes"], "what the driver says when the cache was given back"
     assert 4 * 8 * MIB <= said["held_bytes"] <= 2 * 20 * MIB, "weights, gradients and two of the optimizer's"
-    assert 48 * MIB <= measured["ephemeral_bytes"] < 80 * MIB
+    assert 48 * MIB <= measured["ephemeral_bytes"] < 96 * MIB
 
 
 def test_beyond_the_cap_torch_raises_its_own_error_in_that_program_alone(node: Node) -> None:
