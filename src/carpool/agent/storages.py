@@ -213,6 +213,7 @@ class PinnedStore:
                 self._pieces.append(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True))
         except RuntimeError as error:
             self._pieces = before
+            self._torch._C._host_emptyCache()  # the others stay locked otherwise
             raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
 
     def put(self, storage: Any, offset: int) -> None:
