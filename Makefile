@@ -3,11 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+CUDA_VENV := .venv-cuda
+CUDA_BIN := $(CUDA_VENV)/bin
+CUDA_STAMP := $(CUDA_VENV)/.ready
 
-.PHONY: help setup demo test chaos check fmt native bench results docs clean
+.PHONY: help setup demo test test-torch-cuda chaos check fmt native bench results docs clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
+	@echo "make test-torch-cuda  PyTorch's CUDA build on the stand-in GPU, in a .venv-cuda of its own (downloads 530 MB)"
 	@echo "make chaos   500 faults against real jobs and a real daemon, thousands against the core"
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
 	@echo "make check   lint, formatting, strict types, import rules"
@@ -40,6 +44,19 @@ test: check
 	@$(BIN)/python -m compileall -q src
 	PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# The CUDA build is the one without a local version; '===' keeps a '+cpu' wheel of the same number out. It requires some
+# GB of NVIDIA's libraries, which are not wanted here: stand-ins take their places.
+$(CUDA_STAMP): pyproject.toml constraints.txt tests/torch_cuda/libraries.py $(wildcard native/*.[ch] native/*.def native/fake/*)
+	@sh native/compiler.sh
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[nvidia,fast,dev]' numpy filelock typing-extensions sympy networkx jinja2 fsspec setuptools
+	$(CUDA_BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(sed -n 's/^torch==/torch===/p' constraints.txt)" || { echo "PyTorch's CUDA build cannot be had from your package index: nothing was tested"; exit 1; }
+	$(CUDA_BIN)/python -m tests.torch_cuda.libraries
+	@touch $@
+
+test-torch-cuda: $(CUDA_STAMP)
+	PYTHONHASHSEED=0 $(CUDA_BIN)/pytest -m torch_cuda tests/torch_cuda
+
 chaos: setup
 	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 $(BIN)/pytest tests/chaos tests/e2e/test_chaos.py
 
@@ -63,4 +80,4 @@ docs: setup
 	@$(BIN)/python -m carpool.testing.page_header
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info src/carpool/_native/*.so
+	rm -rf $(VENV) $(CUDA_VENV) build src/*.egg-info src/carpool/_native/*.so

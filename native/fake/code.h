@@ -25,12 +25,12 @@ API cuModuleUnload(CUmodule module) {
 }
 API cuModuleGetLoadingMode(int *out) { return *out = 2, CUDA_SUCCESS; }
 
+/* The time a name says, or the one for all other names. */
 static uint64_t time_of(const char *name) {
-    if (strncmp(name, "busy_", 5) != 0)
-        return 0;
+    const char *text = strncmp(name, "busy_", 5) == 0 ? name + 5 : getenv("CARPOOL_STUB_KERNEL");
     char *unit;
-    uint64_t ns = strtoull(name + 5, &unit, 10);
-    return ns * (*unit == 'u' ? 1000 : *unit == 'm' ? 1000000 : *unit == 's' ? 1000000000 : 1);
+    uint64_t ns = text ? strtoull(text, &unit, 10) : 0;
+    return ns * (!ns || *unit == 'n' ? 1 : *unit == 'u' ? 1000 : *unit == 'm' ? 1000000 : *unit == 's' ? 1000000000 : 1);
 }
 
 static void increment(void **params, const unsigned grid[3], const unsigned block[3]) {

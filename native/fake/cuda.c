@@ -2,8 +2,8 @@
  * there (in host memory), counted byte for byte against the card's size, and what it launches takes time on the card.
  *
  * A kernel is its name: `busy_250us` occupies the card for 250 µs (ns, us, ms or s), `increment` adds one to the n
- * ints at p for parameters (p, n), `fault` breaks its context for good, anything else takes no time. One card does one
- * thing at a time, in the order of launches, for all processes.
+ * ints at p for parameters (p, n), `fault` breaks its context for good, anything else takes no time, or
+ * CARPOOL_STUB_KERNEL=20us. One card does one thing at a time, in the order of launches, for all processes.
  * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
  * const unsigned block[3]).
  * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full, -N every N-th.
@@ -27,7 +27,7 @@
 #define BUCKETS 16384
 #define PTR(p) ((CUdeviceptr)(uintptr_t)(p))
 
-enum kind { PLAIN, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, RANGE, IMPORTED };
+enum kind { PLAIN, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, RANGE, IMPORTED, HOST };
 
 struct CUctx_st {
     unsigned device;
@@ -62,7 +62,7 @@ struct CUfunc_st {
 struct CUmemPoolHandle_st {
     unsigned device;
     bool is_host; /* holds no byte of a card */
-    uint64_t threshold, reserved, used;
+    uint64_t threshold, reserved, used, reserved_high, used_high;
 };
 struct keep;
 struct CUgraph_st {
@@ -589,12 +589,41 @@ API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
     return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Page-locked host memory: counted on no card, but the driver knows it again. */
+static CUresult lock_host(void *at, size_t size) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&lock);
+    note(PTR(at), HOST, context()->device, size, 0);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+static CUresult unlock_host(void *at) {
+    pthread_mutex_lock(&lock);
+    struct block **b = find(PTR(at), HOST);
+    bool is_known = *b != NULL;
+    if (is_known)
+        forget(b);
+    pthread_mutex_unlock(&lock);
+    return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 API cuMemHostAlloc(void **out, size_t size, unsigned int flags) {
     (void)flags;
-    return (*out = malloc(size)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!(*out = malloc(size)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = lock_host(*out, size);
+    if (result)
+        free(*out);
+    return result;
 }
 API cuMemAllocHost_v2(void **out, size_t size) { return cuMemHostAlloc(out, size, 0); }
-API cuMemFreeHost(void *at) { return free(at), CUDA_SUCCESS; }
+API cuMemFreeHost(void *at) {
+    CUresult result = unlock_host(at);
+    if (!result)
+        free(at);
+    return result;
+}
+API cuMemHostRegister_v2(void *at, size_t size, unsigned int flags) { return (void)flags, lock_host(at, size); }
+API cuMemHostUnregister(void *at) { return unlock_host(at); }
 
 /* The time line */
 
@@ -772,6 +801,8 @@ API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CU
     if (fits) {
         pool->reserved += more;
         pool->used = wanted;
+        pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+        pool->used_high = wanted > pool->used_high ? wanted : pool->used_high;
         note(at, POOLED, pool->device, bytes, bytes)->pool = pool;
         *out = at;
     }
@@ -818,9 +849,15 @@ API cuMemPoolDestroy(CUmemoryPool pool) {
     return free(pool), CUDA_SUCCESS;
 }
 
+enum { RESERVED_HIGH = 6, USED_HIGH = 8 };
+
 API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
     if (which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(uint64_t *)value;
+    else if (which == RESERVED_HIGH)
+        pool->reserved_high = pool->reserved; /* the only value allowed is 0: from now on */
+    else if (which == USED_HIGH)
+        pool->used_high = pool->used;
     return CUDA_SUCCESS;
 }
 
@@ -828,6 +865,8 @@ API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *va
     *(uint64_t *)value = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD      ? pool->threshold
                          : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
                          : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT     ? pool->used
+                         : which == RESERVED_HIGH                        ? pool->reserved_high
+                         : which == USED_HIGH                            ? pool->used_high
                                                                          : 0;
     return CUDA_SUCCESS;
 }
@@ -1181,6 +1220,18 @@ API cuStreamGetCaptureInfo_v3(CUstream s, CUstreamCaptureStatus *status, cuuint6
 }
 API cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after, size_t *count) {
     return cuStreamGetCaptureInfo_v3(s, status, id, graph, after, NULL, count);
+}
+API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    static _Thread_local CUstreamCaptureMode own;
+    CUstreamCaptureMode before = own;
+    own = *mode;
+    return *mode = before, CUDA_SUCCESS;
+}
+/* A graph here is what it takes, not a list: its nodes are counted, not kept. */
+API cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count) {
+    for (size_t i = 0; out && i < *count; i++)
+        out[i] = i < graph->kernels ? new_node() : NULL;
+    return *count = graph->kernels, CUDA_SUCCESS;
 }
 API cuGraphUpload(CUgraphExec exec, CUstream s) { return (void)exec, (void)s, CUDA_SUCCESS; }
 

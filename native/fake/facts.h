@@ -135,10 +135,18 @@ API cuLaunchHostFunc(CUstream s, void (*run)(void *), void *with) {
 
 /* Pointers */
 
+/* With the lock held: what an address lies in, at its beginning or anywhere else. */
 static struct block *block_at(uint64_t at) {
     struct block *b = *find(at, PLAIN);
     b = b ? b : *find(at, POOLED);
-    return b ? b : *find(at, RANGE);
+    b = b ? b : *find(at, RANGE);
+    for (unsigned i = 0; i < BUCKETS && !b; i++)
+        for (b = buckets[i]; b; b = b->next) {
+            bool has_address = b->kind == PLAIN || b->kind == POOLED || b->kind == RANGE || b->kind == HOST;
+            if (has_address && at >= b->at && at - b->at < (b->span ? b->span : b->bytes))
+                break;
+        }
+    return b;
 }
 
 /* One attribute of a pointer, in the numbers of cuda.h; a pointer the driver did not make belongs to the host. */
@@ -150,7 +158,7 @@ API cuPointerGetAttribute(void *out, int which, CUdeviceptr at) {
     if (b && which == 1)
         *(CUcontext *)out = b->context;
     else if (b && which == 2)
-        *(unsigned int *)out = 2; /* device memory */
+        *(unsigned int *)out = b->kind == HOST ? 1 : 2; /* whose memory it is */
     else if (b && (which == 3 || which == 4 || which == 11))
         *(CUdeviceptr *)out = at;
     else if (b && which == 8)
@@ -172,8 +180,6 @@ API cuPointerGetAttributes(unsigned int count, const int *which, void **out, CUd
 }
 API cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *host, unsigned int flags) { return (void)flags, *out = PTR(host), CUDA_SUCCESS; }
 API cuMemHostGetFlags(unsigned int *out, void *host) { return (void)host, *out = 0, CUDA_SUCCESS; }
-API cuMemHostRegister_v2(void *at, size_t size, unsigned int flags) { return (void)at, (void)size, (void)flags, CUDA_SUCCESS; }
-API cuMemHostUnregister(void *at) { return (void)at, CUDA_SUCCESS; }
 API cuMemAdvise(CUdeviceptr at, size_t size, int advice, CUdevice dev) { return (void)at, (void)size, (void)advice, (void)dev, CUDA_SUCCESS; }
 API cuMemAdvise_v2(CUdeviceptr at, size_t size, int advice, CUmemLocation to) { return (void)at, (void)size, (void)advice, (void)to, CUDA_SUCCESS; }
 API cuMemPrefetchAsync(CUdeviceptr at, size_t size, CUdevice dev, CUstream s) { return (void)at, (void)size, (void)dev, (void)s, CUDA_SUCCESS; }

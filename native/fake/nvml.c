@@ -38,6 +38,14 @@ typedef struct {
     unsigned int smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
 
+typedef struct {
+    unsigned int version;
+    unsigned char cluster[16];
+    unsigned int status, clique;
+    unsigned char state;
+    unsigned int health;
+} nvmlGpuFabricInfoV_t;
+
 static struct nvmlDevice_st cards[CARDS_MAX];
 
 #define NEED(device)                         \
@@ -140,6 +148,11 @@ API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *min
 API nvmlDeviceGetComputeMode(nvmlDevice_t device, int *out) {
     NEED(device);
     return *out = 0, NVML_SUCCESS;
+}
+/* In no fabric. Later versions of the structure only add to its end. */
+API nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *out) {
+    NEED(device);
+    return *out = (nvmlGpuFabricInfoV_t){.version = out->version}, NVML_SUCCESS;
 }
 API nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out) {
     NEED(device);

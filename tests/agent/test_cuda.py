@@ -1,4 +1,4 @@
-"""The CUDA side of the agent, through a stand-in for torch.cuda; the real thing is in test_gpu.py."""
+"""The CUDA side of the agent, through a stand-in for torch.cuda; with a real torch: tests/torch_cuda, test_gpu.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carpool.agent.cuda import ALLOCATED, PEAK, CudaSource, cap_from_the_start
+from carpool.agent.cuda import ALLOCATED, PEAK, STUCK, CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, Profile
 from carpool.wire import page
@@ -26,6 +26,7 @@ class StandInCuda:
         self.has_context = True
         self.live = 0
         self.peak = 0
+        self.stuck = 0
         self.fraction: float | None = None
         self.waiting: list[Callable[[], None]] = []
 
@@ -34,7 +35,7 @@ class StandInCuda:
 
     def memory_stats(self) -> dict[str, int]:
         self.calls.append("memory_stats")
-        return {ALLOCATED: self.live, PEAK: max(self.live, self.peak), "num_ooms": 0}
+        return {ALLOCATED: self.live, PEAK: max(self.live, self.peak), STUCK: self.stuck, "num_ooms": 0}
 
     def reset_peak_memory_stats(self) -> None:
         self.calls.append("reset_peak")
@@ -91,6 +92,15 @@ def test_live_and_peak_come_from_the_allocator_and_live_is_shown_in_the_page(cud
     assert link.words[link.base + page.S_LIVE] == 3 * MIB
     source.reset_peak(is_learning=True)
     assert source.peak_bytes() == 3 * MIB
+
+
+def test_free_parts_of_segments_in_use_stay_on_the_card_and_count_as_held(cuda: StandInCuda, link: Link) -> None:
+    profile = Profile(Memory(source_of(cuda, link), overhead_bytes=0))
+    cuda.live, cuda.peak, cuda.stuck = 100 * MIB, 160 * MIB, 20 * MIB
+    profile.observe(7)
+    profile.observe(7)
+    needs = profile.needs()
+    assert (needs.persistent_bytes, needs.ephemeral_bytes) == (120 * MIB, 40 * MIB), "scratch memory may use them"
 
 
 def test_nothing_is_asked_of_a_process_that_has_no_context_yet(cuda: StandInCuda, link: Link) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from carpool.agent.storages import FileStore, Storages
+from carpool.agent.storages import LOCKED_BYTES, FileStore, PinnedStore, Storages
 
 COUNT = 5000
 
@@ -89,3 +89,47 @@ def test_the_store_has_no_name_and_its_room_is_given_back(storages: Storages, tm
         storages.move_in()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert kept.sum().item() == COUNT
+
+
+class LockingTorch:
+    """As much of torch as a store of page-locked memory needs, on a host that has so many pieces."""
+
+    uint8 = torch.uint8
+
+    def __init__(self, pieces: int) -> None:
+        self.left = pieces
+        self.sizes: list[int] = []
+        self.is_emptied = False
+        self._C = self
+
+    def empty(self, size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        if not self.left:
+            raise RuntimeError("CUDA error: out of memory")
+        self.left -= 1
+        self.sizes.append(size)
+        return torch.empty(size, dtype=dtype)
+
+    def _host_emptyCache(self) -> None:  # noqa: N802 - it stands in for torch's
+        self.is_emptied = True
+
+
+def test_page_locked_memory_is_taken_in_pieces_and_kept() -> None:
+    host = LockingTorch(4)
+    store = PinnedStore(host)
+    store.reserve(2 * LOCKED_BYTES + 5)
+    store.reserve(LOCKED_BYTES)
+    assert host.sizes == [LOCKED_BYTES, LOCKED_BYTES, 5]
+    store.reserve(3 * LOCKED_BYTES)
+    assert host.sizes[3:] == [LOCKED_BYTES], "only the short piece is replaced"
+
+
+def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> None:
+    host = LockingTorch(2)
+    store = PinnedStore(host)
+    store.reserve(100)
+    with pytest.raises(MemoryError, match=f"no {3 * LOCKED_BYTES} bytes to lock"):
+        store.reserve(3 * LOCKED_BYTES)
+    assert host.is_emptied
+    store.reserve(100)  # what it had, it still has
+    assert len(host.sizes) == 2

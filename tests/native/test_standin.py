@@ -109,6 +109,33 @@ assert cuda.cuIpcCloseMemHandle(at) == 0
     assert sorted(true_bytes(tmp_path / "books").values()) == [0, MIB]
 
 
+def test_page_locked_memory_is_known_again_anywhere_inside_it(env: dict[str, str], stack: ExitStack) -> None:
+    script = """
+host, kind = ctypes.c_void_p(), ctypes.c_uint()
+def kind_of(address):
+    kind.value = 99
+    result = cuda.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_uint64(address))
+    return kind.value if result == 0 else None
+assert allocate(1 << 20) == 0
+assert cuda.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(1000), 0) == 0
+inside = [kind_of(host.value), kind_of(host.value + 999), kind_of(at.value + 12345)]
+assert cuda.cuMemFreeHost(host) == 0
+print(inside, kind_of(host.value), cuda.cuMemFreeHost(host))
+"""
+    assert stack.enter_context(Script(env, script)).line() == "[1, 1, 2] None 1"
+
+
+def test_kernels_take_the_time_that_is_set_for_all(env: dict[str, str], stack: ExitStack) -> None:
+    script = """
+import time
+began = time.monotonic()
+launch(b"anything")
+assert cuda.cuCtxSynchronize() == 0
+print(time.monotonic() - began >= 0.05)
+"""
+    assert stack.enter_context(Script(env | {"CARPOOL_STUB_KERNEL": "50ms"}, script)).line() == "True"
+
+
 def test_what_the_stand_in_cannot_do_exists_and_says_so(env: dict[str, str], stack: ExitStack) -> None:
     script = """
 found, status = ctypes.c_void_p(), ctypes.c_int()

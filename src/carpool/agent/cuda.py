@@ -14,6 +14,7 @@ from carpool.wire import page
 
 ALLOCATED = "allocated_bytes.all.current"
 PEAK = "allocated_bytes.all.peak"
+STUCK = "inactive_split_bytes.all.current"  # free, but in one segment with what is not: only the program can use it
 
 
 def cap_from_the_start(cuda: Any, link: Link) -> None:
@@ -27,6 +28,10 @@ def cap_from_the_start(cuda: Any, link: Link) -> None:
         cuda.set_per_process_memory_fraction(min(1.0, cap / total))
 
     cuda._lazy_call(limit)  # torch's own way to defer a call to the creation of the context
+
+
+def _held(stats: dict[str, int]) -> int:
+    return stats.get(ALLOCATED, 0) + stats.get(STUCK, 0)
 
 
 class CudaSource:
@@ -46,7 +51,8 @@ class CudaSource:
         return stats
 
     def live_bytes(self) -> int:
-        live = self._stats().get(ALLOCATED, 0)
+        """What would stay on the card if the allocator gave its cache back."""
+        live = _held(self._stats())
         if self._link.base and not self._link.is_metered:  # the CUDA guest counts what the driver gives out
             self._link.words[self._link.base + page.S_LIVE] = live
         return live
@@ -55,7 +61,7 @@ class CudaSource:
         """The most since the reset; once learning is over, only if it was more than ever before."""
         stats = self._stats()
         peak = stats.get(PEAK, 0)
-        return peak if peak > self._base_peak_bytes else stats.get(ALLOCATED, 0)
+        return peak if peak > self._base_peak_bytes else _held(stats)
 
     def reset_peak(self, *, is_learning: bool) -> None:
         """The allocator's own peak is reset only while the first iterations are measured."""

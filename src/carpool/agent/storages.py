@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ ALIGNMENT = 64
 MADV_HUGEPAGE = 14
 HUGE_BYTES = 2 << 20
 PIECE_BYTES = 1 << 30  # the kernel takes no more than 2 GiB at once
+LOCKED_BYTES = 64 << 20  # torch rounds page-locked memory up to a power of two: one piece of 5 GiB would take 8
 
 
 class Store(Protocol):
@@ -57,6 +59,7 @@ class Storages:
         self._kind = kind
         self._store = store
         self._away: list[Moved] = []
+        self._sent: set[int] = set()  # storages that another process may look at, when last looked
 
     @property
     def away_bytes(self) -> int:
@@ -72,6 +75,7 @@ class Storages:
         """Every storage worth moving, once; reads no tensor's values."""
         tensor_class = self._torch.Tensor
         found: dict[int, Any] = {}
+        self._sent = _sent_to_others(self._torch) if self._kind == "cuda" else set()
         with self._torch._C.DisableTorchFunctionSubclass():
             for each in gc.get_objects():
                 # Not isinstance: it asks a lazy proxy for its class, which may run the program's code.
@@ -87,10 +91,14 @@ class Storages:
             storage = tensor.untyped_storage()
             if storage._cdata in found or storage.device.type != self._kind or storage.nbytes() < LEAST_BYTES:
                 return
-            if storage.resizable() and not storage.is_shared():
+            if storage.resizable() and not self._is_shared(storage):
                 found[storage._cdata] = storage
         except (RuntimeError, NotImplementedError, AttributeError):
             return  # sparse, meta or wrapped: it has no storage of its own
+
+    def _is_shared(self, storage: Any) -> bool:
+        """With another process. Torch calls every CUDA storage shared; what came from others is not resizable."""
+        return storage._cdata in self._sent if self._kind == "cuda" else bool(storage.is_shared())
 
     def move_out(self, limit_bytes: int) -> int:
         """Copy out and free; returns how many bytes left. On an error nothing has left."""
@@ -136,6 +144,7 @@ class Storages:
     def _give_back(self) -> None:
         """Freed blocks stay in the allocator's hands otherwise."""
         if self._kind == "cuda":
+            self._torch._C._cuda_clearCublasWorkspaces()  # scratch memory that torch makes anew when it is needed
             self._torch.cuda.empty_cache()
         else:
             with contextlib.suppress(AttributeError, OSError):
@@ -187,31 +196,43 @@ class FileStore:
 
 
 class PinnedStore:
-    """Page-locked host memory, kept from one move to the next because locking it is slow; for GPUs."""
+    """Page-locked host memory in pieces, kept from one move to the next because locking it is slow; for GPUs."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._arena: Any = None
+        self._pieces: list[Any] = []  # all of LOCKED_BYTES but the last, which may be smaller
 
     def reserve(self, count: int) -> None:
-        if self._arena is None or self._arena.numel() < count:
-            self._arena = None
-            try:
-                self._arena = self._torch.empty(count, dtype=self._torch.uint8, pin_memory=True)
-            except RuntimeError as error:
-                raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
+        before = list(self._pieces)
+        if count <= sum(piece.numel() for piece in before):
+            return
+        self._pieces = [piece for piece in before if piece.numel() == LOCKED_BYTES]
+        try:
+            while (left := count - len(self._pieces) * LOCKED_BYTES) > 0:
+                size = min(left, LOCKED_BYTES)
+                self._pieces.append(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True))
+        except RuntimeError as error:
+            self._pieces = before
+            self._torch._C._host_emptyCache()  # the others stay locked otherwise
+            raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
 
     def put(self, storage: Any, offset: int) -> None:
-        self._slice(storage, offset).copy_(self._view(storage), non_blocking=True)
+        for piece, part in self._parts(storage, offset):
+            piece.copy_(part, non_blocking=True)
 
     def get(self, storage: Any, offset: int) -> None:
-        self._view(storage).copy_(self._slice(storage, offset), non_blocking=True)
+        for piece, part in self._parts(storage, offset):
+            part.copy_(piece, non_blocking=True)
 
-    def _slice(self, storage: Any, offset: int) -> Any:
-        return self._arena[offset : offset + storage.nbytes()]
-
-    def _view(self, storage: Any) -> Any:
-        return self._torch.empty(0, dtype=self._torch.uint8, device=storage.device).set_(storage)
+    def _parts(self, storage: Any, offset: int) -> Iterator[tuple[Any, Any]]:
+        """A storage's bytes where they are locked and where they are used, as far as each piece reaches."""
+        view = self._torch.empty(0, dtype=self._torch.uint8, device=storage.device).set_(storage)
+        done = 0
+        while done < storage.nbytes():
+            index, start = divmod(offset + done, LOCKED_BYTES)
+            count = min(LOCKED_BYTES - start, storage.nbytes() - done)
+            yield self._pieces[index][start : start + count], view[done : done + count]
+            done += count
 
     def finish(self) -> None:
         self._torch.cuda.synchronize()
@@ -247,6 +268,11 @@ def _ask_for_huge_pages(address: int, count: int) -> None:
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
+
+
+def _sent_to_others(torch: Any) -> set[int]:
+    """CUDA storages that were handed to another process: torch keeps a list of them."""
+    return {reference.cdata for reference in torch.multiprocessing.reductions.shared_cache.values()}
 
 
 def _has_graphs(torch: Any) -> bool:
