@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 WORKERS_MAX = 4  # more do not make memory faster
 PIECE_BYTES = 4 << 20  # large enough for a copy at full speed, small enough to be shared out evenly
-PUT_TOGETHER_BYTES = 64 << 20  # at once; between two of them the program's other memory may change
 MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_COLLAPSE = 10, 14, 22, 23, 25
 PROT_NONE, MAP_FIXED, MAP_FAILED = 0, 0x10, ctypes.c_void_p(-1).value
 HUGE_BYTES = 2 << 20
@@ -133,7 +132,8 @@ class MemoryStore:
         self._directory = directory
         self._fd = -1
         self._room = 0
-        self._is_huge = False
+        self._huge_bytes = 0  # from its beginning on, in large pages
+        self._effort: object = None  # what puts pages together goes on while this is the one it knows
         os.register_at_fork(after_in_child=self._drop)  # or a data worker would keep the pages
 
     def reserve(self, count: int) -> None:
@@ -157,13 +157,11 @@ class MemoryStore:
                 ctypes.memmove(base + piece.offset, piece.address, piece.count)
 
             share_out(cut(moves), put)
-        if not self._is_huge:
-            same = os.dup(self._fd)
-            self._is_huge = start_aside(_make_huge, same, self._room)
-            if not self._is_huge:
-                os.close(same)
+        self._effort = effort = object()
+        start_aside(self._put_together, effort)
 
     def read(self, moves: Sequence[Moved]) -> None:
+        self._effort = None
         _ask_for_huge_pages(moves)
         with mapped(self._fd, self._room) as base:
 
@@ -179,10 +177,25 @@ class MemoryStore:
             if disk.f_bavail * disk.f_frsize < KEPT_PART * self._room:
                 self._drop()
 
+    def _put_together(self, effort: object) -> None:
+        """Have the kernel make large pages of the small ones: from then on they are mapped five hundred at a time.
+
+        It takes as long as several moves. So it is done aside while the program is away, stops when that comes back,
+        and goes on the next time. An older kernel refuses.
+        """
+        with contextlib.suppress(OSError):
+            while self._effort is effort and self._huge_bytes < self._room:
+                count = min(PIECE_BYTES, self._room - self._huge_bytes)
+                with mapped(self._fd, count, self._huge_bytes) as base:
+                    _populate(base, count, MADV_POPULATE_READ)
+                    _libc().madvise(ctypes.c_void_p(base), ctypes.c_size_t(count), MADV_COLLAPSE)
+                self._huge_bytes += count
+
     def _drop(self) -> None:
+        self._effort = None
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._room, self._is_huge = -1, 0, False
+        self._fd, self._room, self._huge_bytes = -1, 0, 0
 
 
 class PinnedStore:
@@ -296,7 +309,7 @@ def start_aside(work: Callable[..., None], *arguments: object) -> bool:
 
 
 @contextlib.contextmanager
-def mapped(fd: int, count: int) -> Iterator[int]:
+def mapped(fd: int, count: int, offset: int = 0) -> Iterator[int]:
     """The file's address while the block lasts, one where large pages fit; a forked child does not have it."""
     libc, span = _libc(), ctypes.c_size_t(count + HUGE_BYTES)
     libc.mmap.restype = ctypes.c_void_p
@@ -307,25 +320,12 @@ def mapped(fd: int, count: int) -> Iterator[int]:
         base = -(-held // HUGE_BYTES) * HUGE_BYTES
         place, access = ctypes.c_void_p(base), mmap.PROT_READ | mmap.PROT_WRITE
         how = mmap.MAP_SHARED | MAP_FIXED
-        if libc.mmap(place, ctypes.c_size_t(count), access, how, fd, ctypes.c_long(0)) == MAP_FAILED:
+        if libc.mmap(place, ctypes.c_size_t(count), access, how, fd, ctypes.c_long(offset)) == MAP_FAILED:
             raise _trouble("the store could not be mapped")
         libc.madvise(place, ctypes.c_size_t(count), MADV_DONTFORK)
         yield base
     finally:
         libc.munmap(ctypes.c_void_p(held), span)
-
-
-def _make_huge(fd: int, count: int) -> None:
-    """Have the kernel put a store's pages together: from then on they are mapped five hundred at a time.
-
-    It takes as long as several moves, so it is done aside, and once. An older kernel refuses.
-    """
-    with contextlib.suppress(OSError), mapped(fd, count) as base:
-        for begin in range(base, base + count, PUT_TOGETHER_BYTES):
-            length = min(PUT_TOGETHER_BYTES, base + count - begin)
-            _populate(begin, length, MADV_POPULATE_READ)
-            _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_COLLAPSE)
-    os.close(fd)
 
 
 def _populate(address: int, count: int, how: int) -> None:

@@ -1,8 +1,8 @@
 """How fast a job's memory leaves the device and comes back, and what turns on a device that is too small cost.
 
 Moves: two nodes run one job each that holds `moved_mib` (`programs/hold.py`), one with its store in memory (tmpfs),
-one with it on the disk of the temporary directory. Rounds are interleaved: each job is resumed, makes three
-iterations, is suspended, resumed at once, makes three more and is suspended again; a plain copy of as many bytes is
+one with it on the disk of the temporary directory. Rounds are interleaved: each job is resumed, makes an
+iteration, is suspended, resumed at once, makes another and is suspended again; a plain copy of as many bytes is
 timed in between, by one thread, to memory that is there (`memcpy_gib_per_s`) and to memory that is new
 (`memcpy_new_gib_per_s`). Figures are medians: bytes by the time the job's own process took, from the order to the
 answer. `park_…` are later moves, `park_first_…` is a job's first, which has to get the store's pages. `unpark_…`
@@ -59,7 +59,7 @@ ARM_SECONDS = 1800.0
 STAYS_MIB = 60  # of a parked job on the device: the framework's own heap
 SCRATCH_MIB = 60  # activations and what else a turn takes
 FOREVER = 1_000_000
-STEPS_BETWEEN = 3
+STEPS_BETWEEN = 1
 SIMULATED = (2, 4, 8)
 SIM_CAPACITY, SIM_JOB, SIM_RATE = 16 * GIB, 12 * GIB, 20 * GIB
 
