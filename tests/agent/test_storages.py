@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from carpool.agent.storages import LOCKED_BYTES, FileStore, PinnedStore, Storages
+from carpool.agent import stores
+from carpool.agent.storages import Storages
+from carpool.agent.stores import LOCKED_BYTES, FileStore, MemoryStore, Piece, PinnedStore, Store
 
 COUNT = 5000
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "disk":
+        yield FileStore(tmp_path)
+        return
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        made = stores.store_in(Path(directory))
+        assert isinstance(made, MemoryStore)
+        yield made
+        made._drop()
 
 
 @pytest.fixture
-def storages(tmp_path: Path) -> Iterator[Storages]:
-    made = Storages(torch, "cpu", FileStore(tmp_path))
+def storages(store: Store) -> Iterator[Storages]:
+    made = Storages(torch, "cpu", store)
     yield made
     if made.away_bytes:
         made.move_in()
@@ -80,7 +100,8 @@ def test_a_store_that_refuses_leaves_everything_where_it_is(storages: Storages) 
     assert kept.tolist() == list(range(COUNT))
 
 
-def test_the_store_has_no_name_and_its_room_is_given_back(storages: Storages, tmp_path: Path) -> None:
+def test_the_store_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> None:
+    storages = Storages(torch, "cpu", FileStore(tmp_path))
     kept = torch.ones(COUNT)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
@@ -133,3 +154,59 @@ def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> N
     assert host.is_emptied
     store.reserve(100)  # what it had, it still has
     assert len(host.sizes) == 2
+
+
+def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages) -> None:
+    """Pieces of several threads, parts of several files, pages that are kept: sizes that are no multiple of any."""
+    sizes = [4096, 3 * stores.PIECE_BYTES + 13, 5000, stores.PIECE_BYTES, stores.PIECE_BYTES + 1, 777_777]
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+    copies = [tensor.clone().numpy().tobytes() for tensor in tensors]
+    for _ in range(3):
+        storages.move_out(1 << 40)
+        assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+        storages.move_in()
+        assert [tensor.clone().numpy().tobytes() for tensor in tensors] == copies
+        tensors[1] += 1  # what is written over kept pages is not what was there
+        copies[1] = tensors[1].clone().numpy().tobytes()
+
+
+def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    store = MemoryStore(MEMORY)
+    storages, weights = Storages(torch, "cpu", store), torch.ones(COUNT)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    assert store._room >= weights.nbytes
+    monkeypatch.setattr(stores, "KEPT_PART", 1 << 40)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    assert store._room == 0
+    assert weights.sum().item() == COUNT
+
+
+def test_a_forked_child_does_not_hold_the_store(storages: Storages) -> None:
+    kept = torch.ones(COUNT)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    store = storages._store
+    child = os.fork()
+    if not child:
+        os._exit(0 if not isinstance(store, MemoryStore) or store._fd == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.sum().item() == COUNT
+
+
+def test_an_error_in_any_thread_is_raised_after_all_have_ended() -> None:
+    pieces = [Piece(address=0, count=1, offset=number) for number in range(200)]
+    busy: set[int] = set()
+
+    def work(piece: Piece) -> None:
+        busy.add(threading.get_ident())
+        if piece.offset == 7:
+            raise OSError("this piece cannot be copied")
+        busy.discard(threading.get_ident())
+
+    with pytest.raises(OSError, match="this piece"):
+        stores.share_out(pieces, work)
+    assert len(busy) == 1, "only the one that failed did not come to its end"

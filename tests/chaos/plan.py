@@ -13,12 +13,16 @@ VERBS = {
     "grow": 2,
     "shrink": 2,
     "weigh": 1,
+    "migrate": 2,
     "cancel": 1,
     "kill_job": 2,
     "kill_daemon": 1,
     "stall_daemon": 1,
+    "cut_agent": 2,
+    "cut_runner": 1,
     "close_store": 1,
-    "open_store": 2,
+    "fill_store": 1,
+    "open_store": 3,
 }
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "12"))  # against real processes; `make chaos` sets more
 SEEDS = int(os.environ.get("CHAOS_SEEDS", "60"))  # lists of faults against the core alone; the same

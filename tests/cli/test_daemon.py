@@ -106,3 +106,23 @@ def test_a_share_policy_that_makes_no_sense_is_refused(share_policy: str) -> Non
 def test_equal_parts_may_be_given_a_number() -> None:
     settings = DaemonConfig(share_policy="equal:4").settings()
     assert (settings.share_policy, settings.share_slots) == ("equal", 4)
+
+
+def test_parked_jobs_are_kept_where_the_daemon_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path / "one"))
+    usual = find_places()
+    config = DaemonConfig(device="cpu:64MiB", park_to=str(tmp_path))
+    config.check()
+    assert config.place_store(usual).parked.parent == tmp_path
+    assert DaemonConfig(device="cpu:64MiB").place_store(usual).parked == usual.state / "parked"
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path / "two"))
+    assert config.place_store(find_places()).parked != config.place_store(usual).parked, (
+        "two daemons, two directories"
+    )
+    assert config.with_host_memory().host_memory, "what may be memory has a budget"
+    assert not DaemonConfig(device="cpu:64MiB").with_host_memory().host_memory
+
+
+def test_a_directory_that_is_not_there_takes_no_parked_jobs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no directory .*nowhere to park jobs to"):
+        DaemonConfig(device="cpu:64MiB", park_to=str(tmp_path / "nowhere")).check()

@@ -33,18 +33,18 @@ def run(core: CoreDriver, span_ns: int) -> None:
         start_all(core)
 
 
-def test_jobs_of_four_times_the_device_all_run_and_moving_takes_a_tenth_at_most(core: CoreDriver) -> None:
+def test_jobs_of_four_times_the_device_all_run_and_moving_takes_a_twentieth_at_most(core: CoreDriver) -> None:
     jobs = "abcdef"
     core.move_ns = 200 * MS
     begin(core, *jobs)
     run(core, 120 * SECOND)
     served = [core.served_ns(job) for job in jobs]
-    assert sum(served) >= 0.88 * 120 * SECOND
-    assert max(served) - min(served) <= 9 * SECOND, "fair, give or take two stays"
+    assert sum(served) >= 0.93 * 120 * SECOND
+    assert max(served) - min(served) <= 16 * SECOND, "fair, give or take two stays"
     moving = sum(core.job(job).spent_ns.get("move", 0) for job in jobs)
-    assert moving <= 0.11 * 120 * SECOND
+    assert moving <= 0.055 * 120 * SECOND
     moves = only(core.effects, ParkJob)
-    assert 20 <= len(moves) <= 35, "no thrash, and everybody's turn comes"
+    assert 10 <= len(moves) <= 18, "no thrash, and everybody's turn comes"
 
 
 def test_weights_hold_across_rotations(core: CoreDriver) -> None:
@@ -60,17 +60,17 @@ def test_nobody_is_moved_again_before_it_was_there_for_long_enough(core: CoreDri
     begin(core, "a", "b")
     run(core, SECOND)
     assert core.reason("b").endswith(
-        "starts when a has had its 2.0 s on the device and is parked for it: moving takes at most 10 % of the time"
+        "starts when a has had its 2.0 s on the device and is parked for it: moving takes at most 5 % of the time"
     )
     run(core, 4 * SECOND)
     assert (core.state("a"), core.holders()) == (JobState.PARKED, ["b"])
     assert core.reason("a").startswith(
         "waits parked for 2.9 s: it needs 10.2 GiB to come back and 5.50 GiB of 16.0 GiB is unpromised on gpu0"
-        " (9.50 GiB to jobs, 1.00 GiB in lanes); comes back when b has had its 18.5 s on the device and is parked"
+        " (9.50 GiB to jobs, 1.00 GiB in lanes); comes back when b has had its 39.1 s on the device and is parked"
     )
-    run(core, 15 * SECOND)
+    run(core, 35 * SECOND)
     assert core.holders() == ["b"]
-    run(core, 5 * SECOND)
+    run(core, 6 * SECOND)
     assert core.holders() == ["a"]
 
 

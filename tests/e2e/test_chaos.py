@@ -8,7 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,13 +20,17 @@ from carpool.cli.reach import call
 from carpool.errors import CarpoolError
 from tests.chaos.plan import FAULTS, Fault, plan
 from tests.e2e.alone import Alone
+from tests.e2e.connections import cut
 from tests.e2e.node import Node, Started, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 20 * FAULTS)]
 
 SEED = int(os.environ.get("CHAOS_SEED", "7"))
 STEPS = "100000000"
+DEVICES = 2
+FULL_BYTES = 64 << 10  # less than any of the jobs has
 MIB = 1 << 20
+RESIZES = {"grow": {"cap_bytes": 500 * MIB}, "shrink": {"cap_bytes": 20 * MIB}, "weigh": {"weight_milli": 3000}}
 ENDED = {"finished", "failed", "cancelled"}
 BOOKED_SECONDS = 1.0  # how long bytes of a dead job may stay booked, on a machine that has time for us
 
@@ -39,11 +47,15 @@ class World:
         self.made = 0
         self.jobs: dict[str, Started] = {}
         self.over: list[Started] = []
-        node.start(quantum="20ms")
+        self.did: Counter[str] = Counter()  # the faults, by what was really done
+        self.start()
         self.bystander = node.run(*program("groups"), options=["--name", "bystander", "--memory", "400MiB"])
         for _ in range(2):
             self.add()
         self.slowest_s = 0.0  # until the bytes of a dead job were free
+
+    def start(self) -> None:
+        self.node.start(device=f"cpu:{DEVICES}x2GiB", quantum="20ms")
 
     def add(self) -> None:
         self.made += 1
@@ -58,15 +70,14 @@ class World:
 
     def harm(self, fault: Fault) -> None:
         name = list(self.jobs)[fault.target % len(self.jobs)]
+        self.did[fault.verb] += 1
         match fault.verb:
             case "suspend" | "resume":
                 self.order(fault.verb, name)
-            case "grow":
-                self.order("resize", name, cap_bytes=500 * MIB)
-            case "shrink":
-                self.order("resize", name, cap_bytes=20 * MIB)
-            case "weigh":
-                self.order("resize", name, weight_milli=3000)
+            case "grow" | "shrink" | "weigh":
+                self.order("resize", name, **RESIZES[fault.verb])
+            case "migrate":
+                self.order("migrate", name, device=f"cpu{fault.target % DEVICES}")
             case "cancel":
                 self.order("cancel", name)
                 self.gone(name)
@@ -75,16 +86,18 @@ class World:
                 self.gone(name)
             case "kill_daemon":
                 self.node.kill_daemon()
-                self.node.start(quantum="20ms")
+                self.start()
             case "stall_daemon":
                 assert self.node.daemon is not None
                 self.node.daemon.process.send_signal(signal.SIGSTOP)
                 time.sleep(0.2)
                 self.node.daemon.process.send_signal(signal.SIGCONT)
-            case "close_store" | "open_store":
-                self.set_store(is_open=fault.verb == "open_store")
+            case "cut_agent" | "cut_runner":
+                self.cut(self.node.program_pid(name) if fault.verb == "cut_agent" else self.jobs[name].pid)
             case _:
-                raise AssertionError(fault)
+                {"close_store": self.close_store, "fill_store": self.fill_store, "open_store": self.open_store}[
+                    fault.verb
+                ]()
 
     def gone(self, name: str) -> None:
         """A job was ended: its bytes are free soon, and another takes its place."""
@@ -94,21 +107,48 @@ class World:
         wait_until(lambda: self.node.state(name) in ENDED, f"{name} is over")
         self.slowest_s = max(self.slowest_s, time.monotonic() - dead)
         picture = self.node.ps(ended=False)
-        assert picture["devices"][0]["promised_bytes"] == sum(job["promised_bytes"] for job in picture["jobs"])
+        booked = sum(device["promised_bytes"] for device in picture["devices"])
+        assert booked == sum(job["promised_bytes"] for job in picture["jobs"])
         self.over.append(started)
         self.add()
 
-    def set_store(self, *, is_open: bool) -> None:
-        """A store that takes nothing: its directory is not there, which the agent sees as a disk that refuses."""
-        store, aside = self.node.places.parked, self.node.places.parked.with_name("parked.aside")
-        if is_open and aside.exists():
+    def cut(self, pid: int) -> None:
+        """Break the connection of a process; it has to come back by itself."""
+        assert self.node.daemon is not None
+        try:
+            self.did["connections really cut"] += cut(self.node.daemon.pid, pid)
+        except PermissionError as error:
+            self.did[f"NOT cut: {error}"] += 1
+
+    # --- the store: open, away, or on a disk that is full -------------------------------------------------
+
+    def close_store(self) -> None:
+        """Its directory is not there."""
+        store = self.node.places.parked
+        if not store.is_mount() and store.exists():
+            store.rename(store.with_name("parked.aside"))
+
+    def fill_store(self) -> None:
+        """A real disk without room for a job: only root may mount one."""
+        store = self.node.places.parked
+        if store.exists() and not store.is_mount():
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={FULL_BYTES},mode=700", "carpool-test", str(store)]
+            done = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
+            if done.returncode:
+                self.did[f"NOT full: {done.stderr.strip()}"] += 1
+                self.close_store()
+
+    def open_store(self) -> None:
+        store = self.node.places.parked
+        if store.is_mount():  # lazily: a job may have something in it
+            subprocess.run(["umount", "-l", str(store)], timeout=30, check=True)
+        aside = store.with_name("parked.aside")
+        if aside.exists():
             aside.rename(store)
-        elif not is_open and store.exists():
-            store.rename(aside)
 
     def settle(self) -> None:
         """Let everybody go on to their next steps."""
-        self.set_store(is_open=True)
+        self.open_store()
         for name in self.jobs:
             self.order("resize", name, cap_bytes=500 * MIB)
             self.order("resume", name)
@@ -117,8 +157,19 @@ class World:
             self.node.wait_steps(name, steps + 3)
 
 
-def test_nobody_loses_an_iteration_in_a_storm_of_faults(node: Node, alone: Alone) -> None:
-    world = World(node)
+@pytest.fixture
+def world(node: Node) -> Iterator[World]:
+    made = World(node)
+    yield made
+    made.open_store()
+    summary = ", ".join(f"{what} {count}" for what, count in sorted(made.did.items()))
+    print(f"chaos, seed {SEED}: {summary}; bytes of a dead job were free after {made.slowest_s:.2f} s at most")
+    for what in made.did:
+        if what.startswith("NOT"):
+            print(f"\nchaos: a fault could not be made here. {what}", file=sys.__stderr__)
+
+
+def test_nobody_loses_an_iteration_in_a_storm_of_faults(node: Node, world: World, alone: Alone) -> None:
     node.wait_steps("bystander", 3)
     before = 0
     for number, fault in enumerate(plan(SEED, FAULTS)):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.gpu import NATIVE, Built, compile_c
+from tests.native.gpu import Built
+from tests.native.probe import NATIVE, compile_c
 from tests.native.test_header import PLACES
 
 STRUCTS = {

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import Node
-from tests.native.gpu import SHARED, Built, compile_c, environment
+from tests.native.gpu import SHARED, Built, environment
+from tests.native.probe import compile_c
 from tests.torch_cuda.libraries import MARK
 
 PROGRAMS = Path(__file__).parent / "programs"

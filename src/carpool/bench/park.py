@@ -1,17 +1,23 @@
 """How fast a job's memory leaves the device and comes back, and what turns on a device that is too small cost.
 
 Moves: two nodes run one job each that holds `moved_mib` (`programs/hold.py`), one with its store in memory (tmpfs),
-one with it on the disk of the temporary directory. Rounds are interleaved: each job is resumed and suspended; a plain
-copy of as many bytes is timed in between, to memory that is there (`memcpy_gib_per_s`) and to memory that is new
-(`memcpy_new_gib_per_s`), which is what both directions of a move have to do. Figures are medians: bytes by the time
-the job's own process took. `share_of_memcpy` is for the store in memory, there and back: twice the bytes by the time
-of both moves, by `memcpy_gib_per_s`. `suspend_over_iteration` is the time from the order to the report less the copy,
-by an iteration.
+one with it on the disk of the temporary directory. Rounds are interleaved: each job is resumed, makes an
+iteration, is suspended, resumed at once, makes another and is suspended again; a plain copy of as many bytes is
+timed in between, by one thread, to memory that is there (`memcpy_gib_per_s`) and to memory that is new
+(`memcpy_new_gib_per_s`). Figures are medians: bytes by the time the job's own process took, from the order to the
+answer. `park_…` are later moves, `park_first_…` is a job's first, which has to get the store's pages. `unpark_…`
+follows a move out at once, as in a rotation, where one job takes the memory that another one left;
+`unpark_late_…` comes seconds later, when a virtual machine may have given the free memory back to its host.
+`share_of_memcpy` is for the store in memory, there and back: twice the bytes by the time of both moves, by
+`memcpy_gib_per_s`; `share_of_memcpy_late` is the same with the late way back. `suspend_over_iteration` is the time
+from the order to the report less the copy, by an iteration.
 
 Turns: for each level, equal jobs whose persistent bytes sum to so many times the device's capacity are run one after
-another without carpool, and all at once under carpool, policy fair. `total_over_sequential_…` is the ratio of wall
-times, start-up included; the median over repeats, arms interleaved. The jobs' results must be the same to the last
-bit. `moving_share_…` is the time in which jobs were on their way, by the wall time of the carpool arm.
+another without carpool, and all at once under carpool, policy fair. Both arms run at the same time, each on a core of
+its own (all of carpool's on one), so that whatever else the machine does hits both; the jobs use one thread.
+`total_over_sequential_…` is the ratio of wall times, start-up included; the median over repeats. The jobs' results
+must be the same to the last bit. `moving_share_…` is the time in which jobs were on their way, by the wall time of
+the carpool arm.
 
 `simulated_total_over_sequential_…` is the same ratio for the scheduler in virtual time: jobs of 12 GiB and one minute
 on a device of 16 GiB that moves 20 GiB a second. No program and no copy is in it.
@@ -23,9 +29,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +59,7 @@ ARM_SECONDS = 1800.0
 STAYS_MIB = 60  # of a parked job on the device: the framework's own heap
 SCRATCH_MIB = 60  # activations and what else a turn takes
 FOREVER = 1_000_000
+STEPS_BETWEEN = 1
 SIMULATED = (2, 4, 8)
 SIM_CAPACITY, SIM_JOB, SIM_RATE = 16 * GIB, 12 * GIB, 20 * GIB
 
@@ -59,8 +69,13 @@ class Moves:
     """What was seen of one job's moves, by round."""
 
     park: list[float] = field(default_factory=list)  # GiB a second
-    unpark: list[float] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)  # from the order to the report, less the copy, in iterations
+    unpark: list[float] = field(default_factory=list)  # at once after a move out
+    unpark_late: list[float] = field(default_factory=list)  # a while after it
+    wait: list[float] = field(default_factory=list)  # from the order to the report, less the copy, in iterations
+
+    def both_ways(self, unpark: list[float]) -> float:
+        """GiB a second there and back."""
+        return 2 / (1 / median(self.park) + 1 / median(unpark))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +106,10 @@ def level_for(times: int, job_mib: int) -> Level:
 
 
 def run(say: Say, *, moved_mib: int, rounds: int, levels: dict[int, int], steps: int, repeats: int) -> Report:
-    """`levels`: times the capacity, to the size of a job in MiB."""
+    """`levels`: times the capacity, to the size of a job in MiB; no rounds: only those."""
     report = Report(bench="park")
-    _bench_moves(say, report, moved_mib=moved_mib, rounds=rounds)
+    if rounds:
+        _bench_moves(say, report, moved_mib=moved_mib, rounds=rounds)
     for times in SIMULATED:
         report.add(f"simulated_total_over_sequential_{times}x", simulated_total(times, steps=600)[0])
     for times, job_mib in levels.items():
@@ -117,7 +133,7 @@ def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> No
         for node in nodes.values():
             node.run(python("hold.py", {"mib": moved_mib, "steps": FOREVER}), "--name", "held")
             _wait(node, lambda job: job["needs"] is not None and job["step_ns"] is not None)
-            _suspend(node)
+        first = {arm: _rate_of(_suspend(node)[0]) for arm, node in nodes.items()}
         for number in range(rounds):
             for arm, node in nodes.items():
                 _move(node, found[arm])
@@ -129,30 +145,46 @@ def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> No
                 f"park: round {number + 1}: {last.park[-1]:.2f} GiB/s out, {last.unpark[-1]:.2f} in, copy {plain:.2f}"
             )
     memory, disk = found["memory"], found["disk"]
-    both = 2 / (1 / median(memory.park) + 1 / median(memory.unpark))
     report.add("park_gib_per_s", median(memory.park))
     report.add("unpark_gib_per_s", median(memory.unpark))
     report.add("memcpy_gib_per_s", median(warm))
-    report.add("share_of_memcpy", both / median(warm), Target(limit=0.7, is_least=True))
-    report.add("share_of_new_memcpy", both / median(new))
-    report.add("suspend_over_iteration", median(memory.late), Target(limit=1.5))
+    report.add("share_of_memcpy", memory.both_ways(memory.unpark) / median(warm), Target(limit=0.7, is_least=True))
+    report.add("suspend_over_iteration", median(memory.wait), Target(limit=1.5))
+    report.add("park_first_gib_per_s", first["memory"])
+    report.add("unpark_late_gib_per_s", median(memory.unpark_late))
+    report.add("share_of_memcpy_late", memory.both_ways(memory.unpark_late) / median(warm))
     report.add("park_disk_gib_per_s", median(disk.park))
     report.add("unpark_disk_gib_per_s", median(disk.unpark))
+    report.add("unpark_late_disk_gib_per_s", median(disk.unpark_late))
     report.add("memcpy_new_gib_per_s", median(new))
+    report.add("share_of_new_memcpy", memory.both_ways(memory.unpark) / median(new))
     report.add("moved_mib", moved_mib)
 
 
 def _move(node: Node, moves: Moves) -> None:
-    """Bring the job back, let it make a few iterations, and park it again."""
+    """Bring the job back, park it, bring it back at once and park it again."""
+    for rates in (moves.unpark_late, moves.unpark):
+        rates.append(_resume(node))
+        _wait_steps(node, _job(node)["steps"] + STEPS_BETWEEN)
+        job, asked_s = _suspend(node)
+        moves.park.append(_rate_of(job))
+        moves.wait.append((asked_s * 1e9 - job["move_ns"]) / job["step_ns"])
+
+
+def _wait_steps(node: Node, count: int) -> None:
+    _wait(node, lambda job: job["steps"] >= count)
+
+
+def _resume(node: Node) -> float:
     bytes_away = _job(node)["parked_bytes"]
     call(_places(node), "resume", job="held")
     job = _wait(node, lambda job: job["state"] == "running")
-    moves.unpark.append(bytes_away / GIB / (job["move_ns"] / 1e9))
-    steps = job["steps"]
-    _wait(node, lambda job: job["steps"] >= steps + 3)
-    job, asked_s = _suspend(node)
-    moves.park.append(job["parked_bytes"] / GIB / (job["move_ns"] / 1e9))
-    moves.late.append((asked_s * 1e9 - job["move_ns"]) / job["step_ns"])
+    return float(bytes_away / GIB / (job["move_ns"] / 1e9))
+
+
+def _rate_of(job: dict[str, Any]) -> float:
+    """GiB a second of a job that was parked just now."""
+    return float(job["parked_bytes"] / GIB / (job["move_ns"] / 1e9))
 
 
 def _suspend(node: Node) -> tuple[dict[str, Any], float]:
@@ -209,16 +241,16 @@ def _bench_level(say: Say, report: Report, level: Level, *, steps: int, repeats:
     ratios: list[float] = []
     shares: list[float] = []
     parks = 0
-    for number in range(repeats):
-        for arm in ("sequential", "carpool") if number % 2 == 0 else ("carpool", "sequential"):
-            if arm == "sequential":
-                sequential_s, expected = _run_sequential(level, steps)
-            else:
-                carpool_s, found, moving_s, parks = _run_carpool(level, steps)
-        ratios.append(carpool_s / sequential_s)
-        shares.append(moving_s / carpool_s)
-        say(f"park: {level.times}x, {level.jobs} jobs: {carpool_s:.1f} s, one after another {sequential_s:.1f} s")
-        if found != expected:
+    for _ in range(repeats):
+        one_by_one, together = _run_arms(level, steps)
+        ratios.append(together.whole_s / one_by_one.whole_s)
+        shares.append(together.moving_s / together.whole_s)
+        parks = together.parks
+        say(
+            f"park: {level.times}x, {level.jobs} jobs: {together.whole_s:.1f} s, one after another"
+            f" {one_by_one.whole_s:.1f} s; {together.account}"
+        )
+        if together.results != one_by_one.results:
             report.failure = f"{level.times}x: a parked job's result differs from that of an undisturbed one"
     report.add(f"total_over_sequential_{level.times}x", median(ratios), Target(limit=1.15))
     report.add(f"moving_share_{level.times}x", median(shares))
@@ -226,17 +258,40 @@ def _bench_level(say: Say, report: Report, level: Level, *, steps: int, repeats:
     report.add(f"parked_{level.times}x", parks)
 
 
-def _run_sequential(level: Level, steps: int) -> tuple[float, list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """All jobs of a level, run in one way."""
+
+    whole_s: float
+    results: list[str]
+    moving_s: float = 0.0
+    parks: int = 0
+    account: str = ""
+
+
+def _run_arms(level: Level, steps: int) -> tuple[Arm, Arm]:
+    """At once, each on a core of its own; one after the other where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+
+    def on(core: int, run_arm: Callable[[Level, int], Arm]) -> Arm:
+        os.sched_setaffinity(0, {core})  # of this thread, and of what it starts
+        return run_arm(level, steps)
+
+    with ThreadPoolExecutor(max_workers=min(2, len(cores))) as pool:
+        arms = [pool.submit(on, cores[0], _run_sequential), pool.submit(on, cores[-1], _run_carpool)]
+        return arms[0].result(), arms[1].result()
+
+
+def _run_sequential(level: Level, steps: int) -> Arm:
     with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
         outs = [Path(directory) / str(number) for number in range(level.jobs)]
         began = time.monotonic()
         for out in outs:
             run_plain([_command(level, steps, out)], seconds=ARM_SECONDS)
-        return time.monotonic() - began, [out.read_text() for out in outs]
+        return Arm(whole_s=time.monotonic() - began, results=[out.read_text() for out in outs])
 
 
-def _run_carpool(level: Level, steps: int) -> tuple[float, list[str], float, int]:
-    """Wall time, results, seconds in which jobs moved, and how often one was parked."""
+def _run_carpool(level: Level, steps: int) -> Arm:
     with open_node(policy="fair", device=f"cpu:{level.capacity_mib}MiB") as node:
         outs = [node.directory / f"{number}.out" for number in range(level.jobs)]
         began = time.monotonic()
@@ -244,9 +299,17 @@ def _run_carpool(level: Level, steps: int) -> tuple[float, list[str], float, int
         wait_all(started, seconds=ARM_SECONDS)
         whole_s = time.monotonic() - began
         node.check_jobs()
-        moving_s = sum(job["spent_ns"].get("move", 0) for job in node.jobs()) / 1e9
+        spent: Counter[str] = Counter()
+        for job in node.jobs():
+            spent.update(job["spent_ns"])
         log = next(node.directory.rglob("daemon.log")).read_text()
-        return whole_s, [out.read_text() for out in outs], moving_s, log.count(" job.parking ")
+        return Arm(
+            whole_s=whole_s,
+            results=[out.read_text() for out in outs],
+            moving_s=spent["move"] / 1e9,
+            parks=log.count(" job.parking "),
+            account=", ".join(f"{row} {spent_ns / 1e9:.1f}" for row, spent_ns in spent.most_common()),
+        )
 
 
 def _command(level: Level, steps: int, out: Path) -> list[str]:

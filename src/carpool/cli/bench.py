@@ -150,8 +150,10 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
 @bench.command()
 @common_options
 @click.option("--mib", type=click.IntRange(1), default=768, show_default=True, help="Of the job that is moved.")
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of moves.")
-@click.option("--levels", default="2,4", show_default=True, help="The jobs' bytes, in times of the device's.")
+@click.option("--rounds", type=click.IntRange(0), default=7, show_default=True, help="Of moves; 0: only levels.")
+@click.option(
+    "--levels", default="2,4", show_default=True, help="The jobs' bytes, in times of the device's, or none."
+)
 @click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Of each job of a level.")
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of both arms of a level.")
 def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: int, repeats: int) -> int:
@@ -161,15 +163,16 @@ def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: 
 
     \b
     carpool bench park --levels 2,8 --json
+    carpool bench park --levels none            only how fast they move
     """
     from carpool.bench import park as park_bench
 
     if quick:
         found = park_bench.run(say, moved_mib=96, rounds=1, levels={2: 336}, steps=4, repeats=1)
         return finish(found, as_json=as_json, quick=quick)
-    asked = levels.split(",")
+    asked = levels.split(",") if levels != "none" else []
     if not all(each.isdigit() and int(each) > 1 for each in asked):
-        raise UsageError(f"'{levels}' are no levels; use whole numbers above 1, like 2,4,8")
+        raise UsageError(f"'{levels}' are no levels; use whole numbers above 1, like 2,4,8, or none")
     sizes = {int(each): 150 * max(4, int(each)) for each in asked}
     found = park_bench.run(say, moved_mib=mib, rounds=rounds, levels=sizes, steps=steps, repeats=repeats)
     return finish(found, as_json=as_json, quick=quick)

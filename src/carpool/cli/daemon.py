@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 import click
 
@@ -49,11 +50,20 @@ def daemon() -> None:
     default="",
     help="What parked jobs may hold together off the device, like 64GiB (default: half the memory, for GPUs).",
 )
-def start(policy: str, device: str, quantum: str, hog_after: str, share_policy: str, host_memory: str) -> None:
+@click.option(
+    "--park-to",
+    default="",
+    metavar="DIR",
+    help="Where the CPU device's parked jobs are kept; /dev/shm, say, is memory (default: with carpool's state).",
+)
+def start(
+    policy: str, device: str, quantum: str, hog_after: str, share_policy: str, host_memory: str, park_to: str
+) -> None:
     """Start the daemon in the background.
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
+    carpool daemon start --device cpu:4GiB --park-to /dev/shm
     """
     places = find_places()
     config = DaemonConfig(
@@ -63,6 +73,7 @@ def start(policy: str, device: str, quantum: str, hog_after: str, share_policy: 
         hog_after=hog_after,
         share_policy=share_policy,
         host_memory=host_memory,
+        park_to=str(Path(park_to).absolute()) if park_to else "",
     )
     if start_daemon(places, config):
         status = call(places, "status")

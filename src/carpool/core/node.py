@@ -46,9 +46,7 @@ class Settings:
     share_slots: int = 0  # where parts are even: at least so many
     host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
-    move_percent: int = (
-        10  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
-    )
+    move_percent: int = 5  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
     quiet_ns_min: Nanos = 500 * MS  # and this long nobody is, however quick moving was
 
 

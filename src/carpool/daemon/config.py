@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,7 @@ from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
 from carpool.units import parse_bytes, parse_duration_ns
+from carpool.wire.places import Places
 
 SLOTS_MAX = 1000
 
@@ -25,6 +29,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
     share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
+    park_to: str = ""  # the directory that gets the store of the CPU device's jobs; empty: that of carpool's state
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
@@ -32,10 +37,20 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(POLICIES)}")
         find_devices(self.device)
         self.settings()
+        if self.park_to and not Path(self.park_to).is_dir():
+            raise UsageError(f"there is no directory {self.park_to} to park jobs to; make it, or choose another")
+
+    def place_store(self, places: Places) -> Places:
+        """With the store where it was told to be, in a directory of this user and this carpool."""
+        if not self.park_to:
+            return places
+        owner = hashlib.sha1(os.fsencode(places.state), usedforsecurity=False).hexdigest()[:8]
+        return replace(places, store=Path(self.park_to).absolute() / f"carpool-{os.geteuid()}-{owner}")
 
     def with_host_memory(self) -> DaemonConfig:
         """With a budget where parked jobs would hold the host's own memory and nobody said how much: half of it."""
-        if self.host_memory or all(device.kind == "cpu" for device in find_devices(self.device)):
+        is_on_disk = not self.park_to and all(device.kind == "cpu" for device in find_devices(self.device))
+        if self.host_memory or is_on_disk:
             return self
         return msgspec.structs.replace(self, host_memory=f"{cpu.memory_bytes() // 2 >> 20}MiB")
 

@@ -108,11 +108,12 @@ def main() -> int:
     os.umask(0o077)
     try:
         places = find_places()
-        for directory in (places.run, places.state, places.jobs, places.bells, places.parked):
-            make_private(directory)
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()
         config = config.with_host_memory()
+        places = config.place_store(places)
+        for directory in (places.run, places.state, places.jobs, places.bells, places.parked):
+            make_private(directory)
         lock = take_lock(places)
         _start_log(places)
         config.save(places.config)

@@ -21,6 +21,7 @@ SOCKET_PATH_MAX = 107  # the kernel's limit for the name of a Unix socket
 class Places:
     run: Path
     state: Path
+    store: Path | None = None  # for parked jobs, if the daemon was told another than that in `state`
 
     @property
     def socket(self) -> Path:
@@ -53,7 +54,7 @@ class Places:
     @property
     def parked(self) -> Path:
         """Where CPU-device jobs put their memory while they are parked: on a disk, which `run` often is not."""
-        return self.state / "parked"
+        return self.store if self.store is not None else self.state / "parked"
 
     @property
     def daemon_log(self) -> Path:
