@@ -43,6 +43,7 @@ def parts(core: CoreDriver, *jobs: str, span: int = SPAN, step_ns: dict[str, int
         ("best-effort", (0, 0, 0, 0), 0, [(250, 1000)] * 4),  # one slot each, free slots are skipped
         ("weighted", (50, 50, 100), 0, [(250, 250), (250, 250), (500, 500)]),
         ("burst", (50, 50, 100), 0, [(250, 1000), (250, 1000), (500, 1000)]),
+        ("weighted", (1, 1, 1, 1000, 1000), 0, [(0, 1)] * 3 + [(499, 499)] * 2),  # nobody is limited to nothing
     ],
 )
 def test_a_share_policy_is_a_row_of_settings(
@@ -50,6 +51,14 @@ def test_a_share_policy_is_a_row_of_settings(
 ) -> None:
     specs = [JobSpec(name="j", guaranteed_milli=a, limit_milli=a or 1000) for a in asked]
     assert split(SHARE_POLICIES[name], specs, slots) == made
+
+
+def test_a_job_whose_part_is_less_than_a_thousandth_still_runs(make_core: MakeCore) -> None:
+    core = make_core(settings=with_policy("weighted"))
+    join(core, "a", 1, 1)
+    join(core, "b", 1000)
+    core.run(30 * SECOND)
+    assert 0 < core.served_ns("a") < SECOND
 
 
 def test_weighted_parts_alone_on_a_device_are_a_quarter_a_quarter_and_a_half(make_core: MakeCore) -> None:

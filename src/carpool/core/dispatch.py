@@ -8,13 +8,13 @@ Rules
   D4  A holder is recalled only for a job the policy prefers or a guarantee puts first, after its quantum, or because
       it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
-      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if that
-      would be a job whose allocation waits: it gets bytes with its turn (W2).
+      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
+      change hands then: he is a job whose allocation waits, or the holder gives back what its own waited for (W2).
 """
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, packing, parking, reasons, rotation, shares
+from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -50,10 +50,10 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if holder is not None and not node.may_run(holder):
         return recall(node, holder, _why_not(holder, device), now=now)
     if holder is not None and device.has_shares and shares.is_over(holder, now=now):
-        lane.successor = _successor(node, lane, now=now) if node.policy.lanes_max == 1 else None
+        lane.successor = _successor(node, lane, now=now) if _is_sure(node, holder) else None
         return recall(node, holder, reasons.over_limit(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
-        if promised is not None:
+        if promised is not None and _is_sure(node, holder):
             lane.successor = _successor(node, lane, now=now)
         return []
     waiting = _ready(node, device, lane, now=now)
@@ -69,8 +69,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
         return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
-        is_sure = node.policy.lanes_max == 1 and chosen.state is not JobState.BLOCKED
-        lane.successor = chosen.id if is_sure else None
+        lane.successor = chosen.id if _is_sure(node, holder) and chosen.state is not JobState.BLOCKED else None
         return recall(node, holder, _why_first(node, chosen, holder, now=now), now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
@@ -93,6 +92,11 @@ def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
     if shares.most_owed([chosen, over], now=now) is chosen:
         return reasons.owed(chosen, node.device_of(chosen))
     return f"{node.policy.name}: {node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))}"
+
+
+def _is_sure(node: Node, holder: Job) -> bool:
+    """Whether the holder's return only frees its lane, so that nothing decides anew who follows (D5)."""
+    return node.policy.lanes_max == 1 and not ledger.was_given(holder)
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:

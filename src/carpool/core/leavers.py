@@ -120,8 +120,9 @@ def may_leave(job: Job, *, now: Nanos) -> bool:
 
 
 def still_leaves(job: Job, *, now: Nanos) -> bool:
+    """Whether a leaver will be gone soon: it was not seen to be unable to."""
     holds = job.state in (JobState.WAITING, JobState.RUNNING, JobState.PROFILING, JobState.PARKING)
-    return holds or _is_briefly_idle(job, now=now)
+    return now >= job.move_retry_ns and (holds or _is_briefly_idle(job, now=now))
 
 
 def _is_briefly_idle(job: Job, *, now: Nanos) -> bool:

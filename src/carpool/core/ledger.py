@@ -72,6 +72,11 @@ def covers(device: Device, job: Job) -> bool:
     return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
 
 
+def was_given(job: Job) -> bool:
+    """Whether it is promised more than it keeps between its turns: what it waited for in this one (W2)."""
+    return job.needs is not None and job.promised_bytes > job.needs.resident_bytes
+
+
 def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
     """Assert the numbered rules; a failure is a bug."""
     if free_bytes(device) < 0:

@@ -7,7 +7,7 @@ Rules
       they are promised again before it is told to come back (L6).
   P3  A job is told to park only if its bytes fit the host budget beside those parked already (L5).
   P4  A suspended job gets no turn and does not come back until it is resumed; one that cannot be parked stays where
-      it is, with the reason, and is tried again later.
+      it is, with the reason, and is tried again later. Whoever was to leave for others and cannot goes on.
   P5  A move that fails loses nothing: the job is then where it was before.
 
 What is deliberately not here: how bytes are moved (agent/parking.py), and who gets a turn (dispatch.py).
@@ -73,17 +73,30 @@ def _note_move(device: Device, count: int, move_ns: Nanos) -> None:
 
 def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
     device = node.device_of(job)
-    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     if job.state is JobState.PARKING:
-        give_up_move(job, reason)
+        _go_on(job, reason)
+        _ask_later(node, job, now=now)
         job.parked_bytes = 0
-        if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
-            job.move_retry_ns = now + (node.settings.move_retry_ns << min(job.move_fails, FAILS_COUNTED))
-            job.leaving_for, job.move_fails = None, job.move_fails + 1
         begin_wanting(node, job)
         return
+    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     lanes.remove(device, job)
     ledger.promise(device, job, job.stayed_bytes)
+
+
+def _go_on(job: Job, reason: str) -> None:
+    """It cannot be parked: it has turns again, unless it was suspended (P4) or is too large for its cap (Z3)."""
+    job.move_trouble = reason
+    give_up_move(job, reason)
+    job.is_sent_away = job.gives_way = False
+
+
+def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
+    """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
+    times = 0 if job.is_suspended else min(job.move_fails, FAILS_COUNTED)
+    job.move_retry_ns = now + (node.settings.move_retry_ns << times)
+    if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
+        job.move_fails += 1
 
 
 def give_up_move(job: Job, reason: str) -> None:
@@ -119,8 +132,9 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     wanted = bytes_to_move(job)
     limit = node.settings.host_bytes_max
     if limit is not None and node.host_bytes() + wanted > limit:
-        job.move_trouble = reasons.host_full(wanted, node.host_bytes(), limit)
-        give_up_move(job, job.move_trouble)
+        _go_on(job, reasons.host_full(wanted, node.host_bytes(), limit))
+        if job.leaving_for is not None:
+            _ask_later(node, job, now=now)
         return []
     raise_floors(node, device)
     job.parked_bytes = wanted
