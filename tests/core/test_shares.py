@@ -8,7 +8,7 @@ from carpool.core.effects import ExplainWait, RecallLease, RefuseJob, RejectEven
 from carpool.core.model import JobSpec, JobState
 from carpool.core.node import Settings
 from carpool.core.shares import SHARE_POLICIES, split
-from carpool.units import MIB, MS, SECOND
+from carpool.units import GIB, MIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
 
 SMALL = needs(100 * MIB, 10 * MIB)
@@ -59,6 +59,26 @@ def test_a_job_whose_part_is_less_than_a_thousandth_still_runs(make_core: MakeCo
     join(core, "b", 1000)
     core.run(30 * SECOND)
     assert 0 < core.served_ns("a") < SECOND
+
+
+@pytest.mark.parametrize("policy", ["fair", "pack"])
+def test_s1_holds_for_a_job_that_nobody_measured(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy)
+    core.submit("a", limit_milli=100)
+    core.ask("a")
+    core.run(SECOND)
+    assert core.state("a") is JobState.WAITING
+    assert "its next turn is due in" in core.reason("a")
+    assert parts(core, "a") == pytest.approx([10], abs=3)
+
+
+def test_s1_an_unmeasured_job_at_its_limit_keeps_nobody_else_waiting(make_core: MakeCore) -> None:
+    core = make_core("pack")
+    join(core, "b")
+    core.submit("a", limit_milli=100, cap_bytes=GIB)
+    core.ask("a")
+    core.run(2 * SECOND)
+    assert parts(core, "a", "b") == pytest.approx([10, 90], abs=4)
 
 
 def test_weighted_parts_alone_on_a_device_are_a_quarter_a_quarter_and_a_half(make_core: MakeCore) -> None:

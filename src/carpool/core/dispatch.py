@@ -36,7 +36,7 @@ def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
             effects += recall(node, slower, "it is slower beside its neighbour than in turns", now=now)
         while packing.arrange(node, device):
             reset_marks(node, device)
-        newcomer = _newcomer(node, device)
+        newcomer = _newcomer(node, device, now=now)
         if newcomer is not None:
             return effects + _measure_alone(node, device, newcomer, now=now)
     for lane in list(device.lanes.values()):
@@ -108,9 +108,10 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     return chosen.id
 
 
-def _newcomer(node: Node, device: Device) -> Job | None:
-    """The oldest waiting job whose needs nobody knows."""
+def _newcomer(node: Node, device: Device, *, now: Nanos) -> Job | None:
+    """The oldest job whose needs nobody knows, and which waits for a turn and may have it (S1)."""
     wanting = [job for job in node.jobs_on(device) if job.needs is None and node.wants_turn(job)]
+    wanting = [job for job in wanting if not device.has_shares or shares.may_start(job, now=now)]
     unmeasured = [job for job in wanting if job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
@@ -122,6 +123,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     if holders or lane is None:
         reason = f"{newcomer.spec.name} is to be measured alone"
         settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
+        settled += [job for job in holders if job not in settled and shares.is_over(job, now=now)]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     if rotation.make_first_room(node, device, newcomer, now=now):
         parked = parking.park_leaving(node, device, now=now)
@@ -283,7 +285,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
         return reasons.profiling_wait(view, measured, lane.id)
     holder = node.jobs[lane.holder] if lane is not None and lane.holder is not None else None
     if holder is None or lane is None:
-        return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
+        return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device, now=now), device)
     holder_view = view_of(node, holder, now=now)
     return reasons.turn_wait(view, holder_view, lane.id, _why_not_yet(node, device, lane, job, holder, now=now))
 
@@ -291,7 +293,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
 def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, *, now: Nanos) -> str:
     """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
     if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
-        newcomer = _newcomer(node, device) if node.policy.lanes_max > 1 else None
+        newcomer = _newcomer(node, device, now=now) if node.policy.lanes_max > 1 else None
         following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
         if following is None or following == job.id:
             return reasons.already_recalled(_preference(node, job, holder, now=now))

@@ -138,7 +138,8 @@ def _wanted(node: Node, device: Device, claimant: Job) -> Needs:
 def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
     """The device as it would be if these jobs were parked."""
     gone = {job.id for job in leaving}
-    trial = Device(id=device.id, capacity_bytes=device.capacity_bytes, promised=dict(device.promised))
+    trial = Device(id=device.id, capacity_bytes=device.capacity_bytes)
+    trial.promised, trial.kept = dict(device.promised), dict(device.kept)
     for job in leaving:
         trial.promised[job.id] = _staying_bytes(job)
     for lane in device.lanes.values():
@@ -161,7 +162,7 @@ def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool
     left = sum(job.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others)
     wanted = _wanted(node, device, claimant)
     needs = leaver.needs
-    own = needs.resident_bytes + needs.ephemeral_bytes if needs is not None else leaver.promised_bytes
+    own = needs.total_bytes if needs is not None else leaver.promised_bytes
     return left + wanted.overhead_bytes + own > device.capacity_bytes
 
 

@@ -163,10 +163,10 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
         job = next((each for each in away if each.id == picked), away[0])
         away.remove(job)
         wanted = returning_needs(node, job, device)
-        fit = _fit_of(node, device, job, wanted)
+        fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
         while fit is None and admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
             reset_marks(node, device)
-            fit = _fit_of(node, device, job, wanted)
+            fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
         if fit is not None:
             lanes.place(device, job, fit)
             ledger.promise(device, job, wanted.resident_bytes)
@@ -182,10 +182,11 @@ def may_return(job: Job, *, now: Nanos) -> bool:
     return job.state is JobState.PARKED and not job.is_leaving and now >= job.move_retry_ns
 
 
-def _fit_of(node: Node, device: Device, job: Job, wanted: Needs) -> lanes.Fit | None:
+def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> lanes.Fit | None:
+    """Where a job that has so much of what it wants there would go; None without room."""
     return lanes.find_fit(
         device,
-        resident_bytes=max(0, wanted.resident_bytes - job.promised_bytes),
+        resident_bytes=max(0, wanted.resident_bytes - had_bytes),
         ephemeral_bytes=wanted.ephemeral_bytes,
         lanes_max=node.policy.lanes_max,
     )

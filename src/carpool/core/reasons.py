@@ -90,7 +90,7 @@ def owed(job: Job, device: Device) -> str:
 
 def uncovered(job: Job, device: Device) -> str:
     needs = job.needs
-    total = needs.resident_bytes + needs.ephemeral_bytes if needs is not None else 0
+    total = needs.total_bytes if needs is not None else 0
     return (
         f"waits for memory: it has grown to {format_bytes(total)}, was promised"
         f" {format_bytes(job.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
@@ -251,6 +251,13 @@ def unmeasured(job: Job) -> str:
 
 def no_room(job: Job, need: int, target: Device) -> str:
     return f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {_terms(target)}"
+
+
+def claimed(job: Job, claimant: Job, target: Device) -> str:
+    return (
+        f"job {job.id} cannot move to {target.id} now: others are being parked there so that {claimant.spec.name} has"
+        " room; try again when it has"
+    )
 
 
 def suspended_in_queue(job: Job) -> str:

@@ -196,7 +196,7 @@ class Scheduler:
             lanes.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
             shares.check_shares(node, device)
-        migration.check(node)
+        migration.check_moves(node)
         node.check_jobs()
 
     # --- one short method a case -------------------------------------------------------------------------
