@@ -167,6 +167,14 @@ def test_the_host_budget_is_a_limit_and_the_queue_says_so(make_core: MakeCore) -
     assert core.state(queued) is not JobState.QUEUED
 
 
+def test_r2_the_host_must_have_room_for_those_who_leave_not_for_others_who_could(make_core: MakeCore) -> None:
+    core = make_core("priority", settings=Settings(margin_percent=0, host_bytes_max=10 * GIB))
+    core.settle_in("small", needs(4 * GIB, GIB), priority=0)
+    core.settle_in("big", needs(8 * GIB, GIB), priority=5)
+    core.submit_known("high", needs(5 * GIB, GIB), priority=9)
+    assert (core.job("small").leaving_for, core.job("big").leaving_for) == ("high", None)
+
+
 def test_what_can_never_fit_is_refused_and_not_made_room_for(core: CoreDriver) -> None:
     begin(core, "a")
     [refused] = only(core.submit_known("huge", needs(20 * GIB, GIB)), RefuseJob)

@@ -57,18 +57,21 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     able = [job for job in movable if now >= job.move_retry_ns]
     if stuck is not None and not has_room(without(node, device, able)):
         return Plan(why_not=reasons.cannot_leave(stuck))
-    full = _host_trouble(node, device, claimant, fewest(node, device, able, has_room))
-    if full:
-        return Plan(why_not=full)
+
+    def not_yet(why: str) -> Plan:
+        """It is only a matter of time, unless the host will be too full for it then."""
+        last = in_order(node, device, able, now=now) if node.settings.host_bytes_max is not None else []
+        return Plan(why_not=_host_trouble(node, device, claimant, fewest(node, device, last, has_room)) or why)
+
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
     if not has_room(without(node, device, after)):
         first = next(job for job in able if job not in after)
-        return Plan(why_not=reasons.not_before(node.policy.name, first))
+        return not_yet(reasons.not_before(node.policy.name, first))
     new = [] if is_exempt(node, claimant) else [job for job in after if now < stays_until(node, device, job)]
     after = [job for job in after if job not in new]
     if new and not has_room(without(node, device, after)):
         stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
-        return Plan(why_not=reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
+        return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
     leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
     if stranded is not None:
