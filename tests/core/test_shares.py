@@ -176,7 +176,8 @@ def test_guarantees_that_do_not_fit_wait_in_the_queue(make_core: MakeCore) -> No
     assert core.state("b") is JobState.QUEUED
     wait = only(core.effects, ExplainWait)[-1]
     assert (
-        wait.reason == "waits for compute: it asks for 40 % of a device, and 30 % of gpu0 is not promised to others"
+        wait.reason == "waits for compute: it asks for 40 % of a device, and 30 % of gpu0 is not promised to others;"
+        f" starts when one of them ends, or with less: carpool resize {wait.job} --compute SHARE"
     )
     core.exit("a")
     assert [effect.job for effect in only(core.effects, StartJob)] == ["a", "b"]
@@ -191,7 +192,7 @@ def test_a_share_can_be_changed_while_the_job_runs(make_core: MakeCore) -> None:
     core.run(SECOND)
     assert parts(core, "a", "b") == pytest.approx([30, 70], abs=3)
     (refused,) = only(core.share("a", 400, 500), RejectEvent)
-    assert refused.reason == "job a cannot have 40 % of gpu0: 30 % of it is not promised to others"
+    assert refused.reason.startswith("job a cannot have 40 % of gpu0: 30 % of it is not promised to others; ask for")
     assert (core.job("a").guaranteed_milli, core.job("a").limit_milli) == (300, 500)
 
 

@@ -57,9 +57,10 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
 def _left(node: Node, job: Job, event: JobParked) -> None:
     device = node.device_of(job)
     lanes.remove(device, job)
+    before = job.parked_bytes if job.state is JobState.PARKED else 0  # a process that follows brings only its own
+    _note_move(device, max(0, event.parked_bytes - before), event.move_ns)
     job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
     job.leaving_for, job.move_fails = None, 0
-    _note_move(device, event.parked_bytes, event.move_ns)
     room = job.promised_bytes + ledger.free_bytes(device)
     job.stayed_bytes = min(event.resident_bytes, room)
     ledger.promise(device, job, job.stayed_bytes)
