@@ -112,6 +112,7 @@ class CoreDriver:
         for effect in effects:
             match effect:
                 case GrantLease():
+                    self.recalled = [job for job in self.recalled if job != effect.job]
                     self.turns.append(Turn(job=effect.job, granted_ns=self.now))
                 case RecallLease():
                     self.recalled.append(effect.job)

@@ -6,10 +6,12 @@ import pytest
 
 from carpool.core.effects import NameHog, ParkJob, RefuseJob, StopJob, UnparkJob
 from carpool.core.model import HogStep, JobState
+from carpool.core.node import Settings
 from carpool.units import GIB, MS, SECOND
-from tests.core.driver import CoreDriver, needs, only
+from tests.core.driver import CoreDriver, MakeCore, needs, only
 
 KNOWN = needs(GIB, GIB)
+LARGE = needs(15 * GIB, GIB)
 STEPS = {
     "warn": [HogStep.WARNED, HogStep.LAST],
     "suspend": [HogStep.WARNED, HogStep.LAST, HogStep.SENT_AWAY],
@@ -18,10 +20,10 @@ STEPS = {
 LATE = {HogStep.WARNED: 2, HogStep.LAST: 4, HogStep.SENT_AWAY: 20, HogStep.ENDED: 40}  # seconds
 
 
-def hogging(core: CoreDriver, on_hog: str, span_ns: int) -> list[tuple[int, HogStep]]:
+def hogging(core: CoreDriver, on_hog: str, span_ns: int, on: str = "gpu0") -> list[tuple[int, HogStep]]:
     """a is asked for its turn and computes on for so long; the steps, each with the seconds since it was asked."""
-    core.settle_in("a", KNOWN, on_hog=on_hog)
-    core.settle_in("b", KNOWN)
+    core.settle_in("a", KNOWN, on_hog=on_hog, device=on)
+    core.settle_in("b", KNOWN, device=on)
     core.tick(100 * MS)
     assert core.recalled == ["a"]
     asked, found = core.now, []
@@ -67,6 +69,35 @@ def test_h4_it_can_be_resumed(core: CoreDriver) -> None:
     core.give_back("a")
     core.parked("a", GIB)
     assert [order.job for order in only(core.resume("a"), UnparkJob)] == ["a"]
+
+
+@pytest.mark.parametrize("is_host_full", [False, True])
+def test_h4_one_that_cannot_be_parked_goes_on_and_is_asked_for_its_turn_like_anybody(
+    make_core: MakeCore, is_host_full: bool
+) -> None:
+    core = make_core(settings=Settings(margin_percent=0, host_bytes_max=GIB // 2 if is_host_full else None))
+    hogging(core, "suspend", 30 * SECOND)
+    core.give_back("a")
+    if not is_host_full:
+        core.move_failed("a", "it is no program of torch")
+    assert core.state("a") is JobState.WAITING
+    core.run(100 * SECOND)
+    assert core.served_ns("a") > 60 * SECOND, "as long as b, after its rest"
+    assert len(only(core.effects, ParkJob)) == (0 if is_host_full else 1)
+
+
+def test_h4_one_that_was_sent_away_is_not_kept_out_by_those_who_want_nothing_here(make_core: MakeCore) -> None:
+    core = make_core(devices=2)
+    hogging(core, "suspend", 30 * SECOND, on="gpu0")
+    core.give_back("a")
+    core.parked("a", GIB)
+    core.settle_in("large", LARGE, device="gpu1")
+    core.submit_known("elsewhere", LARGE, device="gpu1")
+    core.submit_known("later", LARGE, device="gpu0")
+    core.suspend("later")
+    assert core.state("elsewhere") is core.state("later") is JobState.QUEUED
+    assert core.state("a") is JobState.PARKED, "b is here"
+    assert [order.job for order in only(core.suspend("b"), UnparkJob)] == ["a"]
 
 
 def test_one_that_is_ended_says_why(core: CoreDriver) -> None:

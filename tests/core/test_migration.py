@@ -170,3 +170,52 @@ def test_v4_a_job_that_had_much_on_the_source_does_not_starve_on_the_target(make
     core.unparked("a")
     core.run(2 * SECOND)
     assert core.served_ns("a") - 20 * SECOND >= SECOND // 2
+
+
+def test_v2_nobody_is_parked_for_room_that_is_kept_for_a_job_on_its_way(make_core: MakeCore) -> None:
+    core = make_core("priority", devices=2)
+    core.settle_in("a", needs(5 * GIB, GIB), device="gpu0")
+    core.settle_in("c", needs(6 * GIB, GIB), device="gpu0")
+    core.migrate("a", "gpu1")
+    core.give_back("a")
+    core.parked("a", 5 * GIB)
+    core.submit_known("b", needs(11 * GIB, GIB), device="gpu0", priority=9)
+    assert core.device("gpu0").claimant is core.job("c").leaving_for is None, "6 of the 16 GiB are kept"
+    core.unparked("a")
+    assert core.job("c").leaving_for == "b"
+
+
+@pytest.fixture
+def claimed(make_core: MakeCore) -> CoreDriver:
+    """a runs on gpu0; on gpu1 c and d leave 4 GiB, and c would leave for b, if b were there."""
+    core = make_core("priority", devices=2)
+    core.settle_in("a", needs(2 * GIB, GIB), device="gpu0")
+    core.settle_in("c", needs(8 * GIB, GIB), device="gpu1")
+    core.settle_in("d", needs(3 * GIB, GIB), device="gpu1")
+    return core
+
+
+def claim(core: CoreDriver) -> None:
+    core.submit_known("b", needs(12 * GIB, GIB), device="gpu1", priority=9)
+    assert (core.device("gpu1").claimant, core.job("c").leaving_for) == ("b", "b")
+
+
+def test_r3_nobody_moves_to_where_room_is_being_made_for_another(claimed: CoreDriver) -> None:
+    claim(claimed)
+    [rejection] = claimed.migrate("a", "gpu1")
+    assert isinstance(rejection, RejectEvent)
+    assert rejection.reason == (
+        "job a cannot move to gpu1 now: others are being parked there so that b has room; try again when it has"
+    )
+    claimed.give_back("c")
+    claimed.parked("c", 8 * GIB)
+    assert claimed.state("b") is JobState.STARTING
+
+
+def test_r3_a_job_on_its_way_to_where_room_is_made_for_another_goes_back(claimed: CoreDriver) -> None:
+    claimed.migrate("a", "gpu1")
+    claimed.give_back("a")
+    claim(claimed)
+    claimed.parked("a", 2 * GIB)
+    assert (claimed.job("a").device, claimed.state("a")) == ("gpu0", JobState.UNPARKING)
+    assert "so that b has room" in claimed.job("a").move_refused

@@ -103,6 +103,18 @@ def test_l5_nobody_is_parked_beyond_the_host_budget(make_core: MakeCore) -> None
     assert core.state("c") is JobState.PARKING, "the budget is free again"
 
 
+def test_a_process_that_follows_is_counted_once_and_how_fast_moving_is_comes_out_right(core: CoreDriver) -> None:
+    core.settle_in("a", BIG)
+    core.suspend("a")
+    core.give_back("a")
+    core.parked("a", 8 * GIB, 2 * GIB, move_ns=SECOND)
+    core.parked("a", 10 * GIB, GIB, move_ns=SECOND // 4)
+    assert core.job("a").parked_bytes == 10 * GIB
+    core.settle_in("b", BIG)
+    core.resume("a")
+    assert "b has had its 24.8 s on the device" in core.reason("a"), "nine times there and back at 8 GiB/s"
+
+
 def test_a_suspended_job_in_the_queue_is_passed_until_it_is_resumed(core: CoreDriver) -> None:
     core.settle_in("a", BIG)
     core.submit_known("b", BIG)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from carpool.core.effects import GrantLease, ParkJob, RejectEvent, SetCap, StopJob, TrimJob, UnparkJob
-from carpool.core.model import JobId, JobState
+from carpool.core.model import JobId, JobState, Needs
+from carpool.core.node import Settings
 from carpool.units import GIB, SECOND
-from tests.core.driver import CoreDriver, needs, only
+from tests.core.driver import CoreDriver, MakeCore, needs, only
 
 A = JobId("a")
 KNOWN = needs(4 * GIB, 2 * GIB)
@@ -69,6 +72,26 @@ def test_z2_a_holder_is_asked_for_its_turn_trims_and_goes_on_with_the_smaller_ca
     effects = core.measure("a", needs(3 * GIB, 2 * GIB))
     assert only(effects, SetCap) == [SetCap(job=A, cap_bytes=5 * GIB)]
     assert [grant.job for grant in only(effects, GrantLease)] == ["a"]
+
+
+@pytest.mark.parametrize("measured", [needs(104, 0), needs(4, 0, overhead_bytes=100)])
+def test_z2_a_cap_below_what_was_just_measured_is_not_told(make_core: MakeCore, measured: Needs) -> None:
+    core = make_core(settings=Settings(margin_percent=5), capacity_bytes=1000)
+    core.submit("a", cap_bytes=200)
+    core.ask("a")
+    core.measure("a", needs(100, 0))
+    core.measure("a", measured)
+    core.resize("a", 103)
+    assert caps(core)[-1] == 200
+    assert core.recalled == ["a"], "it is to become smaller first"
+    core.resize("a", 104)
+    assert caps(core)[-1] == 104
+
+
+def test_z2_what_a_job_brings_to_the_next_driver_has_no_margin(make_core: MakeCore) -> None:
+    core = make_core(settings=Settings(margin_percent=5), capacity_bytes=1000)
+    core.adopt("a", holding=False, known=needs(100, 4), live_bytes=100, cap_bytes=103)
+    assert caps(core) == [104]
 
 
 def too_large(core: CoreDriver, *, may_end: bool = False) -> None:

@@ -167,6 +167,14 @@ def test_the_host_budget_is_a_limit_and_the_queue_says_so(make_core: MakeCore) -
     assert core.state(queued) is not JobState.QUEUED
 
 
+def test_r2_the_host_must_have_room_for_those_who_leave_not_for_others_who_could(make_core: MakeCore) -> None:
+    core = make_core("priority", settings=Settings(margin_percent=0, host_bytes_max=10 * GIB))
+    core.settle_in("small", needs(4 * GIB, GIB), priority=0)
+    core.settle_in("big", needs(8 * GIB, GIB), priority=5)
+    core.submit_known("high", needs(5 * GIB, GIB), priority=9)
+    assert (core.job("small").leaving_for, core.job("big").leaving_for) == ("high", None)
+
+
 def test_what_can_never_fit_is_refused_and_not_made_room_for(core: CoreDriver) -> None:
     begin(core, "a")
     [refused] = only(core.submit_known("huge", needs(20 * GIB, GIB)), RefuseJob)
@@ -184,6 +192,53 @@ def test_a_job_that_cannot_be_parked_goes_on_and_is_asked_ever_more_rarely(core:
     assert core.reason("b").endswith(
         "starts when a ends, which cannot be parked: its thread watcher might touch its tensors meanwhile"
     )
+
+
+def test_r5_a_host_that_filled_up_meanwhile_ends_the_claim_and_the_leaver_goes_on(make_core: MakeCore) -> None:
+    core = make_core(settings=Settings(margin_percent=0, host_bytes_max=20 * GIB), devices=2)
+    core.settle_in("a", BIG, device="gpu0")
+    core.settle_in("x", needs(12 * GIB, GIB), device="gpu1")
+    core.submit_known("b", BIG, device="gpu0")
+    core.tick(2 * SECOND)
+    assert (core.job("a").leaving_for, core.recalled) == ("b", ["a"])
+    core.suspend("x")
+    core.give_back("x")
+    core.give_back("a")
+    assert (core.state("x"), core.job("a").leaving_for) == (JobState.PARKING, None)
+    assert core.holders() == ["a"], "the 12 GiB of x and its own 9.25 GiB are more than the host may take"
+    run(core, SECOND)
+    assert core.device().claimant is None, "R3: others are let in again"
+    assert core.reason("b").endswith(
+        "a ends, which cannot be parked: 9.25 GiB would have to move to the host, and parked jobs hold 12.0 GiB of"
+        " the 20.0 GiB they may have there"
+    )
+    core.exit("x")
+    run(core, 15 * SECOND)
+    assert core.served_ns("b") > 0, "and it is asked again"
+
+
+def test_r5_when_one_of_several_cannot_be_parked_the_others_do_not_leave_in_vain(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    for job in "ab":
+        core.settle_in(job, HALF)
+    core.submit_known("high", needs(12 * GIB, 2 * GIB), priority=9)
+    assert (core.state("b"), core.recalled) == (JobState.PARKING, ["a"])
+    core.move_failed("b")
+    assert core.device().claimant is core.job("a").leaving_for is None
+    core.give_back("a")
+    assert core.state("a") is not JobState.PARKING
+
+
+def test_r5_a_leaver_that_is_suspended_too_and_cannot_be_parked_ends_the_claim(core: CoreDriver) -> None:
+    begin(core, "a", "b")
+    core.tick(2 * SECOND)
+    assert core.job("a").leaving_for == "b"
+    core.suspend("a")
+    core.give_back("a")
+    core.move_failed("a")
+    assert (core.job("a").leaving_for, core.device().claimant) == (None, None)
+    assert core.state("a") is JobState.WAITING
+    assert core.holders() == [], "P4: it is suspended all the same"
 
 
 def test_nobody_is_parked_who_could_not_come_back_beside_what_stays(core: CoreDriver) -> None:

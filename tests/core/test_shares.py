@@ -8,7 +8,7 @@ from carpool.core.effects import ExplainWait, RecallLease, RefuseJob, RejectEven
 from carpool.core.model import JobSpec, JobState
 from carpool.core.node import Settings
 from carpool.core.shares import SHARE_POLICIES, split
-from carpool.units import MIB, MS, SECOND
+from carpool.units import GIB, MIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
 
 SMALL = needs(100 * MIB, 10 * MIB)
@@ -43,6 +43,7 @@ def parts(core: CoreDriver, *jobs: str, span: int = SPAN, step_ns: dict[str, int
         ("best-effort", (0, 0, 0, 0), 0, [(250, 1000)] * 4),  # one slot each, free slots are skipped
         ("weighted", (50, 50, 100), 0, [(250, 250), (250, 250), (500, 500)]),
         ("burst", (50, 50, 100), 0, [(250, 1000), (250, 1000), (500, 1000)]),
+        ("weighted", (1, 1, 1, 1000, 1000), 0, [(0, 1)] * 3 + [(499, 499)] * 2),  # nobody is limited to nothing
     ],
 )
 def test_a_share_policy_is_a_row_of_settings(
@@ -50,6 +51,34 @@ def test_a_share_policy_is_a_row_of_settings(
 ) -> None:
     specs = [JobSpec(name="j", guaranteed_milli=a, limit_milli=a or 1000) for a in asked]
     assert split(SHARE_POLICIES[name], specs, slots) == made
+
+
+def test_a_job_whose_part_is_less_than_a_thousandth_still_runs(make_core: MakeCore) -> None:
+    core = make_core(settings=with_policy("weighted"))
+    join(core, "a", 1, 1)
+    join(core, "b", 1000)
+    core.run(30 * SECOND)
+    assert 0 < core.served_ns("a") < SECOND
+
+
+@pytest.mark.parametrize("policy", ["fair", "pack"])
+def test_s1_holds_for_a_job_that_nobody_measured(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy)
+    core.submit("a", limit_milli=100)
+    core.ask("a")
+    core.run(SECOND)
+    assert core.state("a") is JobState.WAITING
+    assert "its next turn is due in" in core.reason("a")
+    assert parts(core, "a") == pytest.approx([10], abs=3)
+
+
+def test_s1_an_unmeasured_job_at_its_limit_keeps_nobody_else_waiting(make_core: MakeCore) -> None:
+    core = make_core("pack")
+    join(core, "b")
+    core.submit("a", limit_milli=100, cap_bytes=GIB)
+    core.ask("a")
+    core.run(2 * SECOND)
+    assert parts(core, "a", "b") == pytest.approx([10, 90], abs=4)
 
 
 def test_weighted_parts_alone_on_a_device_are_a_quarter_a_quarter_and_a_half(make_core: MakeCore) -> None:
@@ -147,7 +176,8 @@ def test_guarantees_that_do_not_fit_wait_in_the_queue(make_core: MakeCore) -> No
     assert core.state("b") is JobState.QUEUED
     wait = only(core.effects, ExplainWait)[-1]
     assert (
-        wait.reason == "waits for compute: it asks for 40 % of a device, and 30 % of gpu0 is not promised to others"
+        wait.reason == "waits for compute: it asks for 40 % of a device, and 30 % of gpu0 is not promised to others;"
+        f" starts when one of them ends, or with less: carpool resize {wait.job} --compute SHARE"
     )
     core.exit("a")
     assert [effect.job for effect in only(core.effects, StartJob)] == ["a", "b"]
@@ -162,7 +192,7 @@ def test_a_share_can_be_changed_while_the_job_runs(make_core: MakeCore) -> None:
     core.run(SECOND)
     assert parts(core, "a", "b") == pytest.approx([30, 70], abs=3)
     (refused,) = only(core.share("a", 400, 500), RejectEvent)
-    assert refused.reason == "job a cannot have 40 % of gpu0: 30 % of it is not promised to others"
+    assert refused.reason.startswith("job a cannot have 40 % of gpu0: 30 % of it is not promised to others; ask for")
     assert (core.job("a").guaranteed_milli, core.job("a").limit_milli) == (300, 500)
 
 

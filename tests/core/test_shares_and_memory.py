@@ -23,7 +23,10 @@ def two_devices(make_core: MakeCore) -> CoreDriver:
 def test_s3_a_job_moves_only_where_its_guarantee_has_room(make_core: MakeCore) -> None:
     core = two_devices(make_core)
     (refused,) = only(core.migrate("a", "gpu1"), RejectEvent)
-    assert refused.reason == "job a cannot have 60 % of gpu1: 50 % of it is not promised to others"
+    assert refused.reason == (
+        "job a cannot have 60 % of gpu1: 50 % of it is not promised to others; ask for less, or give another job"
+        " less: carpool resize JOB --compute SHARE"
+    )
     core.share("a", 500, 500)
     assert only(core.migrate("a", "gpu1"), RejectEvent) == []
 

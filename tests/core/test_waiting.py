@@ -82,6 +82,23 @@ def test_d5_nobody_but_the_core_may_hand_it_its_turn_because_bytes_come_with_it(
     assert [grant.job for grant in granted] == ["a"]
 
 
+def test_d5_nobody_follows_a_holder_whose_return_frees_the_bytes_it_waited_for(core: CoreDriver) -> None:
+    core.settle_in("a", needs(2 * GIB, 2 * GIB))
+    core.settle_in("b", SMALL)
+    core.block("a", 3 * GIB, 2 * GIB)
+    core.tick(100 * MS)
+    core.give_back("b")
+    assert (core.holders(), core.job("a").promised_bytes) == (["a"], 5 * GIB)
+    core.tick(100 * MS)
+    assert core.recalled == ["a"]
+    assert core.scheduler.successor(A) is None, "its lane grows again with its return"
+    [grant] = only(core.give_back("a"), GrantLease)
+    assert (grant.job, grant.lane_bytes) == ("b", 2 * GIB)
+    core.tick(200 * MS)
+    following = core.scheduler.successor(JobId("b"))
+    assert following is not None and only(core.give_back("b"), GrantLease) == [following], "then as ever"
+
+
 def test_its_wall_time_is_waiting_for_memory_and_then_for_a_turn(core: CoreDriver) -> None:
     blocked(core)
     before = core.job("a").spent_ns

@@ -120,6 +120,7 @@ class WatchedScheduler:
         target = next((each for each in self.picture().devices if each.id == event.device), None)
         is_sound = target is not None and job.moving_to is None and job.device != event.device
         is_sound = is_sound and "promised to others" not in refusal  # its guarantee has no room (S3)
+        is_sound = is_sound and target is not None and target.claimant is None  # room is made for another (R3)
         if target is not None and is_sound and job.needs is not None:
             total = job.needs.resident_bytes + job.needs.ephemeral_bytes
             room = target.capacity_bytes if job.is_suspended and job.state is JobState.PARKED else target.free_bytes

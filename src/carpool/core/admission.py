@@ -54,7 +54,7 @@ def total_need_bytes(job: Job) -> int | None:
     known = job.needs if job.needs is not None else job.history.needs if job.history is not None else None
     if job.spec.cap_bytes is not None:
         return job.spec.cap_bytes
-    return known.resident_bytes + known.ephemeral_bytes if known is not None else None
+    return known.total_bytes if known is not None else None
 
 
 def refusal(node: Node, job: Job) -> str | None:
@@ -231,7 +231,7 @@ def is_open_and_quiet(job: Job) -> bool:
 def unmanaged_bytes(node: Node, job: Job) -> int:
     """What to promise a job that takes no turns: all it was seen to need, since it may hold it at any time."""
     if job.needs is not None:
-        return job.needs.resident_bytes + job.needs.ephemeral_bytes
+        return job.needs.total_bytes
     if job.spec.cap_bytes is not None:
         return job.spec.cap_bytes
     return max(2 * job.live_bytes, start_floor_bytes(node, node.device_of(job)))
@@ -248,7 +248,7 @@ def room_bytes(node: Node, job: Job) -> int:
     if job.spec.cap_bytes is not None:
         if job.squeeze is None:
             return job.spec.cap_bytes
-        known = job.needs.resident_bytes + job.needs.ephemeral_bytes if job.needs is not None else 0
+        known = job.needs.total_bytes if job.needs is not None else 0
         return max(job.spec.cap_bytes, known, job.cap_sent_bytes or 0)  # Z2
     return room_on(node, node.device_of(job), job)
 

@@ -20,12 +20,13 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
     job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
     job.is_paced = event.is_paced
     job.is_measured = event.needs is not None
+    job.measured_bytes = event.needs.total_bytes if event.needs is not None else None
     job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
     wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
     wanted = event.live_bytes if event.is_parked else wanted
     ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
     shares.take_back(node, device, job)
-    job.squeeze = None if resize.fits(node, job) else Squeeze.ASKED  # it was resized before
+    job.squeeze = None if resize.fits(job) else Squeeze.ASKED  # it was resized before
     if event.is_parked:
         job.stayed_bytes = job.promised_bytes
         return []

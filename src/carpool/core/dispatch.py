@@ -8,13 +8,13 @@ Rules
   D4  A holder is recalled only for a job the policy prefers or a guarantee puts first, after its quantum, or because
       it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
-      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if that
-      would be a job whose allocation waits: it gets bytes with its turn (W2).
+      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
+      change hands then: he is a job whose allocation waits, or the holder gives back what its own waited for (W2).
 """
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, packing, parking, reasons, rotation, shares
+from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -36,7 +36,7 @@ def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
             effects += recall(node, slower, "it is slower beside its neighbour than in turns", now=now)
         while packing.arrange(node, device):
             reset_marks(node, device)
-        newcomer = _newcomer(node, device)
+        newcomer = _newcomer(node, device, now=now)
         if newcomer is not None:
             return effects + _measure_alone(node, device, newcomer, now=now)
     for lane in list(device.lanes.values()):
@@ -50,10 +50,10 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if holder is not None and not node.may_run(holder):
         return recall(node, holder, _why_not(holder, device), now=now)
     if holder is not None and device.has_shares and shares.is_over(holder, now=now):
-        lane.successor = _successor(node, lane, now=now) if node.policy.lanes_max == 1 else None
+        lane.successor = _successor(node, lane, now=now) if _is_sure(node, holder) else None
         return recall(node, holder, reasons.over_limit(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
-        if promised is not None:
+        if promised is not None and _is_sure(node, holder):
             lane.successor = _successor(node, lane, now=now)
         return []
     waiting = _ready(node, device, lane, now=now)
@@ -69,8 +69,7 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
         return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
-        is_sure = node.policy.lanes_max == 1 and chosen.state is not JobState.BLOCKED
-        lane.successor = chosen.id if is_sure else None
+        lane.successor = chosen.id if _is_sure(node, holder) and chosen.state is not JobState.BLOCKED else None
         return recall(node, holder, _why_first(node, chosen, holder, now=now), now=now)
     if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
@@ -95,6 +94,11 @@ def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
     return f"{node.policy.name}: {node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))}"
 
 
+def _is_sure(node: Node, holder: Job) -> bool:
+    """Whether the holder's return only frees its lane, so that nothing decides anew who follows (D5)."""
+    return node.policy.lanes_max == 1 and not ledger.was_given(holder)
+
+
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
     waiting = _ready(node, node.device_of(node.jobs[lane.jobs[0]]), lane, now=now) if lane.jobs else []
@@ -104,9 +108,10 @@ def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
     return chosen.id
 
 
-def _newcomer(node: Node, device: Device) -> Job | None:
-    """The oldest waiting job whose needs nobody knows."""
+def _newcomer(node: Node, device: Device, *, now: Nanos) -> Job | None:
+    """The oldest job whose needs nobody knows, and which waits for a turn and may have it (S1)."""
     wanting = [job for job in node.jobs_on(device) if job.needs is None and node.wants_turn(job)]
+    wanting = [job for job in wanting if not device.has_shares or shares.may_start(job, now=now)]
     unmeasured = [job for job in wanting if job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
 
@@ -118,6 +123,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     if holders or lane is None:
         reason = f"{newcomer.spec.name} is to be measured alone"
         settled = [job for job in holders if job.state is not JobState.PROFILING or job.is_leaving]
+        settled += [job for job in holders if job not in settled and shares.is_over(job, now=now)]
         return [effect for job in settled for effect in recall(node, job, reason, now=now)]
     if rotation.make_first_room(node, device, newcomer, now=now):
         parked = parking.park_leaving(node, device, now=now)
@@ -279,7 +285,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
         return reasons.profiling_wait(view, measured, lane.id)
     holder = node.jobs[lane.holder] if lane is not None and lane.holder is not None else None
     if holder is None or lane is None:
-        return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device), device)
+        return reasons.clearing_wait(view, node.holders_on(device), _newcomer(node, device, now=now), device)
     holder_view = view_of(node, holder, now=now)
     return reasons.turn_wait(view, holder_view, lane.id, _why_not_yet(node, device, lane, job, holder, now=now))
 
@@ -287,7 +293,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
 def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, *, now: Nanos) -> str:
     """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
     if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
-        newcomer = _newcomer(node, device) if node.policy.lanes_max > 1 else None
+        newcomer = _newcomer(node, device, now=now) if node.policy.lanes_max > 1 else None
         following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
         if following is None or following == job.id:
             return reasons.already_recalled(_preference(node, job, holder, now=now))

@@ -4,15 +4,15 @@ Rules
   H1  A step is taken when the job is late by so many times its patience, each once a turn, in the order of the table.
   H2  Which steps are taken at all is the job's own choice (`on_hog`); nobody is ended who did not choose it.
   H3  A job that was put last lets others go first for as long as it kept them waiting, and then counts as before.
-  H4  One that is sent away leaves the device at its next boundary, if it can be parked, and comes back by itself when
-      nobody else is there, or when it is resumed.
+  H4  One that is sent away leaves the device at its next boundary, and comes back by itself when nobody else wants
+      anything of it, or when it is resumed. One that cannot be parked goes on.
 """
 
 from __future__ import annotations
 
 from carpool.core import reasons
 from carpool.core.effects import Effect, NameHog, StopJob
-from carpool.core.model import RESIDENT, Device, HogStep, Job, JobState, Nanos
+from carpool.core.model import Device, HogStep, Job, JobState, Nanos, Squeeze
 from carpool.core.node import Node
 
 # In this order, when late by so many times its patience (H1).
@@ -71,9 +71,11 @@ def first_those_who_do_not_rest(jobs: list[Job], *, now: Nanos) -> list[Job]:
 
 
 def forgive(node: Node, device: Device) -> None:
-    """Let those who were sent away come back when nobody else is there (H4)."""
+    """Let those who were sent away come back when nobody else wants anything (H4)."""
     here = node.jobs_on(device)
-    others = [job for job in here if not job.is_sent_away and job.state in RESIDENT - {JobState.UNMANAGED}]
-    if not others and not node.queue:
+    queued = [node.jobs[job_id] for job_id in node.queue]
+    others = [job for job in queued if job.spec.device in (None, device.id)]
+    others += [job for job in here if not job.is_sent_away and job.state is not JobState.UNMANAGED]
+    if all(job.is_suspended or job.squeeze is Squeeze.TOO_LARGE for job in others):
         for job in here:
             job.is_sent_away = False

@@ -57,18 +57,21 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     able = [job for job in movable if now >= job.move_retry_ns]
     if stuck is not None and not has_room(without(node, device, able)):
         return Plan(why_not=reasons.cannot_leave(stuck))
-    full = _host_trouble(node, device, claimant, fewest(node, device, able, has_room))
-    if full:
-        return Plan(why_not=full)
+
+    def not_yet(why: str) -> Plan:
+        """It is only a matter of time, unless the host will be too full for it then."""
+        last = in_order(node, device, able, now=now) if node.settings.host_bytes_max is not None else []
+        return Plan(why_not=_host_trouble(node, device, claimant, fewest(node, device, last, has_room)) or why)
+
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
     if not has_room(without(node, device, after)):
         first = next(job for job in able if job not in after)
-        return Plan(why_not=reasons.not_before(node.policy.name, first))
+        return not_yet(reasons.not_before(node.policy.name, first))
     new = [] if is_exempt(node, claimant) else [job for job in after if now < stays_until(node, device, job)]
     after = [job for job in after if job not in new]
     if new and not has_room(without(node, device, after)):
         stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
-        return Plan(why_not=reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
+        return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
     leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
     if stranded is not None:
@@ -120,8 +123,9 @@ def may_leave(job: Job, *, now: Nanos) -> bool:
 
 
 def still_leaves(job: Job, *, now: Nanos) -> bool:
+    """Whether a leaver will be gone soon: it was not seen to be unable to."""
     holds = job.state in (JobState.WAITING, JobState.RUNNING, JobState.PROFILING, JobState.PARKING)
-    return holds or _is_briefly_idle(job, now=now)
+    return now >= job.move_retry_ns and (holds or _is_briefly_idle(job, now=now))
 
 
 def _is_briefly_idle(job: Job, *, now: Nanos) -> bool:
@@ -137,7 +141,8 @@ def _wanted(node: Node, device: Device, claimant: Job) -> Needs:
 def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
     """The device as it would be if these jobs were parked."""
     gone = {job.id for job in leaving}
-    trial = Device(id=device.id, capacity_bytes=device.capacity_bytes, promised=dict(device.promised))
+    trial = Device(id=device.id, capacity_bytes=device.capacity_bytes)
+    trial.promised, trial.kept = dict(device.promised), dict(device.kept)
     for job in leaving:
         trial.promised[job.id] = _staying_bytes(job)
     for lane in device.lanes.values():
@@ -160,7 +165,7 @@ def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool
     left = sum(job.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others)
     wanted = _wanted(node, device, claimant)
     needs = leaver.needs
-    own = needs.resident_bytes + needs.ephemeral_bytes if needs is not None else leaver.promised_bytes
+    own = needs.total_bytes if needs is not None else leaver.promised_bytes
     return left + wanted.overhead_bytes + own > device.capacity_bytes
 
 

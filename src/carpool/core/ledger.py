@@ -72,6 +72,11 @@ def covers(device: Device, job: Job) -> bool:
     return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
 
 
+def was_given(job: Job) -> bool:
+    """Whether it is promised more than it keeps between its turns: what it waited for in this one (W2)."""
+    return job.needs is not None and job.promised_bytes > job.needs.resident_bytes
+
+
 def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
     """Assert the numbered rules; a failure is a bug."""
     if free_bytes(device) < 0:
@@ -89,8 +94,6 @@ def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
         for job_id in lane.jobs:
             job = jobs[job_id]
             covered = job.needs is not None and job.state is not JobState.BLOCKED and covers(device, job)
-            unsplit = job.needs is not None and job.promised_bytes >= (
-                job.needs.resident_bytes + job.needs.ephemeral_bytes
-            )
+            unsplit = job.needs is not None and job.promised_bytes >= job.needs.total_bytes
             if covered and not unsplit and job.needs is not None and job.needs.ephemeral_bytes > lane.bytes:
                 raise InternalError(f"L3 broken on {lane.id}: {lane.bytes} bytes, {job_id} needs more")

@@ -1,8 +1,8 @@
 """Moving a job to another device of the node: parked on the source, booked on the target, unparked there.
 
 Rules
-  V1  A move begins only if the job's bytes and its guarantee (S3) fit on the target now; else it is refused with the
-      numbers and nothing changes.
+  V1  A move begins only if the job's bytes and its guarantee (S3) fit on the target now, and no room is being made
+      there for another (R3); else it is refused with the numbers and nothing changes.
   V2  Until the job has arrived its room on the source is kept (Device.kept, a term of L1), beside the promise on the
       target: a move that fails half way brings the job back to where it was.
   V3  A job is counted on the target before it is told to come back there; it has moved when it reports to be back.
@@ -46,14 +46,16 @@ def refusal(node: Node, job: Job, to: DeviceId) -> str:
     wanted = _wanted(node, job, target)
     if wanted is None:
         return reasons.unmeasured(job)
-    need = wanted.resident_bytes + wanted.ephemeral_bytes
+    need = wanted.total_bytes
     if need > target.capacity_bytes or not _has_room(node, job, target, wanted):
         return reasons.no_room(job, need, target)
-    return _share_trouble(node, job, target)
+    return _trouble(node, job, target)
 
 
-def _share_trouble(node: Node, job: Job, target: Device) -> str:
-    """Why its guarantee has no room on the target; empty if it has (S3)."""
+def _trouble(node: Node, job: Job, target: Device) -> str:
+    """Why it may not have what is free of the target; empty if it may (R3, S3)."""
+    if target.claimant is not None:
+        return reasons.claimed(job, node.jobs[target.claimant], target)
     if shares.has_room(node, target, job.spec):
         return ""
     return reasons.no_share(job, job.spec.guaranteed_milli, shares.unpromised_milli(node, target), target.id)
@@ -71,16 +73,7 @@ def _wanted(node: Node, job: Job, target: Device) -> Needs | None:
 def _has_room(node: Node, job: Job, target: Device, wanted: Needs) -> bool:
     if job.is_suspended and job.state is JobState.PARKED:
         return job.stayed_bytes <= ledger.free_bytes(target)
-    return _fit(node, target, wanted, 0) is not None
-
-
-def _fit(node: Node, device: Device, wanted: Needs, had: int) -> lanes.Fit | None:
-    return lanes.find_fit(
-        device,
-        resident_bytes=max(0, wanted.resident_bytes - had),
-        ephemeral_bytes=wanted.ephemeral_bytes,
-        lanes_max=node.policy.lanes_max,
-    )
+    return parking.fit_of(node, target, wanted) is not None
 
 
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
@@ -102,9 +95,9 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     """Its bytes are on the host: book it on the target, or let it come back where it was."""
     source, target = node.device_of(job), node.devices[to]
     wanted = parking.returning_needs(node, job, target)
-    trouble = _share_trouble(node, job, target)
+    trouble = _trouble(node, job, target)
     if not _has_room(node, job, target, wanted):
-        trouble = reasons.no_room(job, wanted.resident_bytes + wanted.ephemeral_bytes, target)
+        trouble = reasons.no_room(job, wanted.total_bytes, target)
     if trouble:
         parking.give_up_move(job, trouble)
         return _enter(node, source, job, wanted, now=now)
@@ -115,7 +108,7 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     if job.is_suspended:
         ledger.promise(target, job, job.stayed_bytes)
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
-    ledger.keep(source, job, min(wanted.resident_bytes + wanted.ephemeral_bytes, ledger.free_bytes(source)))
+    ledger.keep(source, job, min(wanted.total_bytes, ledger.free_bytes(source)))
     job.moving_from = source.id
     return _enter(node, target, job, wanted, now=now)
 
@@ -139,7 +132,7 @@ def _close(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
 
 def _enter(node: Node, device: Device, job: Job, wanted: Needs, *, now: Nanos) -> list[Effect]:
     """Book a parked job on a device and order its return; where there is no room it stays parked there."""
-    fit = _fit(node, device, wanted, job.promised_bytes) if not job.is_suspended else None
+    fit = parking.fit_of(node, device, wanted, had_bytes=job.promised_bytes) if not job.is_suspended else None
     if fit is None:
         ledger.promise(device, job, min(job.stayed_bytes, job.promised_bytes + ledger.free_bytes(device)))
         return []
@@ -149,7 +142,7 @@ def _enter(node: Node, device: Device, job: Job, wanted: Needs, *, now: Nanos) -
     return [UnparkJob(job=job.id)]
 
 
-def check(node: Node) -> None:
+def check_moves(node: Node) -> None:
     """Assert V2 and V3; a failure is a bug."""
     for device in node.devices.values():
         for job_id, count in device.kept.items():

@@ -103,6 +103,11 @@ class Needs:
         """What stays on the device between turns: the job's term in L1."""
         return self.persistent_bytes + self.overhead_bytes
 
+    @property
+    def total_bytes(self) -> int:
+        """The most it holds at once."""
+        return self.resident_bytes + self.ephemeral_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
@@ -178,6 +183,7 @@ class Job:
     lane: LaneId | None = None
     lease: Lease | None = None
     needs: Needs | None = None  # learnt; None until the first turns were measured
+    measured_bytes: int | None = None  # both kinds together, as last measured; `needs` has a margin beyond it
     is_measured: bool = False  # in this run: until then `needs` is what an earlier one needed
     history: History | None = None
     promised_bytes: int = 0  # this job's term in the ledger

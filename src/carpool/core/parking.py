@@ -7,7 +7,7 @@ Rules
       they are promised again before it is told to come back (L6).
   P3  A job is told to park only if its bytes fit the host budget beside those parked already (L5).
   P4  A suspended job gets no turn and does not come back until it is resumed; one that cannot be parked stays where
-      it is, with the reason, and is tried again later.
+      it is, with the reason, and is tried again later. Whoever was to leave for others and cannot goes on.
   P5  A move that fails loses nothing: the job is then where it was before.
 
 What is deliberately not here: how bytes are moved (agent/parking.py), and who gets a turn (dispatch.py).
@@ -57,9 +57,10 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
 def _left(node: Node, job: Job, event: JobParked) -> None:
     device = node.device_of(job)
     lanes.remove(device, job)
+    before = job.parked_bytes if job.state is JobState.PARKED else 0  # a process that follows brings only its own
+    _note_move(device, max(0, event.parked_bytes - before), event.move_ns)
     job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
     job.leaving_for, job.move_fails = None, 0
-    _note_move(device, event.parked_bytes, event.move_ns)
     room = job.promised_bytes + ledger.free_bytes(device)
     job.stayed_bytes = min(event.resident_bytes, room)
     ledger.promise(device, job, job.stayed_bytes)
@@ -73,17 +74,30 @@ def _note_move(device: Device, count: int, move_ns: Nanos) -> None:
 
 def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
     device = node.device_of(job)
-    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     if job.state is JobState.PARKING:
-        give_up_move(job, reason)
+        _go_on(job, reason)
+        _ask_later(node, job, now=now)
         job.parked_bytes = 0
-        if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
-            job.move_retry_ns = now + (node.settings.move_retry_ns << min(job.move_fails, FAILS_COUNTED))
-            job.leaving_for, job.move_fails = None, job.move_fails + 1
         begin_wanting(node, job)
         return
+    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     lanes.remove(device, job)
     ledger.promise(device, job, job.stayed_bytes)
+
+
+def _go_on(job: Job, reason: str) -> None:
+    """It cannot be parked: it has turns again, unless it was suspended (P4) or is too large for its cap (Z3)."""
+    job.move_trouble = reason
+    give_up_move(job, reason)
+    job.is_sent_away = job.gives_way = False
+
+
+def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
+    """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
+    times = 0 if job.is_suspended else min(job.move_fails, FAILS_COUNTED)
+    job.move_retry_ns = now + (node.settings.move_retry_ns << times)
+    if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
+        job.move_fails += 1
 
 
 def give_up_move(job: Job, reason: str) -> None:
@@ -119,8 +133,9 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     wanted = bytes_to_move(job)
     limit = node.settings.host_bytes_max
     if limit is not None and node.host_bytes() + wanted > limit:
-        job.move_trouble = reasons.host_full(wanted, node.host_bytes(), limit)
-        give_up_move(job, job.move_trouble)
+        _go_on(job, reasons.host_full(wanted, node.host_bytes(), limit))
+        if job.leaving_for is not None:
+            _ask_later(node, job, now=now)
         return []
     raise_floors(node, device)
     job.parked_bytes = wanted
@@ -149,10 +164,10 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
         job = next((each for each in away if each.id == picked), away[0])
         away.remove(job)
         wanted = returning_needs(node, job, device)
-        fit = _fit_of(node, device, job, wanted)
+        fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
         while fit is None and admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
             reset_marks(node, device)
-            fit = _fit_of(node, device, job, wanted)
+            fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
         if fit is not None:
             lanes.place(device, job, fit)
             ledger.promise(device, job, wanted.resident_bytes)
@@ -168,10 +183,11 @@ def may_return(job: Job, *, now: Nanos) -> bool:
     return job.state is JobState.PARKED and not job.is_leaving and now >= job.move_retry_ns
 
 
-def _fit_of(node: Node, device: Device, job: Job, wanted: Needs) -> lanes.Fit | None:
+def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> lanes.Fit | None:
+    """Where a job that has so much of what it wants there would go; None without room."""
     return lanes.find_fit(
         device,
-        resident_bytes=max(0, wanted.resident_bytes - job.promised_bytes),
+        resident_bytes=max(0, wanted.resident_bytes - had_bytes),
         ephemeral_bytes=wanted.ephemeral_bytes,
         lanes_max=node.policy.lanes_max,
     )

@@ -22,7 +22,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
         needs = parking.returning_needs(node, job, device)
         span = format_ns(now - job.state_since_ns)
         outlook = rotation.outlook(node, device, job, now=now)
-        return reasons.away(job, device, needs.resident_bytes + needs.ephemeral_bytes, span, outlook)
+        return reasons.away(job, device, needs.total_bytes, span, outlook)
     late = hogs.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)

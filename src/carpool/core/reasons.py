@@ -62,14 +62,15 @@ def passed_over(head: Job, patience_ns: Nanos) -> str:
 def compute_wait(job: Job, left_milli: int, device: Device) -> str:
     return (
         f"waits for compute: it asks for {format_share(job.spec.guaranteed_milli)} of a device, and"
-        f" {format_share(left_milli)} of {device.id} is not promised to others"
+        f" {format_share(left_milli)} of {device.id} is not promised to others; starts when one of them"
+        f" ends, or with less: carpool resize {job.id} --compute SHARE"
     )
 
 
 def no_share(job: Job, wanted_milli: int, left_milli: int, device: DeviceId) -> str:
     return (
         f"job {job.id} cannot have {format_share(wanted_milli)} of {device}: {format_share(left_milli)} of it is not"
-        " promised to others"
+        " promised to others; ask for less, or give another job less: carpool resize JOB --compute SHARE"
     )
 
 
@@ -90,7 +91,7 @@ def owed(job: Job, device: Device) -> str:
 
 def uncovered(job: Job, device: Device) -> str:
     needs = job.needs
-    total = needs.resident_bytes + needs.ephemeral_bytes if needs is not None else 0
+    total = needs.total_bytes if needs is not None else 0
     return (
         f"waits for memory: it has grown to {format_bytes(total)}, was promised"
         f" {format_bytes(job.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
@@ -250,7 +251,17 @@ def unmeasured(job: Job) -> str:
 
 
 def no_room(job: Job, need: int, target: Device) -> str:
-    return f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {_terms(target)}"
+    return (
+        f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {_terms(target)}; try again"
+        " when others have left, or suspend one of them"
+    )
+
+
+def claimed(job: Job, claimant: Job, target: Device) -> str:
+    return (
+        f"job {job.id} cannot move to {target.id} now: others are being parked there so that {claimant.spec.name} has"
+        " room; try again when it has"
+    )
 
 
 def suspended_in_queue(job: Job) -> str:

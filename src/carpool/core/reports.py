@@ -14,7 +14,7 @@ ACTIVE_PERCENT = 5  # a holder that used this share of a core since the last loo
 
 def measured(node: Node, job: Job, event: NeedsMeasured, *, now: Nanos) -> list[Effect]:
     """Its first turns were measured, or it outgrew what was known of it."""
-    job.is_measured = True
+    job.is_measured, job.measured_bytes = True, event.needs.total_bytes
     job.needs = admission.with_margin(event.needs, job.needs, node.settings.margin_percent)
     if event.step_ns is not None and job.step_ns is None:
         job.step_ns = event.step_ns

@@ -54,7 +54,7 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     job.may_end = event.may_end
     if job.state is JobState.UNMANAGED and event.cap_bytes < job.live_bytes:
         return _end(node, job)
-    if fits(node, job):
+    if fits(job):
         job.squeeze = None
     elif job.squeeze is not Squeeze.TOO_LARGE:
         job.squeeze = Squeeze.ASKED
@@ -63,19 +63,18 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     return []
 
 
-def fits(node: Node, job: Job) -> bool:
+def fits(job: Job) -> bool:
     """Whether the job is known to need no more than its cap, or nobody knows what it needs."""
     if job.spec.cap_bytes is None or job.needs is None:
         return True
-    return needed_bytes(node, job) <= job.spec.cap_bytes
+    return needed_bytes(job) <= job.spec.cap_bytes
 
 
-def needed_bytes(node: Node, job: Job) -> int:
+def needed_bytes(job: Job) -> int:
     """What was measured, without the margin that is promised beyond it."""
     if job.needs is None:
         return job.live_bytes
-    total = job.needs.resident_bytes + job.needs.ephemeral_bytes
-    return total * 100 // (100 + node.settings.margin_percent)
+    return job.measured_bytes if job.measured_bytes is not None else job.needs.total_bytes
 
 
 def trim_waiting(node: Node, device: Device) -> list[Effect]:
@@ -90,7 +89,7 @@ def trim_waiting(node: Node, device: Device) -> list[Effect]:
 
 def judge(node: Node, job: Job) -> list[Effect]:
     """A job was measured: one that is to become smaller keeps its cap from now on, or cannot (Z2, Z3)."""
-    if fits(node, job):
+    if fits(job):
         job.squeeze = None
     elif job.squeeze is Squeeze.TRIMMING:
         job.squeeze = Squeeze.TOO_LARGE
@@ -101,5 +100,5 @@ def judge(node: Node, job: Job) -> list[Effect]:
 
 def _end(node: Node, job: Job) -> list[Effect]:
     job.is_cancelled = True
-    job.end_reason = reasons.too_large(job, needed_bytes(node, job))
+    job.end_reason = reasons.too_large(job, needed_bytes(job))
     return [StopJob(job=job.id)]

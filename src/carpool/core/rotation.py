@@ -14,7 +14,8 @@ Rules
       another until the device had `(100 - percent) / percent` times as long without, and nobody is parked who was
       not there so much longer than his own moves will probably take. A newcomer under a policy without a quantum
       (first come, priorities) need not wait for that: each comes only once.
-  R5  A job that could not be parked for another goes on at once, and is left alone for longer each time.
+  R5  A job that could not be parked for another goes on at once, like all who were to leave with it, and is left
+      alone for longer each time.
   R6  A job is not parked if what the others leave on the device would keep it from ever coming back.
 
 What is deliberately not here: who would have to leave (leavers.py), how a job leaves and comes back, and suspended
@@ -99,13 +100,20 @@ def review(node: Node, device: Device, *, now: Nanos) -> None:
     if device.claimant is None:
         return
     claimant = node.jobs.get(device.claimant)
-    leaving = [job for job in node.jobs_on(device) if job.leaving_for == device.claimant]
     is_met = claimant is None or not (wants_memory(node, claimant, now=now) or is_before_first_turn(claimant))
-    if is_met or not leaving or not all(leavers.still_leaves(job, now=now) for job in leaving):
+    if is_met or is_vain(node, device, now=now):
         close(node, device, now=now)
         if claimant is not None and is_before_first_turn(claimant):
             room = min(_first_room_bytes(node, device, claimant), claimant.promised_bytes + ledger.free_bytes(device))
             ledger.promise(device, claimant, max(room, claimant.promised_bytes))
+
+
+def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
+    """Whether a claim cannot be met by those who leave: they are gone, or one of them does not go."""
+    if device.claimant is None:
+        return False
+    leaving = [job for job in node.jobs_on(device) if job.leaving_for == device.claimant]
+    return not leaving or not all(leavers.still_leaves(job, now=now) for job in leaving)
 
 
 def close(node: Node, device: Device, *, now: Nanos) -> None:

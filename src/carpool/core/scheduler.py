@@ -108,15 +108,24 @@ class Scheduler:
         charge_holders(self._node, now=now)
         effects = self._take(event, now)
         lanes_may_change = self._bytes_changed or self._node.policy.lanes_max > 1
-        if self._bytes_changed:
-            self._bytes_changed = False
-            effects += settle(self._node, now=now)
-            sort_rows(self._node, now=now)
+        effects += self._settle(now)
         for device in self._node.devices.values():
-            effects += resize.trim_waiting(self._node, device)
-            effects += parking.park_leaving(self._node, device, now=now)
             effects += dispatch(self._node, device, now=now)
         return effects + self._tell_lanes() if lanes_may_change else effects
+
+    def _settle(self, now: Nanos) -> list[Effect]:
+        """Who has which bytes, and who is told to leave; anew if the host is too full for one who was to (R5)."""
+        effects, devices = list[Effect](), self._node.devices.values()
+        while True:
+            if self._bytes_changed:
+                effects += settle(self._node, now=now)
+                sort_rows(self._node, now=now)
+            for device in devices:
+                effects += resize.trim_waiting(self._node, device)
+                effects += parking.park_leaving(self._node, device, now=now)
+            self._bytes_changed = any(rotation.is_vain(self._node, device, now=now) for device in devices)
+            if not self._bytes_changed:
+                return effects
 
     def _tell_lanes(self) -> list[Effect]:
         before, self._lanes_told = self._lanes_told, lanes.sizes(self._node.devices.values())
@@ -187,7 +196,7 @@ class Scheduler:
             lanes.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
             shares.check_shares(node, device)
-        migration.check(node)
+        migration.check_moves(node)
         node.check_jobs()
 
     # --- one short method a case -------------------------------------------------------------------------
@@ -318,8 +327,7 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        was_given = job.needs is not None and job.promised_bytes > job.needs.resident_bytes  # for this turn (W2)
-        if was_given or (
+        if ledger.was_given(job) or (
             len(device.lanes) > 1
             and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
         ):

@@ -75,7 +75,7 @@ def split(policy: SharePolicy, specs: Sequence[JobSpec], slots: int) -> list[tup
             case _:
                 guarantee = SHARE_ONE // max(slots, len(specs))
         whole = {"asked": spec.limit_milli, "guarantee": guarantee, "whole": SHARE_ONE}
-        made.append((guarantee, whole[policy.limit]))
+        made.append((guarantee, max(1, whole[policy.limit])))  # a part that is rounded to nothing is no ban
     return made
 
 

@@ -121,7 +121,7 @@ def part_of(job: Job) -> Part:
     asks = job.live_bytes + job.pending_bytes
     if job.needs is None:
         return Part(has_bytes=job.promised_bytes, claim_bytes=asks, keeps_bytes=job.promised_bytes)
-    claim = max(asks, job.needs.resident_bytes + job.needs.ephemeral_bytes)
+    claim = max(asks, job.needs.total_bytes)
     return Part(has_bytes=job.promised_bytes, claim_bytes=claim, keeps_bytes=job.needs.resident_bytes)
 
 

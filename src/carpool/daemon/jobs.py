@@ -45,6 +45,7 @@ class Member:
     is_holding: bool = False
     is_asking: bool = False
     parked: m.Parked | None = None  # its answer, while its tensors are on the host
+    park_bytes: int = 0  # what it may move at most, as it was told last
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -78,6 +79,7 @@ class LiveJob:
     is_recalled: bool = False
     moving: set[int] = field(default_factory=set)  # members that were told to park or unpark and have not answered
     move_trouble: str = ""  # why one of them could not
+    park_bytes: int | None = None  # what they may move together; None if an earlier daemon told them
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
     last_look: tuple[int, int, int] = (0, 0, 0)

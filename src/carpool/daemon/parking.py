@@ -1,7 +1,9 @@
 """Orders to park and unpark, told to the processes of a job; their answers, as one fact for the core.
 
 A job is parked when every process of it that waits for a turn has moved its tensors; one that begins to wait later
-follows. If one of them cannot, those that did come back, and the job stays where it was.
+follows. If one of them cannot, those that did come back, and the job stays where it was. What was reserved on the
+host for the job (L5) is divided among its processes by what they hold: those that are told together share all of it,
+those that follow what is left.
 """
 
 from __future__ import annotations
@@ -11,18 +13,27 @@ from carpool.core.model import JobState
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import messages as m
 
-NO_LIMIT = 2**62  # a process that follows was counted when its job was parked
+NO_LIMIT = 2**62  # for a process that follows a job which an earlier daemon parked
 
 
 def park(live: LiveJob, limit_bytes: int) -> Event | None:
     """Tell every process that waits; the fact, if none can be told."""
-    return _order(
-        live, [member for member in live.members.values() if member.is_asking], m.Park(limit_bytes=limit_bytes)
-    )
+    live.moving, live.move_trouble, live.park_bytes = set(), "", limit_bytes
+    told = [member for member in live.members.values() if member.is_asking and member.peer is not None]
+    parts = [_part(live, member, told) for member in told]
+    for member, part in zip(told, parts, strict=True):
+        _tell_to_park(live, member, part)
+    return None if told else _not_connected(live)
 
 
 def unpark(live: LiveJob) -> Event | None:
-    return _order(live, [member for member in live.members.values() if member.parked is not None], m.Unpark())
+    live.moving, live.move_trouble = set(), ""
+    for member in live.members.values():
+        if member.parked is not None:
+            live.moving.add(member.pid)  # one that is parked and comes back to a new daemon is told then
+            if member.peer is not None:
+                member.peer.send(m.Unpark())
+    return None if live.moving else _not_connected(live)
 
 
 def trim(live: LiveJob) -> None:
@@ -42,9 +53,35 @@ def follow(live: LiveJob, member: Member, state: JobState | None) -> bool:
     if state not in (JobState.PARKING, JobState.PARKED):
         return False
     if member.parked is None:
-        live.moving.add(member.pid)
-        member.peer.send(m.Park(limit_bytes=NO_LIMIT))
+        live.moving.discard(member.pid)  # it may have been told and asks again, having lost its connection
+        to_come = [each for each in live.members.values() if not _is_told(live, each)]
+        _tell_to_park(live, member, _part(live, member, to_come) if live.park_bytes is not None else NO_LIMIT)
     return True
+
+
+def _is_told(live: LiveJob, member: Member) -> bool:
+    return member.parked is not None or member.pid in live.moving
+
+
+def _part(live: LiveJob, member: Member, among: list[Member]) -> int:
+    """A process's part of what is left of the reserved bytes, beside those who are told now or will be."""
+    told = [each for each in live.members.values() if _is_told(live, each)]
+    taken = sum(each.parked.moved_bytes if each.parked is not None else each.park_bytes for each in told)
+    left = max(0, (live.park_bytes or 0) - taken)
+    held = {each.pid: live.page.live_bytes(each.slot) if live.page is not None else 0 for each in among}
+    total = sum(held.values())
+    return left * held[member.pid] // total if total else left // len(among)
+
+
+def _tell_to_park(live: LiveJob, member: Member, limit_bytes: int) -> None:
+    live.moving.add(member.pid)
+    member.park_bytes = limit_bytes
+    if member.peer is not None:
+        member.peer.send(m.Park(limit_bytes=limit_bytes))
+
+
+def _not_connected(live: LiveJob) -> Event:
+    return MoveFailed(job=live.id, reason="its process is not connected to the daemon")
 
 
 def answer(live: LiveJob, member: Member, message: m.Parked | m.Unparked, state: JobState | None) -> Event | None:
@@ -64,19 +101,6 @@ def dropped(live: LiveJob, member: Member, state: JobState | None) -> Event | No
         return None
     live.moving.discard(member.pid)
     return _finish(live, state, 0)
-
-
-def _order(live: LiveJob, members: list[Member], message: m.Park | m.Unpark) -> Event | None:
-    live.moving, live.move_trouble = set(), ""
-    for member in members:
-        if member.peer is not None:
-            member.peer.send(message)
-        elif isinstance(message, m.Park):
-            continue
-        live.moving.add(member.pid)  # one that is parked and comes back to a new daemon is told then
-    if live.moving:
-        return None
-    return MoveFailed(job=live.id, reason="its process is not connected to the daemon")
 
 
 def _finish(live: LiveJob, state: JobState | None, move_ns: int) -> Event | None:
