@@ -85,14 +85,18 @@ def _cpu(size: str, lanes_max: int) -> list[DeviceFacts]:
 
 
 def _cuda(which: str) -> list[DeviceFacts]:
-    cards = nvml.cards()
+    cards = {card.index: card for card in nvml.cards()}
     if not cards:
         raise UsageError(f"no NVIDIA GPU was found ({nvml.trouble()}); use --device cpu")
-    wanted = list(range(len(cards)))
+    wanted = sorted(cards)
     if which:
         parts = which.split(",")
-        if not all(part.isdigit() and int(part) < len(cards) for part in parts):
-            raise UsageError(f"'cuda:{which}' names a GPU that is not here; there are {len(cards)}, counted from 0")
+        if not all(part.isdigit() and int(part) in cards for part in parts):
+            trouble = nvml.trouble()
+            raise UsageError(
+                f"'cuda:{which}' names a GPU that is not here; choose from {', '.join(map(str, wanted))}"
+                + (f" ({trouble})" if trouble else "")
+            )
         wanted = sorted({int(part) for part in parts})
     return [
         DeviceFacts(
