@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from carpool.bench.node import Node, open_node, stop
+from carpool.bench.node import Lines, Node, open_node, stop
 from carpool.errors import PeerError
 
 DEVICE = "stub:16GiB"
@@ -63,7 +63,7 @@ def _tell(child: subprocess.Popen[str], line: str) -> None:
 def _first_answer(child: subprocess.Popen[str]) -> int:
     """The program's process id."""
     assert child.stdout
-    words = child.stdout.readline().split()
+    words = (Lines(child.stdout.fileno()).next(seconds=START_S) or "").split()
     if len(words) != 2 or words[0] != "0":
         raise PeerError(f"the probe did not start: it said '{' '.join(words)}'")
     return int(words[1])
