@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from carpool.cli.reach import call
+from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
 from carpool.wire.checkpoint import CheckpointFile
@@ -82,7 +83,7 @@ def _wait(order: dict[str, Any]) -> dict[str, Any]:
         except OSError:
             pass
         found: dict[str, Any] = call(places, "job", job=order["job"])["job"]  # type: ignore[assignment]  # JSON
-        if found["state"] in ("finished", "failed", "cancelled"):
+        if found["state"] in ENDED:
             raise RefusedError(f"job {order['job']} ended before it was written: {found['reason']}")
         first = found["steps"] if first is None else first
         if found["steps"] - first > STEPS_MAX:

@@ -15,13 +15,14 @@ from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
+from carpool.core.model import ENDED
 from carpool.errors import RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
 from carpool.wire.places import Places, find_places
 
-ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
 ORDER_SECONDS = 0.05
+SAY_AFTER_SECONDS = 3.0
 
 
 @click.command()
@@ -106,7 +107,7 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
     carpool suspend bert
     carpool resume bert
     """
-    found = _order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    found = give_order("suspend", job, no_wait=no_wait, is_done=_is_away)
     _show_order(found, as_json=as_json)
 
 
@@ -120,17 +121,21 @@ def resume(job: str, no_wait: bool, as_json: bool) -> None:
     \b
     carpool resume bert
     """
-    found = _order("resume", job, no_wait=no_wait, is_done=_is_back)
+    found = give_order("resume", job, no_wait=no_wait, is_done=_is_back)
     _show_order(found, as_json=as_json)
 
 
-def _order(
+def give_order(
     verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool], **arguments: object
 ) -> dict[str, Any]:
-    """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
-    places = find_places()
+    """Give the order and, unless told otherwise, wait until it is done or cannot be for now; say for what if it
+    takes long."""
+    places, began, is_said = find_places(), time.monotonic(), False
     found: dict[str, Any] = call(places, verb, job=job, **arguments)["job"]  # type: ignore[assignment]  # JSON
     while not no_wait and not is_done(found):
+        if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
+            is_said = True
+            print(f"carpool: {verb} waits for job {found['id']}: {found['reason']}", file=sys.stderr)
         time.sleep(ORDER_SECONDS)
         found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
     return found
@@ -181,7 +186,7 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
         order["weight_milli"] = weight_milli(weight)
     if compute is not None:
         order["share_milli"] = parse_share(compute)
-    found = _order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
+    found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
     _show_order(found, as_json=as_json)
 
 
