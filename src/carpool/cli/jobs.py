@@ -16,7 +16,7 @@ from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
 from carpool.core.model import ENDED
-from carpool.errors import RefusedError, UsageError
+from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
 from carpool.wire.places import Places, find_places
 
@@ -83,15 +83,23 @@ def explain(job: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
-def cancel(job: str) -> None:
-    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+def cancel(jobs: tuple[str, ...]) -> None:
+    """End jobs: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
 
     \b
-    carpool cancel train-2
+    carpool cancel train-2 train-3
     """
-    answer = call(find_places(), "cancel", job=job)
-    print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+    refusals: list[AnsweredError] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            answer = call(find_places(), "cancel", job=job)
+        except AnsweredError as error:  # the others are cancelled all the same
+            refusals.append(error)
+        else:
+            print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+    if refusals:
+        raise AnsweredError("; ".join(map(str, refusals)), exit_code=max(each.exit_code for each in refusals))
 
 
 @click.command()
