@@ -64,10 +64,13 @@ def test_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(page: 
     recording.on_step()
     assert answer_in(tmp_path)["number"] == 1
     assert answer_in(tmp_path)["reason"] != ""
+    give_order(page, "[1]")
+    recording.on_step()
+    assert answer_in(tmp_path)["number"] == 2
     (tmp_path / "checkpoint.order").unlink()
     page.words[pages.H_CHECKPOINT] += 1
     recording.on_step()
-    assert answer_in(tmp_path)["number"] == 2
+    assert answer_in(tmp_path)["number"] == 3
     assert "No such file" in answer_in(tmp_path)["reason"]
 
 

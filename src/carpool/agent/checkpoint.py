@@ -74,7 +74,7 @@ class Recording:
         recorder.depth = 1
         try:
             if "file" not in self._order:
-                self._order = json.loads((self._directory / "checkpoint.order").read_bytes())
+                self._order |= json.loads((self._directory / "checkpoint.order").read_bytes())
             if self._draft is None:
                 self._begin(Path(self._order["file"]))
             else:
