@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from carpool.agent import snapshot
 from carpool.agent.snapshot import Snapshot
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
@@ -114,3 +115,14 @@ def test_a_forward_pass_that_waits_for_its_backward_pass_is_seen(before: set[int
     assert Snapshot(torch, before, sys._getframe()).has_live_graph()
     loss.backward()
     assert not Snapshot(torch, before, sys._getframe()).has_live_graph()
+
+
+def test_a_graph_too_large_to_be_searched_counts_as_one_that_waits(
+    before: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = torch.zeros(1, requires_grad=True) + 1
+    for _ in range(20):
+        total = total + 1  # sums keep no values
+    assert not Snapshot(torch, before, sys._getframe()).has_live_graph()
+    monkeypatch.setattr(snapshot, "GRAPH_NODES_MAX", 10)
+    assert Snapshot(torch, before, sys._getframe()).has_live_graph()

@@ -67,3 +67,17 @@ def test_what_cannot_be_recorded_spoils_the_tape_with_a_reason(monkeypatch: pyte
     for _ in range(20):
         full.note(0, 0.5)
     assert "fills more than" in full.trouble
+
+
+def test_a_spoiled_tape_holds_no_memory_and_grows_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape_module, "TAPE_BYTES_MAX", 100)
+    for spoil in (lambda tape: tape.note(5, 1 + 2j), lambda tape: [tape.note_step(0) for _ in range(60)]):
+        tape = Tape()
+        tape.note(0, 0.5)
+        spoil(tape)
+        why = tape.trouble
+        assert why
+        for _ in range(20):
+            tape.note(0, "x" * 50)
+            tape.note_step(0)
+        assert (len(tape.data), tape.trouble) == (0, why)

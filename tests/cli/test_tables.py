@@ -46,6 +46,26 @@ def test_the_job_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monke
     lines = printed(capsys)
     assert all(len(line) <= 80 for line in lines)
     assert not any("…" in line for line in lines), "a figure without its unit, or half an id, is worth nothing"
+    assert sum(line.rstrip().endswith("3.00 GiB") for line in lines) == 2
+
+
+def test_the_device_is_shown_where_there_are_several(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = {**JOB, "id": "b-2", "state": "queued", "device": None}
+    running = {**JOB, "device": "gpu15", "processes": [{"pid": 4711, "live_bytes": 2 << 30, "device_ns": SECOND}]}
+    for width in (80, 88, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(job_table({"jobs": [running, queued], "devices": [DEVICE, DEVICE]}))
+        lines = printed(capsys)
+        assert all(len(line) <= width for line in lines)
+        assert not any("…" in line for line in lines)
+        assert sum(line.rstrip().endswith("3.00 GiB") for line in lines) == 2
+        assert any("gpu15" in line.split() for line in lines)
+        assert any("left" in line for line in lines) is (width >= 88)
+        assert next(line for line in lines if "4711" in line).split() == ["pid", "4711", "1.0", "s", "2.00", "GiB"]
+        show(job_table({"jobs": [running, queued], "devices": [DEVICE]}))
+        assert not any("gpu15" in line for line in printed(capsys))
 
 
 def test_processes_stand_under_their_job_with_bytes_and_device_time(

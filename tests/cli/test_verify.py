@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
+from carpool.bench import attacks
 from carpool.bench.attacks import ATTACKS, CAP_BYTES, HELD, NOT_HELD, NOT_TRIED, Attack, judge
 from carpool.bench.node import PROGRAMS, plain_environment
+from carpool.cli.verify import summarise
 from carpool.devices.libraries import find_library
+from carpool.errors import PeerError
 
 PROMISED = Attack(title="promised", name="plain", why="counted")
 OTHER = Attack(title="other", name="plain", is_promised=False, why="known")
@@ -50,6 +53,21 @@ def test_every_attack_is_in_the_program() -> None:
     text = "".join(path.read_text() for path in PROGRAMS.glob("attack*.py"))
     for attack in ATTACKS:
         assert not attack.name or re.search(rf"def {attack.name}\((size|_)\):", text)
+
+
+def test_an_attack_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks, "ATTACK_SECONDS", 1.0)
+    said = json.dumps({"held_bytes": CAP_BYTES // 2, "why": ""})
+    program = f"import time; print({said!r}, flush=True); time.sleep(100)"
+    outcomes = attacks.run_attacks([sys.executable, "-S", "-c", program], plain_environment(), [PROMISED, OTHER])
+    assert next(outcomes).verdict == HELD
+    with pytest.raises(PeerError, match="'other' did not end within 1 s"):
+        next(outcomes)
+
+
+def test_the_summary_counts_promises_that_could_not_be_tried() -> None:
+    outcomes = [judge(PROMISED, {"held_bytes": CAP_BYTES, "why": ""}), judge(PROMISED, {"why": "no such function"})]
+    assert "1 of 2 promised limits held on the card, 1 could not be tried; 0 known" in summarise("card", outcomes)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,7 +34,8 @@ from carpool.wire import page
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
 
 TRIES_MAX = 64  # so many steps without a moment at which no backward pass is due: then it is refused
-STOP_SECONDS = 0.05
+REST_SECONDS = 10.0  # for the command that gave the order to cancel the job
+KILL_AFTER_SECONDS = 10.0  # as the daemon does it
 
 
 class Draft:
@@ -57,6 +59,7 @@ class Recording:
         self._order: dict[str, Any] | None = None
         self._draft: Draft | None = None
         self._tries = 0
+        self._is_over = False  # the file is written, and somebody goes on from it
         self.before = {id(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
         self.begun: dict[str, Any] = _begun(torch)
 
@@ -64,12 +67,14 @@ class Recording:
         if self._words[page.H_CHECKPOINT] != self._seen:
             self._seen = self._words[page.H_CHECKPOINT]
             self._drop()
-            self._order, self._tries = json.loads((self._directory / "checkpoint.order").read_bytes()), 0
+            self._order, self._tries = {"number": self._seen}, 0
         if self._order is None:
             return
         recorder, self._curtain.is_ours = self.recorder, True
         recorder.depth = 1
         try:
+            if "file" not in self._order:
+                self._order |= json.loads((self._directory / "checkpoint.order").read_bytes())
             if self._draft is None:
                 self._begin(Path(self._order["file"]))
             else:
@@ -78,6 +83,8 @@ class Recording:
             self._answer(reason=str(error) or type(error).__name__)
         finally:
             recorder.depth, self._curtain.is_ours = 0, False
+        if self._is_over:
+            self._rest()
 
     def _obstacle(self) -> str:
         torch = self._torch
@@ -100,7 +107,6 @@ class Recording:
         self._draft = Draft(writer, {})
         self._draft.contents = {
             "first": self.recorder.steps,
-            "tape_first": len(self.recorder.tape.data),
             "state": snapshot.write(writer),
             "digest_first": snapshot.digest(),
         }
@@ -109,28 +115,30 @@ class Recording:
         assert self._draft is not None
         contents, writer = self._draft.contents, self._draft.writer
         recorder = self.recorder
+        if recorder.tape.trouble or self._curtain.trouble:
+            raise RefusedError(recorder.tape.trouble or self._curtain.trouble)
         contents |= {
             **facts(self._torch),
             "begun": self.begun,
             "second": recorder.steps,
             "digest_second": Snapshot(self._torch, self.before, sys._getframe()).digest(),
             "tape": writer.add(recorder.tape.data),
-            "reads": recorder.tape.reads,
             "unskippable": recorder.unskippable,
         }
         size = writer.finish(contents)
         self._draft = None
-        is_over = bool(self._order and self._order.get("stop"))
+        self._is_over = bool(self._order and self._order.get("stop"))
         self._answer(steps=recorder.steps, bytes=size)
-        if is_over:
-            self._rest()
 
     def _rest(self) -> None:
-        """Somebody goes on from the file: make no further step here, and wait to be ended."""
+        """Make no further step here. The command that gave the order cancels the
+        job; if it was interrupted meanwhile, nobody does, and the process ends itself."""
         sys.stdout.flush()
         sys.stderr.flush()
-        while True:
-            time.sleep(STOP_SECONDS)
+        time.sleep(REST_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(KILL_AFTER_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _drop(self) -> None:
         if self._draft is not None:

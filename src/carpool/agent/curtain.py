@@ -18,6 +18,7 @@ from typing import Any
 from carpool.errors import RefusedError
 
 HARMLESS = ("/dev/", "/proc/")  # and carpool's own files
+SHARED = "/dev/shm/"  # no device: files like any other
 WRITING = os.O_WRONLY | os.O_RDWR
 LOOKUP_DEPTH = 6  # frames between the start of a program and ctypes.util
 DEEDS = {
@@ -41,7 +42,7 @@ class Curtain:
         self.is_ours = False  # our own files are written
         own = [os.environ.get(name, "") for name in ("CARPOOL_PAGE", "CARPOOL_SOCKET")]
         own = [str(Path(path).parent) for path in own if path] + [os.environ.get("CARPOOL_PARKED", "")]
-        self._harmless = (*HARMLESS, *(f"{path}/" for path in own if path))
+        self._own = tuple(f"{path}/" for path in own if path)
         self.is_closed = bool(replay)
         self.standing: Callable[[], str] = lambda: "its program ended before it imported torch"
         self._kept: dict[int, int] = {}  # where the program's output and messages go once they are let through
@@ -104,7 +105,8 @@ class Curtain:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         name = os.fsdecode(path)
-        return name.startswith(self._harmless) or "__pycache__" in Path(name).parts
+        is_device = name.startswith(HARMLESS) and not name.startswith(SHARED)
+        return is_device or name.startswith(self._own) or "__pycache__" in Path(name).parts
 
 
 def _is_of_the_library(frame: FrameType | None) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import site
 import sys
 import sysconfig
@@ -24,19 +25,20 @@ from typing import Any
 PLAIN = (int, float, bool, str, type(None))
 COMPARED = (int, bool, type(None))
 IGNORE, COMPARE, PUT_BACK = range(3)
-LIBRARYS = "library "  # the name of a function that is not the program's own begins with this
+LIBRARY = "library "  # the name of a function that is not the program's own begins with this
 
-_OURS = str(Path(__file__).parents[1])
-_LIBRARIES = tuple(
-    {
-        *(
-            path
-            for name in ("stdlib", "platstdlib", "purelib", "platlib")
-            if (path := sysconfig.get_paths().get(name))
-        ),
-        *site.getsitepackages(),
-        "<frozen",
-    }
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = (
+    *(
+        path + os.sep
+        for path in {
+            *(sysconfig.get_paths().get(name, "") for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+            *site.getsitepackages(),
+            site.getusersitepackages(),
+        }
+        if path
+    ),
+    "<frozen",
 )
 
 
@@ -65,7 +67,7 @@ class Namer:
 
     def name_all(self, frame: FrameType | None) -> Named:
         for root, value in self._roots(frame):
-            self._see(root, value, IGNORE if root.startswith(LIBRARYS) else COMPARE, None, None)
+            self._see(root, value, IGNORE if root.startswith(LIBRARY) else COMPARE, None, None)
             while self._todo:
                 self._see(*self._todo.popleft())
         self._note_nameless()
@@ -82,9 +84,7 @@ class Namer:
         while frame is not None:
             code = frame.f_code
             if frame.f_locals is not frame.f_globals and not code.co_filename.startswith(_OURS):
-                frames.append(
-                    (code.co_qualname if is_users(code.co_filename) else LIBRARYS + code.co_qualname, frame)
-                )
+                frames.append((code.co_qualname if is_users(code.co_filename) else LIBRARY + code.co_qualname, frame))
             frame = frame.f_back
         roots += [(f"{name}()", dict(each.f_locals)) for name, each in reversed(frames)]
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter

@@ -47,15 +47,18 @@ class Snapshot:
         return ""
 
     def has_live_graph(self) -> bool:
-        """Whether a forward pass still waits for its backward pass: its inner values could not be put back."""
+        """Whether a forward pass still waits for its backward pass: its inner values could not be put back.
+
+        A graph that is too large to be searched counts as one that waits.
+        """
         seen: set[Any] = set()
         todo = [tensor.grad_fn for tensor in self._named.tensors.values() if tensor.grad_fn is not None]
-        while todo and len(seen) < GRAPH_NODES_MAX:
+        while todo:
             node = todo.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
-            if _holds_values(self._torch, node):
+            if len(seen) > GRAPH_NODES_MAX or _holds_values(self._torch, node):
                 return True
             todo += [each for each, _ in node.next_functions]
         return False

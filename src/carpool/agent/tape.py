@@ -38,17 +38,28 @@ class Tape:
 
     def note(self, kind: int, value: Any) -> None:
         """Append one read."""
+        if self.trouble:
+            return
         packed = _pack(value)
         if packed is None:
-            self.trouble = self.trouble or f"it read a {type(value).__name__} out of a tensor"
+            self._spoil(f"it read a {type(value).__name__} out of a tensor")
             return
-        self.data += bytes((kind,)) + packed
         self.reads += 1
-        if len(self.data) > TAPE_BYTES_MAX:
-            self.trouble = f"what it read out of its tensors fills more than {TAPE_BYTES_MAX >> 20} MiB"
+        self._append(bytes((kind,)) + packed)
 
     def note_step(self, optimizer: int) -> None:
-        self.data += bytes((STEP, min(optimizer, 255)))
+        if not self.trouble:
+            self._append(bytes((STEP, min(optimizer, 255))))
+
+    def _append(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > TAPE_BYTES_MAX:
+            self._spoil(f"its tape of reads and steps fills more than {TAPE_BYTES_MAX >> 20} MiB")
+
+    def _spoil(self, trouble: str) -> None:
+        """Nobody will replay this tape: note nothing more, and let its memory go."""
+        self.trouble = trouble
+        self.data = bytearray()
 
     def next(self, kind: int, name: str) -> Any:
         """The value of the next read; a DivergedError if the next thing on the tape is another one."""
@@ -73,10 +84,6 @@ class Tape:
                 f"it calls {name} after {self.reads} reads, where the recorded run did something else"
             )
         self._position += 1
-
-    def cut(self) -> None:
-        """Forget what is behind the present position."""
-        del self.data[self._position :]
 
 
 def _pack(value: Any) -> bytes | None:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from carpool.bench.node import PROGRAMS, open_node, plain_environment, stop
+from carpool.bench.node import PROGRAMS, Lines, open_node, plain_environment, stop
 from carpool.devices import nvml
 from carpool.devices.base import DeviceFacts, find_devices
 from carpool.errors import PeerError, UsageError
@@ -23,7 +23,8 @@ from carpool.errors import PeerError, UsageError
 CAP_BYTES = 256 << 20
 STUB = "stub:4GiB"
 SHARE_PERCENT = 25
-SHARE_SLACK = 10  # points: attacks last two seconds, and a burst of 50 ms is allowed
+SHARE_SLACK = 10  # points: attacks last two seconds, and a burst of 100 ms is allowed
+ATTACK_SECONDS = 120.0  # each takes a few; the first one also waits for its job to start
 HELD, NOT_HELD, NOT_TRIED = "held", "not held", "not tried"
 
 
@@ -142,7 +143,8 @@ ATTACKS = (
 
 def choose_device(asked: str) -> tuple[str, DeviceFacts]:
     """What to attack: the asked device, else this machine's GPU, else the stand-in."""
-    name = asked or ("cuda:0" if nvml.count() else STUB)
+    cards = nvml.cards()
+    name = asked or (f"cuda:{cards[0].index}" if cards else STUB)
     device = find_devices(name)[0]
     if device.kind != "cuda":
         raise UsageError(f"'{name}' is no GPU: only limits of GPUs are attacked; try {STUB}")
@@ -182,8 +184,11 @@ def run_attacks(command: list[str], env: dict[str, str], attacks: list[Attack]) 
     ):
         try:
             assert child.stdout
+            lines = Lines(child.stdout.fileno())
             for attack in attacks:
-                line = child.stdout.readline()
+                line = lines.next(seconds=ATTACK_SECONDS)
+                if line is None:
+                    raise PeerError(f"'{attack.title}' did not end within {ATTACK_SECONDS:.0f} s")
                 if not line:
                     said.seek(0)
                     raise PeerError(f"the attacks ended before '{attack.title}': {said.read()[-400:].strip()}")

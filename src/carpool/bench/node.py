@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -120,6 +121,27 @@ def stop(child: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+class Lines:
+    """The lines of a child's output, each of them waited for only so long."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._rest = b""
+
+    def next(self, *, seconds: float) -> str | None:
+        """The next line with its end; empty if the output is over, None if none came in time."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            if not select.select([self._source], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            data = os.read(self._source, 1 << 16)
+            if not data:
+                break
+            self._rest += data
+        line, end, self._rest = self._rest.partition(b"\n")
+        return (line + end).decode(errors="replace")
 
 
 def wait_gone(pid: int) -> None:

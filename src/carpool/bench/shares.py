@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carpool.bench.node import Node, open_node, stop
+from carpool.bench.node import Lines, Node, open_node, stop
 from carpool.errors import PeerError
 
 DEVICE = "stub:16GiB"
@@ -125,7 +125,7 @@ def _tell(child: subprocess.Popen[str], line: str) -> None:
 def _first_answer(child: subprocess.Popen[str]) -> list[int]:
     """The ids of the job's processes."""
     assert child.stdout
-    words = child.stdout.readline().split()
+    words = (Lines(child.stdout.fileno()).next(seconds=START_S) or "").split()
     if len(words) < 2 or words[0] != "0":
         raise PeerError(f"the probe did not start: it said '{' '.join(words)}'")
     return [int(word) for word in words[1:]]

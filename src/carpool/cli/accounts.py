@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from carpool.core.model import ENDED
 from carpool.units import format_ns
 
-ENDED = {"finished", "failed", "cancelled"}
 ROWS = {
     "start": "start-up",
     "run": "running",

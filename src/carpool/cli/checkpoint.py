@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
 import time
@@ -15,7 +17,8 @@ from typing import Any
 import click
 
 from carpool.cli.reach import call
-from carpool.errors import RefusedError, UsageError
+from carpool.core.model import ENDED
+from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
 from carpool.wire.checkpoint import CheckpointFile
 from carpool.wire.places import find_places
@@ -52,14 +55,15 @@ def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
     if answer["reason"]:
         raise RefusedError(f"job {order['job']} cannot be written to a file: {answer['reason']}")
     if stop:
-        call(places, "cancel", job=order["job"])
+        with contextlib.suppress(AnsweredError):  # it is over already
+            call(places, "cancel", job=order["job"])
     facts = {"job": order["job"], "file": str(path), "route": "replay", "seconds": time.monotonic() - began, **answer}
     if as_json:
         print(json.dumps(facts))
         return
     print(f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
     print(f"  route: replay ({process_route()})")
-    print(f"  go on: carpool run --from {file} -- {' '.join(order['argv'])}")
+    print(f"  go on: carpool run --from {shlex.quote(str(file))} -- {shlex.join(order['argv'])}")
 
 
 def _wait(order: dict[str, Any]) -> dict[str, Any]:
@@ -71,10 +75,15 @@ def _wait(order: dict[str, Any]) -> dict[str, Any]:
             answer: dict[str, Any] = json.loads(path.read_bytes())
             if answer["number"] == order["number"]:
                 return answer
+            if answer["number"] > order["number"]:
+                raise RefusedError(
+                    f"another checkpoint of job {order['job']} was ordered after this one and took its place; this"
+                    " file may not be written: run the command again"
+                )
         except OSError:
             pass
         found: dict[str, Any] = call(places, "job", job=order["job"])["job"]  # type: ignore[assignment]  # JSON
-        if found["state"] in ("finished", "failed", "cancelled"):
+        if found["state"] in ENDED:
             raise RefusedError(f"job {order['job']} ended before it was written: {found['reason']}")
         first = found["steps"] if first is None else first
         if found["steps"] - first > STEPS_MAX:
@@ -116,7 +125,8 @@ def recorded_environment(options: Mapping[str, Any], argv: list[str]) -> dict[st
 def _check_program(source: Path, recorded: list[str], argv: list[str]) -> None:
     if not Path(argv[0]).name.startswith("python") or argv[1:] != recorded:
         raise UsageError(
-            f"{source} is of another program: python {' '.join(recorded)}; give the same words, not: {' '.join(argv)}"
+            f"{source} is of another program: python {shlex.join(recorded)}; give the same words, not:"
+            f" {shlex.join(argv)}"
         )
 
 

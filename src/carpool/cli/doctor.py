@@ -64,8 +64,11 @@ def examine(python: str) -> list[dict[str, str]]:
 
     for device in find_devices("auto"):
         add("ok", "device", f"{device.id}: {format_bytes(device.capacity_bytes)}, {device.title}")
-    gpus = nvml.count()
-    add("ok" if gpus else "note", "driver", f"{gpus} NVIDIA GPUs" if gpus else f"no GPU: {nvml.trouble()}")
+    gpus, trouble = nvml.count(), nvml.trouble()
+    if gpus:
+        add("ok", "driver", f"{gpus} NVIDIA GPUs")
+    if trouble:
+        add("note", "driver", trouble if gpus else f"no GPU: {trouble}")
     meter = cpu.meter_path()
     if meter is None:
         add(

@@ -15,13 +15,14 @@ from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
-from carpool.errors import RefusedError, UsageError
+from carpool.core.model import ENDED
+from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
 from carpool.wire.places import Places, find_places
 
-ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
 ORDER_SECONDS = 0.05
+SAY_AFTER_SECONDS = 3.0
 
 
 @click.command()
@@ -82,15 +83,23 @@ def explain(job: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
-def cancel(job: str) -> None:
-    """End a job: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+def cancel(jobs: tuple[str, ...]) -> None:
+    """End jobs: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
 
     \b
-    carpool cancel train-2
+    carpool cancel train-2 train-3
     """
-    answer = call(find_places(), "cancel", job=job)
-    print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+    refusals: list[AnsweredError] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            answer = call(find_places(), "cancel", job=job)
+        except AnsweredError as error:  # the others are cancelled all the same
+            refusals.append(error)
+        else:
+            print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
+    if refusals:
+        raise AnsweredError("; ".join(map(str, refusals)), exit_code=max(each.exit_code for each in refusals))
 
 
 @click.command()
@@ -106,7 +115,7 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
     carpool suspend bert
     carpool resume bert
     """
-    found = _order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    found = give_order("suspend", job, no_wait=no_wait, is_done=_is_away)
     _show_order(found, as_json=as_json)
 
 
@@ -120,17 +129,21 @@ def resume(job: str, no_wait: bool, as_json: bool) -> None:
     \b
     carpool resume bert
     """
-    found = _order("resume", job, no_wait=no_wait, is_done=_is_back)
+    found = give_order("resume", job, no_wait=no_wait, is_done=_is_back)
     _show_order(found, as_json=as_json)
 
 
-def _order(
+def give_order(
     verb: str, job: str, *, no_wait: bool, is_done: Callable[[dict[str, Any]], bool], **arguments: object
 ) -> dict[str, Any]:
-    """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
-    places = find_places()
+    """Give the order and, unless told otherwise, wait until it is done or cannot be for now; say for what if it
+    takes long."""
+    places, began, is_said = find_places(), time.monotonic(), False
     found: dict[str, Any] = call(places, verb, job=job, **arguments)["job"]  # type: ignore[assignment]  # JSON
     while not no_wait and not is_done(found):
+        if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
+            is_said = True
+            print(f"carpool: {verb} waits for job {found['id']}: {found['reason']}", file=sys.stderr)
         time.sleep(ORDER_SECONDS)
         found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
     return found
@@ -181,7 +194,7 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
         order["weight_milli"] = weight_milli(weight)
     if compute is not None:
         order["share_milli"] = parse_share(compute)
-    found = _order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
+    found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
     _show_order(found, as_json=as_json)
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
 
-from carpool.cli.reach import call
+from carpool.cli.jobs import give_order
 from carpool.errors import RefusedError, UsageError
-from carpool.wire.places import find_places
-
-ORDER_SECONDS = 0.05
 
 
 @click.command()
@@ -33,14 +29,14 @@ def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
         raise UsageError(
             f"say where job {job} should go: carpool migrate {job} --to DEVICE (see carpool daemon status)"
         )
-    places = find_places()
-    found: dict[str, Any] = call(places, "migrate", job=job, device=device)["job"]  # type: ignore[assignment]  # JSON
-    while not no_wait and found["moving_to"] is not None:
-        time.sleep(ORDER_SECONDS)
-        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    found = give_order("migrate", job, no_wait=no_wait, is_done=_is_there, device=device)
     if as_json:
         print(json.dumps(found))
     if not no_wait and found["device"] != device:
         raise RefusedError(f"job {found['id']} was not moved: {found['move_refused'] or found['reason']}")
     if not as_json:
         print(f"{found['id']} is on {found['device']}: {found['reason']}")
+
+
+def _is_there(job: dict[str, Any]) -> bool:
+    return job["moving_to"] is None

@@ -16,10 +16,11 @@ from typing import Any
 
 import click
 
-from carpool.cli.accounts import ENDED, sentence
+from carpool.cli.accounts import sentence
 from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
+from carpool.core.model import ENDED
 from carpool.core.policies.base import POLICIES
 from carpool.errors import CarpoolError, UsageError
 from carpool.units import parse_bytes, parse_duration_ns, parse_share

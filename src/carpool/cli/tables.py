@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
 
 PLAIN_WIDTH = 80
 STEP_WIDTH = 100  # from here on there is room for the step time
+UNBOUNDED = 1000
+ID_WIDTH = 10  # longer ids are folded where it is narrow
+LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 COLOURS = {
     "running": "green",
     "profiling": "cyan",
@@ -65,15 +68,23 @@ def width() -> int:
 
 
 def job_table(answer: dict[str, Any]) -> Table:
-    """Jobs as `ps` and `top` show them; under a job its processes, where the CUDA guest counts their device time."""
+    """Jobs as `ps` and `top` show them, with their devices if there are several; under a job its processes, where
+    the CUDA guest counts their device time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
+    has_device = len(answer.get("devices", [])) > 1
+    has_left = not has_device or console().width >= LEFT_WIDTH
     has_step = console().width >= STEP_WIDTH
-    table.add_column("job", overflow="fold", min_width=10)  # an id that is cut cannot be given to another command
+    table.add_column(
+        "job", overflow="fold", min_width=ID_WIDTH
+    )  # an id that is cut cannot be given to another command
+    if has_device:
+        table.add_column("device", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
     if has_step:
         table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("left", justify="right", no_wrap=True)
+    if has_left:
+        table.add_column("left", justify="right", no_wrap=True)
     table.add_column("had", justify="right", no_wrap=True)
     table.add_column("waited", justify="right", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
@@ -83,19 +94,23 @@ def job_table(answer: dict[str, Any]) -> Table:
         declared = f"/{job['steps_declared']}" if job["steps_declared"] else ""
         table.add_row(
             job["id"],
+            *([job["device"] or ""] if has_device else []),
             f"[{colour}]{state}[/]" if colour else state,
             f"{job['steps']}{declared}",
             *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
-            format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else "",
+            *([format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else ""] if has_left else []),
             format_ns(job["served_ns"]),
             format_ns(job["waited_ns"]),
             format_bytes(job["live_bytes"] or job["promised_bytes"]),
         )
         for process in job.get("processes", []):
             if process["device_ns"]:
-                blank = [""] * (4 if has_step else 3)
+                blank = [""] * (2 + has_device + has_step + has_left)
                 had, held = format_ns(process["device_ns"]), format_bytes(process["live_bytes"])
                 table.add_row(f"  pid {process['pid']}", *blank, had, "", held, style="dim")
+    longest = max((ID_WIDTH, *(len(job["id"]) for job in answer["jobs"])))
+    if Console(width=UNBOUNDED).measure(table).maximum - longest + ID_WIDTH > console().width:
+        table.padding, table.show_edge = (0, 0, 0, 0), False  # else the last figures would be cut
     return table
 
 

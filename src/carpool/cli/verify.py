@@ -30,7 +30,8 @@ def verify(as_json: bool, device: str, strict: bool) -> int:
     carpool verify
     carpool verify --device stub:4GiB --json
 
-    Exit code: 0 if every promised limit held, 1 if one did not.
+    Exit code: 0 if no promised limit was broken, 1 if one was. Attacks that this GPU or its driver does not allow
+    are not tried, and counted so.
     """
     from carpool.bench import attacks
 
@@ -59,8 +60,10 @@ def summarise(title: str, outcomes: list[Outcome]) -> str:
     """How many promises, how many kept, how many ways are known to be open."""
     promised = [each for each in outcomes if each.attack.is_promised]
     kept = sum(each.verdict == "held" for each in promised)
+    untried = sum(each.verdict == "not tried" for each in promised)
     others = sum(each.verdict != "held" for each in outcomes if not each.attack.is_promised)
     return (
-        f"\n{kept} of {len(promised)} promised limits held on the {title}; {others} known ways past them are open.\n"
+        f"\n{kept} of {len(promised)} promised limits held on the {title}, {untried} could not be tried;"
+        f" {others} known ways past them are open.\n"
         "Against programs that want to escape use MIG or vGPU."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
+from carpool.units import format_share
 from carpool.wire import page as pages
 
 if TYPE_CHECKING:
@@ -160,9 +162,9 @@ class Calls:
             raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
         event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
         if not may_move(picture.state, type(event)):
-            raise UsageError(f"job {job} cannot be suspended: {picture.reason}")
+            raise RefusedError(f"job {job} cannot be {'resumed' if is_resumed else 'suspended'}: {picture.reason}")
         if is_resumed and not picture.is_suspended:
-            raise UsageError(f"job {job} is not suspended: {picture.reason}")
+            raise RefusedError(f"job {job} is not suspended: {picture.reason}")
         live = self._loop.jobs[job]
         live.file.is_suspended = not is_resumed
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
@@ -182,7 +184,11 @@ class Calls:
         live = self._loop.jobs[job]
         self._loop.look_at(live)
         if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
-            raise UsageError(f"the share {asked.share_milli} in thousandths is empty, or more at least than at most")
+            least, most = asked.share_milli
+            raise UsageError(
+                f"the share asks for at least {format_share(least)} and at most {format_share(most)}; the second must"
+                " not be smaller than the first, nor 0"
+            )
         event = JobResized(
             job=job,
             cap_bytes=asked.cap_bytes,
@@ -232,10 +238,12 @@ class Calls:
         if not (live.directory / "checkpoint.ready").exists():
             raise RefusedError(
                 f"job {job} does not record its steps (or has not imported torch yet); start it with:"
-                f" carpool run --checkpointable -- {' '.join(live.file.argv)}"
+                f" carpool run --checkpointable -- {shlex.join(live.file.argv)}"
             )
         number = live.page.words[pages.H_CHECKPOINT] + 1
-        (live.directory / "checkpoint.order").write_text(json.dumps({"number": number, "file": file, "stop": stop}))
+        draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
+        draft.write_text(json.dumps({"number": number, "file": file, "stop": stop}))
+        draft.replace(live.directory / "checkpoint.order")
         live.page.words[pages.H_CHECKPOINT] = number
         return {"job": job, "number": number, "directory": str(live.directory), "argv": live.file.argv}
 

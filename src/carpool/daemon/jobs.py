@@ -99,7 +99,7 @@ class LiveJob:
 
     def set_cap(self, cap_bytes: int) -> None:
         if self.page is not None:
-            self.page.words[pages.H_CAP] = cap_bytes
+            self.page.words[pages.H_CAP] = max(1, cap_bytes)  # 0 is no cap there
 
     def set_compute(self, limit_milli: int | None) -> None:
         """Tell the programs what device time costs them; a price of 0 is no limit."""

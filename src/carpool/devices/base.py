@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from carpool.devices import cpu, nvml, stub
 from carpool.errors import UsageError
-from carpool.units import parse_bytes
+from carpool.units import format_bytes, parse_bytes
 
 DEVICES_MAX = 64
 
@@ -68,12 +68,13 @@ def _stub(size: str) -> list[DeviceFacts]:
 
 
 def _cpu(size: str, lanes_max: int) -> list[DeviceFacts]:
-    number, size = _split("cpu", size, DEVICES_MAX)
-    capacity = parse_bytes(size) if size else cpu.default_capacity_bytes() // number
+    number, each = _split("cpu", size, DEVICES_MAX)
+    capacity = parse_bytes(each) if each else cpu.default_capacity_bytes() // number
     total = cpu.memory_bytes()
     if capacity * number > total:
         raise UsageError(
-            f"'cpu:{size}' asks for {capacity * number} bytes, this machine has {total}; choose a smaller size"
+            f"'cpu:{size}' asks for {format_bytes(capacity * number)}, this machine has {format_bytes(total)}; choose"
+            " a smaller size"
         )
     names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
     waits = cpu.environment(is_alone=number == lanes_max == 1)
@@ -84,14 +85,18 @@ def _cpu(size: str, lanes_max: int) -> list[DeviceFacts]:
 
 
 def _cuda(which: str) -> list[DeviceFacts]:
-    cards = nvml.cards()
+    cards = {card.index: card for card in nvml.cards()}
     if not cards:
         raise UsageError(f"no NVIDIA GPU was found ({nvml.trouble()}); use --device cpu")
-    wanted = list(range(len(cards)))
+    wanted = sorted(cards)
     if which:
         parts = which.split(",")
-        if not all(part.isdigit() and int(part) < len(cards) for part in parts):
-            raise UsageError(f"'cuda:{which}' names a GPU that is not here; there are {len(cards)}, counted from 0")
+        if not all(part.isdigit() and int(part) in cards for part in parts):
+            trouble = nvml.trouble()
+            raise UsageError(
+                f"'cuda:{which}' names a GPU that is not here; choose from {', '.join(map(str, wanted))}"
+                + (f" ({trouble})" if trouble else "")
+            )
         wanted = sorted({int(part) for part in parts})
     return [
         DeviceFacts(

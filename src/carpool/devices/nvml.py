@@ -14,28 +14,8 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """Every GPU of this machine; empty where there is none or NVML cannot be used (see trouble)."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found.append(
-            Card(
-                index=index,
-                uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-                name=str(pynvml.nvmlDeviceGetName(handle)),
-                memory_bytes=int(memory.total),
-            )
-        )
-    return found
+    """Every GPU of this machine that can be read; empty where there is none or NVML cannot be used (see trouble)."""
+    return _look()[0]
 
 
 def count() -> int:
@@ -43,13 +23,28 @@ def count() -> int:
 
 
 def trouble() -> str:
-    """Why no card was found, in words."""
+    """Why no card was found, or which of them cannot be read, in words; empty if there is nothing to say."""
+    return _look()[1]
+
+
+def _look() -> tuple[list[Card], str]:
     try:
         import pynvml
     except ImportError:
-        return "the package nvidia-ml-py is not installed"
+        return [], "the package nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
+        number = int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
-        return f"NVML says: {error}"
-    return f"NVML counts {pynvml.nvmlDeviceGetCount()} devices"
+        return [], f"NVML says: {error}"
+    found, troubles = [], []
+    for index in range(number):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle))
+            memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        except pynvml.NVMLError as error:
+            troubles.append(f"GPU {index} cannot be read, NVML says: {error}")
+        else:
+            found.append(Card(index=index, uuid=uuid, name=name, memory_bytes=memory_bytes))
+    return found, "; ".join(troubles) if number else "NVML counts no device"

@@ -7,6 +7,7 @@ that was cut or changed does not match its hash. Nothing in it is code: it is re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -59,8 +60,10 @@ class CheckpointWriter:
 
     def drop(self) -> None:
         """Leave no trace of a file that will not be finished."""
-        self._file.close()
-        self._draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk refuses what is still to be written once more
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._draft.unlink()
 
 
 class CheckpointFile:

@@ -1,0 +1,112 @@
+"""What the command line asks of the daemon: pages, files and refusals as they come out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carpool.core.events import DeviceAdded, JobAdopted, JobDetached, LeaseAsked
+from carpool.core.model import DeviceId, JobId, JobSpec, Needs
+from carpool.core.node import Settings
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler
+from carpool.daemon.calls import Calls
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.jobs import JobFile, LiveJob
+from carpool.daemon.journal import Journal
+from carpool.daemon.loop import Loop
+from carpool.daemon.starter import Starter
+from carpool.errors import RefusedError, UsageError
+from carpool.wire import page as pages
+from carpool.wire.places import Places
+
+MIB = 1 << 20
+CPU = DeviceId("cpu")
+
+
+class Node:
+    """A daemon's loop and calls, with jobs that outlived the last one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.journal = Journal(directory / "journal.db", version="test", config="{}")
+        places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
+        starter = Starter(places, [])
+        self.loop = Loop(scheduler, self.journal, starter, lambda: None)
+        self.calls = Calls(self.loop, starter, DaemonConfig(), [], lambda: None)
+        self.loop.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
+
+    def adopt(self, name: str, *, live_bytes: int, needs: Needs | None) -> LiveJob:
+        job, spec = JobId(name), JobSpec(name=name)
+        (self._directory / name).mkdir()
+        file = JobFile(job=name, number=1, spec=spec, argv=["python", "-c", "print(1)"], cwd="/")
+        live = self.loop.jobs[job] = LiveJob(id=job, directory=self._directory / name, file=file)
+        live.make_page()
+        self.loop.tell(
+            JobAdopted(job=job, spec=spec, device=CPU, holding=False, steps=1, live_bytes=live_bytes, needs=needs)
+        )
+        return live
+
+
+def in_node(directory: Path, act: Callable[[Node], None]) -> None:
+    async def live() -> None:
+        node = Node(directory)
+        act(node)
+        node.journal.close()
+
+    asyncio.run(live())
+
+
+def test_a_job_for_which_no_byte_is_left_has_a_cap_all_the_same(tmp_path: Path) -> None:
+    """In the page a cap of 0 is none."""
+
+    def act(node: Node) -> None:
+        node.adopt("full", live_bytes=MIB, needs=Needs(persistent_bytes=100 * MIB, ephemeral_bytes=0))
+        late = node.adopt("late", live_bytes=0, needs=None)
+        node.loop.tell(LeaseAsked(job=late.id))
+        assert late.page is not None
+        assert late.is_granted
+        assert late.page.words[pages.H_CAP] == 1
+
+    in_node(tmp_path, act)
+
+
+def test_a_later_order_to_write_a_checkpoint_leaves_the_first_one_whole_for_its_reader(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        (live.directory / "checkpoint.ready").touch()
+        node.calls.checkpoint("a", "/somewhere/with/a/long/name", stop=False)
+        with (live.directory / "checkpoint.order").open("rb") as reader:
+            node.calls.checkpoint("a", "/x", stop=True)
+            assert json.load(reader) == {"number": 1, "file": "/somewhere/with/a/long/name", "stop": False}
+        assert json.loads((live.directory / "checkpoint.order").read_bytes())["number"] == 2
+
+    in_node(tmp_path, act)
+
+
+def test_a_job_outside_turns_can_be_neither_suspended_nor_resumed(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        with pytest.raises(RefusedError, match="job a is not suspended"):
+            node.calls.suspend("a", is_resumed=True)
+        node.loop.tell(JobDetached(job=live.id, reason="it asked to"))
+        for verb in ("suspended", "resumed"):
+            with pytest.raises(RefusedError, match=f"job a cannot be {verb}: "):
+                node.calls.suspend("a", is_resumed=verb == "resumed")
+
+    in_node(tmp_path, act)
+
+
+def test_a_share_with_more_at_least_than_at_most_is_refused_in_words(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        with pytest.raises(
+            UsageError, match="asks for at least 60 % and at most 30 %; the second must not be smaller"
+        ):
+            node.calls.resize({"job": "a", "share_milli": [600, 300]})
+
+    in_node(tmp_path, act)
