@@ -99,6 +99,18 @@ def test_d5_nobody_follows_a_holder_whose_return_frees_the_bytes_it_waited_for(c
     assert following is not None and only(core.give_back("b"), GrantLease) == [following], "then as ever"
 
 
+def test_where_all_wait_and_none_can_go_on_the_reason_says_what_to_do(core: CoreDriver) -> None:
+    for job in ("a", "b"):
+        core.settle_in(job, needs(7 * GIB, GIB))
+    core.block("a", 8 * GIB, 3 * GIB)
+    assert "none can go on" not in core.reason("a"), "b still runs"
+    core.block("b", 8 * GIB, 3 * GIB)
+    assert {core.state("a"), core.state("b")} == {JobState.BLOCKED}
+    advice = "all jobs of gpu0 wait like this and none can go on: end one of them (carpool cancel)"
+    assert core.reason("a").endswith(advice)
+    assert core.reason("b").endswith(advice)
+
+
 def test_its_wall_time_is_waiting_for_memory_and_then_for_a_turn(core: CoreDriver) -> None:
     blocked(core)
     before = core.job("a").spent_ns

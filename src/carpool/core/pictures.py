@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core import hogs, ledger, parking, reasons, rotation
+from carpool.core import hogs, ledger, parking, reasons, rotation, waiting
 from carpool.core.accounts import remaining_ns, rows_of
 from carpool.core.dispatch import turn_reason
 from carpool.core.model import ENDED, Device, Job, JobState, Nanos
@@ -16,7 +16,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     if job.state is JobState.WAITING:
         return turn_reason(node, node.device_of(job), job, now=now)
     if job.state is JobState.BLOCKED:
-        return reasons.blocked(job, node.device_of(job))
+        return reasons.blocked(job, node.device_of(job), nobody_goes_on=waiting.nobody_goes_on(node, job))
     if job.state is JobState.PARKED:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)

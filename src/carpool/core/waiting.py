@@ -117,6 +117,13 @@ def make_room(node: Node, device: Device) -> None:
         max(waiting, key=lambda job: (job.arrived_ns, job.id)).gives_way = True
 
 
+def nobody_goes_on(node: Node, job: Job) -> bool:
+    """Whether this job and all others of its device wait for memory that only the end of one of them can free."""
+    here = node.jobs_on(node.device_of(job))
+    resident = [each for each in here if each.state not in (JobState.PARKED, JobState.UNMANAGED)]
+    return all(each.state is JobState.BLOCKED and not node.wants_turn(each) for each in resident)
+
+
 def part_of(job: Job) -> Part:
     asks = job.live_bytes + job.pending_bytes
     if job.needs is None:
