@@ -74,8 +74,8 @@ static void set_next_sample(struct cp_kernel *kernel) {
     PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
 }
 
-/* Of the first sample of a kernel, from `begun` on. If others of the job were busy too, some of it is theirs: what lies
- * after the last end that they know of is not, and neither is our equal part. */
+/* If others of the job were busy too, some of a sample is theirs: what lies after the last end that they know of is not,
+ * and neither is our equal part. */
 static uint64_t own_part(uint64_t begun, uint64_t ns, cp_word *header) {
     unsigned busy = cp_launching();
     uint64_t ended = GET(header[CP_H_ENDED_NS]), end = begun + ns, equal = busy ? ns / busy : ns;
@@ -98,11 +98,11 @@ static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
 }
 
 static void learn(struct cp_kernel *kernel, uint64_t begun, uint64_t ns) {
-    uint64_t cost = GET(kernel->cost_ns);
     cp_word *header = cp_header();
+    uint64_t cost = GET(kernel->cost_ns), own = header ? own_part(begun, ns, header) : ns;
     ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
-    if (!GET(kernel->is_known)) {
-        ns = header ? own_part(begun, ns, header) : ns;
+    if (!GET(kernel->is_known)) { /* later ones go by the least, which cannot be too little */
+        ns = own < COST_NS_MIN ? COST_NS_MIN : own;
         atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
     } else if (!GET(cp_has_streams) && cp_launching() < 2)
         ns = (7 * cost + ns) / 8;

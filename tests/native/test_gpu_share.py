@@ -67,6 +67,20 @@ def test_a_job_has_its_limit_of_the_device_and_no_more(
     assert had >= percent - 2 * POINTS  # less is what a machine does that has no time for us
 
 
+@pytest.mark.slow
+def test_processes_that_begin_together_do_not_take_each_others_kernels_for_their_own(
+    start: Start, page: Page, books: Path
+) -> None:
+    limit(page, 80)
+    probes = [start() for _ in range(8)]
+    for probe in probes:
+        probe.tell(f"loop 1800 {SYNC} busy_20ms")
+    time.sleep(2 * SETTLE_SECONDS)  # the first eight kernels are paid back
+    had = part(books, probes, 1.0)
+    assert [probe.answer()[0] for probe in probes] == [0] * 8
+    assert 55 <= had <= 80 + POINTS  # 4 to 40 when each believed up to eight times its cost
+
+
 def test_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, books: Path) -> None:
     limit(page, 25)
     probe = start()

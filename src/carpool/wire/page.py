@@ -45,7 +45,7 @@ H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint; 0 
 H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is no compute limit
 H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
 H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
-H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured for the first time ended
+H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured ended
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
