@@ -1,5 +1,5 @@
 /* A stand-in for cuBLAS and cuBLASLt (libcublas.so.13, libcublasLt.so.13): products of float and double matrices, worked
- * out on the host, where the stand-in driver keeps device memory. Each one also launches a kernel, so that it takes its
+ * out on the host, where the stand-in driver keeps device memory. Each one launches a kernel first, so that it takes its
  * turn and its time on the card. What has no answer here is added by tests/torch_cuda/libraries.py and says "not supported".
  *
  * Threads: any, each with a handle of its own, as with the real one. */
@@ -64,17 +64,22 @@ GEMM(multiply_double, double)
 
 #define MATRICES(real) int ta, int tb, int m, int n, int k, const real *alpha, const real *a, int lda
 API cublasSgemm_v2(cublasHandle_t h, MATRICES(float), const float *b, int ldb, const float *beta, float *c, int ldc) {
-    multiply_float(ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
-    return launch(h->stream);
+    int error = launch(h->stream);
+    if (!error)
+        multiply_float(ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
+    return error;
 }
 API cublasDgemm_v2(cublasHandle_t h, MATRICES(double), const double *b, int ldb, const double *beta, double *c, int ldc) {
-    multiply_double(ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
-    return launch(h->stream);
+    int error = launch(h->stream);
+    if (!error)
+        multiply_double(ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
+    return error;
 }
 API cublasSgemmStridedBatched(cublasHandle_t h, MATRICES(float), long long stride_a, const float *b, int ldb, long long stride_b, const float *beta, float *c, int ldc, long long stride_c, int count) {
-    for (int i = 0; i < count; i++)
+    int error = launch(h->stream);
+    for (int i = 0; i < count && !error; i++)
         multiply_float(ta, tb, m, n, k, *alpha, a + i * stride_a, lda, b + i * stride_b, ldb, *beta, c + i * stride_c, ldc);
-    return launch(h->stream);
+    return error;
 }
 API cublasGemmEx(cublasHandle_t h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int type_a, int lda, const void *b, int type_b, int ldb, const void *beta, void *c, int type_c, int ldc, int compute, int algorithm) {
     (void)compute, (void)algorithm;
@@ -141,6 +146,9 @@ API cublasLtMatmul(void *h, struct product *p, const float *alpha, const float *
     (void)h, (void)algorithm, (void)workspace, (void)bytes;
     if (!is_possible(p, of_a, of_b, of_d) || (*beta != 0 && (c != d || of_c->ld != of_d->ld)))
         return NOT_SUPPORTED;
+    int error = launch(stream);
+    if (error)
+        return error;
     int m = (int)of_d->rows, n = (int)of_d->columns, k = (int)(p->ta ? of_a->rows : of_a->columns);
     multiply_float(p->ta, p->tb, m, n, k, *alpha, a, (int)of_a->ld, b, (int)of_b->ld, *beta, d, (int)of_d->ld);
     for (int64_t j = 0; j < n; j++)
@@ -148,5 +156,5 @@ API cublasLtMatmul(void *h, struct product *p, const float *alpha, const float *
             float *out = &d[j * of_d->ld + i], value = *out + (p->epilogue & WITH_BIAS ? p->bias[i] : 0);
             *out = p->epilogue & WITH_RELU && value < 0 ? 0 : value;
         }
-    return launch(stream);
+    return 0;
 }
