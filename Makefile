@@ -39,7 +39,7 @@ test: check
 	PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist loadfile
 
 chaos: setup
-	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 $(BIN)/pytest tests/chaos tests/e2e/test_chaos.py
+	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 $(BIN)/pytest -s tests/chaos tests/e2e/test_chaos.py
 
 fmt: setup
 	@$(BIN)/ruff format src tests examples
