@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.effects import GrantLease, ParkJob, RevokeLease, SetCap
 from carpool.core.model import JobId, JobState
+from carpool.core.node import Settings
 from carpool.core.waiting import Part, is_safe
 from carpool.units import GIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
@@ -182,6 +184,25 @@ def test_w5_nobody_is_started_into_the_same_trouble_and_the_youngest_makes_room(
     assert core.holders() == ["a"]
     core.give_back("a")
     assert core.state("b") is JobState.UNPARKING, "and comes back by itself"
+
+
+@pytest.mark.parametrize("is_host_full", [False, True])
+def test_w5_one_that_cannot_make_room_is_free_again_and_asked_later(make_core: MakeCore, is_host_full: bool) -> None:
+    core = make_core(settings=Settings(margin_percent=0, host_bytes_max=5 * GIB))
+    if is_host_full:
+        core.adopt("away", holding=False, known=SMALL, parked_bytes=4 * GIB, is_suspended=True)
+    core.settle_in("a", needs(4 * GIB, 6 * GIB))
+    core.settle_in("b", needs(4 * GIB, 6 * GIB))
+    core.block("a", 11 * GIB, 3 * GIB)
+    if not is_host_full:
+        core.move_failed("b")
+    assert (core.state("b"), core.holders()) == (JobState.WAITING, [])
+    assert core.reason("b").startswith("waits for memory: "), "not stopped for good"
+    if is_host_full:
+        core.exit("away")
+    core.tick(11 * SECOND)
+    core.report("a", live_bytes=11 * GIB, pending_bytes=3 * GIB)
+    assert core.state("b") is JobState.PARKING
 
 
 part = st.builds(

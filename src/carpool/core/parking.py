@@ -133,9 +133,9 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     wanted = bytes_to_move(job)
     limit = node.settings.host_bytes_max
     if limit is not None and node.host_bytes() + wanted > limit:
-        _go_on(job, reasons.host_full(wanted, node.host_bytes(), limit))
-        if job.leaving_for is not None:
+        if job.leaving_for is not None or job.gives_way:
             _ask_later(node, job, now=now)
+        _go_on(job, reasons.host_full(wanted, node.host_bytes(), limit))
         return []
     raise_floors(node, device)
     job.parked_bytes = wanted

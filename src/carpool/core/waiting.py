@@ -11,7 +11,8 @@ Rules
       so that there is no such order any more, the first in the order of the policy gets what there is.
   W4  Nobody gets more than its own cap; a larger one (resize.py) frees a waiting allocation.
   W5  While somebody waits, only jobs whose needs are covered get turns. Where nobody can go on like that, the
-      youngest that waits at a boundary makes room: it is parked until the allocation has what it waits for.
+      youngest that waits at a boundary makes room: it is parked until the allocation has what it waits for. If it
+      cannot be, the next one is asked, and it again later.
 
 How long it waits is counted where it waits (native/meter.c): at its deadline it fails, and the job goes on without.
 """
@@ -103,7 +104,7 @@ def give(node: Node, device: Device, *, now: Nanos) -> None:
             return
 
 
-def make_room(node: Node, device: Device) -> None:
+def make_room(node: Node, device: Device, *, now: Nanos) -> None:
     """Send one job off the device if an allocation waits and nobody can go on (W5)."""
     here = node.jobs_on(device)
     stuck = [job for job in here if job.state is JobState.BLOCKED and _is_under_cap(job)]
@@ -112,7 +113,8 @@ def make_room(node: Node, device: Device) -> None:
             job.gives_way = False
         return
     is_underway = any(job.state in GOING_ON or node.wants_turn(job) and node.may_run(job) for job in here)
-    waiting = [job for job in here if job.state is JobState.WAITING and not job.is_held_back and not job.move_trouble]
+    waiting = [job for job in here if job.state is JobState.WAITING and not job.is_held_back]
+    waiting = [job for job in waiting if now >= job.move_retry_ns]
     if not is_underway and waiting:
         max(waiting, key=lambda job: (job.arrived_ns, job.id)).gives_way = True
 
