@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
 PLAIN_WIDTH = 80
 STEP_WIDTH = 100  # from here on there is room for the step time
 UNBOUNDED = 1000
-ID_WIDTH = 10  # longer ids are folded where it is narrow
+ID_WIDTH = 10  # longer ids are folded where it is narrow: one that is cut cannot be given to another command
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 COLOURS = {
     "running": "green",
@@ -74,9 +74,7 @@ def job_table(answer: dict[str, Any]) -> Table:
     has_device = len(answer.get("devices", [])) > 1
     has_left = not has_device or console().width >= LEFT_WIDTH
     has_step = console().width >= STEP_WIDTH
-    table.add_column(
-        "job", overflow="fold", min_width=ID_WIDTH
-    )  # an id that is cut cannot be given to another command
+    table.add_column("job", overflow="fold", min_width=ID_WIDTH)
     if has_device:
         table.add_column("device", no_wrap=True)
     table.add_column("state", no_wrap=True)
