@@ -11,6 +11,7 @@ import pytest
 
 from carpool.bench.attacks import ATTACKS, CAP_BYTES, HELD, NOT_HELD, NOT_TRIED, Attack, judge
 from carpool.bench.node import PROGRAMS, plain_environment
+from carpool.cli.verify import shown
 from carpool.devices.libraries import find_library
 
 PROMISED = Attack(title="promised", name="plain", why="counted")
@@ -50,6 +51,17 @@ def test_every_attack_is_in_the_program() -> None:
     text = "".join(path.read_text() for path in PROGRAMS.glob("attack*.py"))
     for attack in ATTACKS:
         assert not attack.name or re.search(rf"def {attack.name}\((size|_)\):", text)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.title)
+def test_every_outcome_fits_80_columns(attack: Attack) -> None:
+    for report in (
+        {"held_bytes": CAP_BYTES * 3 // 2, "share_percent": 60.0, "why": ""},
+        {"why": "w" * 40, "held_bytes": 0},
+    ):
+        lines = shown(judge(attack, report), 80).splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert " ".join(line.strip() for line in lines).count(attack.title) == 1
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ def ps(with_ended: bool, as_json: bool) -> None:
         return
     show(job_table(answer))
     for job in jobs:
-        if job["is_hog"] or job["state"] in ("queued", "unmanaged"):
+        is_kept = job["is_suspended"] and job["state"] not in ("parked", *ENDED)
+        if job["is_hog"] or is_kept or job["state"] in ("queued", "unmanaged"):
             print(f"{job['id']}: {job['reason']}")
 
 

@@ -71,7 +71,9 @@ SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name
 
 @click.command(context_settings=SETTINGS)
 @job_options
-@click.option("--summary", is_flag=True, help="At its end say what sharing cost it (on a terminal always).")
+@click.option(
+    "--summary", is_flag=True, help="At its end say what sharing cost it, if anything (a terminal is always told)."
+)
 def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     """Run a program as a job: it takes turns with the others at its iteration boundaries.
 
@@ -80,7 +82,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     \b
     carpool run -- python train.py --epochs 3
     carpool run --memory 2GiB --steps 5000 --name bert -- python train.py
-    carpool run --from bert.ckpt -- python train.py     see carpool checkpoint --help
+    carpool run --from bert.ckpt -- python train.py     see carpool checkpoint
     """
     places = find_places()
     spec = make_spec(list(argv), options)

@@ -269,7 +269,8 @@ class Calls:
         named = [job_id for job_id, live in self._loop.jobs.items() if live.file.spec.name == wanted]
         if len(named) > 1:
             raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
-        return named[0] if named else None
+        numbered = [job_id for job_id in self._loop.jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
+        return next(iter(named + numbered), None)
 
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
