@@ -142,9 +142,7 @@ def test_a_device_that_is_not_here_is_refused(shared: Node) -> None:
 # --- the daemon -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ps"], ["explain", "x"], ["cancel", "x"], ["logs", "x"], ["top"], ["daemon", "stop"]]
-)
+@pytest.mark.parametrize("arguments", [["ps"], ["explain", "x"], ["cancel", "x"], ["logs", "x"], ["top"]])
 def test_without_a_daemon_every_question_ends_with_3(node: Node, arguments: list[str]) -> None:
     assert_refused(node.carpool(*arguments), 3, "no daemon answers at", "carpool daemon start")
 
@@ -154,9 +152,9 @@ def test_a_second_daemon_is_not_started(shared: Node) -> None:
     assert (same.code, same.out) == (0, b"")
     assert "runs already" in same.err
     other = shared.carpool("daemon", "start", "--device", "cpu:2GiB")
-    assert_refused(
-        other, 2, "a daemon runs already with policy fair, device cpu:1GiB, share policy fixed and quantum 100 ms"
-    )
+    assert_refused(other, 2, "a daemon runs already, with device cpu:1GiB (not cpu:2GiB)")
+    less = shared.carpool("daemon", "start", "--device", "cpu:1GiB", "--host-memory", "3GiB")
+    assert_refused(less, 2, "with host memory unlimited (not 3.00 GiB)", "carpool daemon stop")
     direct = Started(shared, [*daemon_command()]).wait()
     assert direct.code == 1
     assert direct.err.startswith("carpool daemon: a daemon is already running")

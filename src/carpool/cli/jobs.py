@@ -22,6 +22,13 @@ from carpool.wire.places import Places, find_places
 ENDED = {"finished", "failed", "cancelled"}
 FOLLOW_SECONDS = 0.2
 ORDER_SECONDS = 0.05
+SAY_AFTER_SECONDS = 3.0
+# What becomes of an order whose giver does not wait for it any longer.
+STANDS = {
+    "suspend": "is suspended at its next boundary all the same; to take it back: carpool resume {job}",
+    "resume": "comes back all the same, when there is room",
+    "resize": "is resized at its next boundary all the same; to change that: carpool resize {job}",
+}
 
 
 @click.command()
@@ -64,9 +71,7 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
-    least, most = found.get("guaranteed_milli", 0), found.get("limit_milli", 1000)
-    if (least, most) != (0, 1000):
-        print(f"  share: {format_share(least)} of {found['device']} at least, {format_share(most)} at most")
+    print(f"  allowed: {allowance(found)}")
     needs = found["needs"]
     if needs:
         print(
@@ -90,7 +95,7 @@ def cancel(job: str) -> None:
     \b
     carpool cancel train-2
     """
-    answer = call(find_places(), "cancel", job=job)
+    answer = call(find_places(), "cancel", job=job, reason="by carpool cancel")
     print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
 
 
@@ -131,9 +136,17 @@ def _order(
     """Give the order and, unless told otherwise, wait until it is done or cannot be for now."""
     places = find_places()
     found: dict[str, Any] = call(places, verb, job=job, **arguments)["job"]  # type: ignore[assignment]  # JSON
-    while not no_wait and not is_done(found):
-        time.sleep(ORDER_SECONDS)
-        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    began, is_said = time.monotonic(), False
+    try:
+        while not no_wait and not is_done(found):
+            if not is_said and time.monotonic() - began >= SAY_AFTER_SECONDS:
+                is_said = True
+                print(f"carpool: {verb} waits for job {found['id']}: {found['reason']}", file=sys.stderr)
+            time.sleep(ORDER_SECONDS)
+            found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    except KeyboardInterrupt:
+        print(f"carpool: job {found['id']} {STANDS[verb].format(job=found['id'])}", file=sys.stderr)
+        raise
     return found
 
 
@@ -183,7 +196,23 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
     if compute is not None:
         order["share_milli"] = parse_share(compute)
     found = _order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
-    _show_order(found, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"{found['id']} may have {allowance(found)}\n  {found['reason']}")
+
+
+def allowance(job: dict[str, Any]) -> str:
+    """What a job may have, as it was told or resized."""
+    least, most = job["guaranteed_milli"], job["limit_milli"]
+    to_come = " (from its next boundary on)" if job["is_shrinking"] and job["state"] not in {"parked", *ENDED} else ""
+    cap = (
+        "memory without a cap" if job["cap_bytes"] is None else f"{format_bytes(job['cap_bytes'])} of memory{to_come}"
+    )
+    weight = f"weight {job.get('weight_milli', 1000) / 1000:g}"
+    if (least, most) == (0, 1000):
+        return f"{cap}, {weight}, any part of the device"
+    return f"{cap}, {weight}, {format_share(least)} of the device at least, {format_share(most)} at most"
 
 
 def _is_resized(job: dict[str, Any]) -> bool:

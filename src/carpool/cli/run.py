@@ -93,8 +93,8 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = runner.run()
-        if summary or sys.stderr.isatty():
-            _say_where_time_went(places, runner.job)
+        if runner.was_stopped or summary or sys.stderr.isatty():
+            _say_how_it_went(places, runner, summary=summary or sys.stderr.isatty())
         return code
     except KeyboardInterrupt:
         say("cancelled before it started")
@@ -125,15 +125,17 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     return 0
 
 
-def _say_where_time_went(places: Places, job: str) -> None:
-    """One sentence about a job that lost time; none if it lost nothing, or nobody knows."""
-    deadline = time.monotonic() + SUMMARY_SECONDS
+def _say_how_it_went(places: Places, runner: Runner, *, summary: bool) -> None:
+    """Why somebody else ended the job, and what sharing cost it; nothing if it lost nothing, or nobody knows."""
+    job, deadline = runner.job, time.monotonic() + SUMMARY_SECONDS
     with contextlib.suppress(CarpoolError):
         found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
         while found["state"] not in ENDED and time.monotonic() < deadline:
             time.sleep(0.02)
             found = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
-        if sentence(found):
+        if runner.was_stopped:
+            say(f"job {job}: {found['reason']}")
+        if summary and sentence(found):
             say(f"job {job}: {sentence(found)}")
 
 
