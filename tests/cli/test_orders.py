@@ -32,7 +32,7 @@ def test_a_resize_says_what_the_job_may_have_now(answering: list[dict[str, objec
     answering.append({"job": JOB})
     done = CliRunner().invoke(carpool, ["resize", "la", "--memory", "600MiB", "--weight", "3"])
     assert done.stdout.splitlines() == [
-        "la-9 may have 600 MiB of memory, weight 3, any part of the device",
+        "la-9: cap 600 MiB, weight 3, any share",
         "  has had the device for 9.1 ms",
     ]
 
@@ -40,15 +40,17 @@ def test_a_resize_says_what_the_job_may_have_now(answering: list[dict[str, objec
 def test_a_smaller_cap_that_is_not_kept_yet_is_said_to_come(answering: list[dict[str, object]]) -> None:
     answering.append({"job": {**JOB, "is_shrinking": True, "guaranteed_milli": 300, "limit_milli": 600}})
     done = CliRunner().invoke(carpool, ["resize", "la", "--memory", "600MiB", "--no-wait"])
-    assert "600 MiB of memory (from its next boundary on), weight 3, 30 % of the device at least" in done.stdout
+    assert (
+        "cap 600 MiB (from its next boundary on), weight 3, share: 30 % of cpu at least, 60 % at most" in done.stdout
+    )
 
 
 def test_explain_names_the_cap_and_the_weight(answering: list[dict[str, object]]) -> None:
     answering.append({"job": JOB, "log": ""})
-    assert "  allowed: 600 MiB of memory, weight 3, any part" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
+    assert "  allowed: cap 600 MiB, weight 3, any share" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
     answering.append({"job": {**JOB, "cap_bytes": None, "weight_milli": 500}, "log": ""})
     said = CliRunner().invoke(carpool, ["explain", "la"]).stdout
-    assert "  allowed: memory without a cap, weight 0.5, any part of the device" in said
+    assert "  allowed: no cap, weight 0.5, any share" in said
 
 
 @pytest.mark.parametrize(

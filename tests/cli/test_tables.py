@@ -117,6 +117,8 @@ def test_the_account_of_an_ended_job_ends_with_one_sentence() -> None:
     }
     lines = account_lines(job)
     assert [line.split()[0] for line in lines[:-1]] == ["running", "waiting", "for", "moving", "wall"]
+    parts = [line.split()[-2:] for line in account_lines({**job, "spent_ns": {"run": 1999, "turn": 1}})[:2]]
+    assert parts == [["100", "%"], ["0", "%"]], "rounded, not cut"
     assert lines[-1] == "12 min 0 s instead of 10 min 0 s: 1 min 36 s waiting for job bert, 24.0 s moving"
     assert account_lines({"state": "failed", "spent_ns": {}, "waited_for_ns": {}}) == []
 

@@ -86,7 +86,7 @@ def test_an_option_of_the_wrong_kind_is_a_misuse_with_usage(shared: Node, option
     [
         (["python", "no_such_script.py"], ["the script no_such_script.py does not exist"]),
         (["no-such-program-anywhere"], ["cannot find the program 'no-such-program-anywhere'"]),
-        (["./plain_loop.py"], ["cannot find the program './plain_loop.py'", "carpool run -- python ./plain_loop.py"]),
+        (["./plain_loop.py"], ["./plain_loop.py may not be executed", "chmod +x", "carpool run -- python ./plain"]),
         (["--no-such-option", "/bin/true"], ["cannot find the program '--no-such-option'"]),
     ],
     ids=lambda value: value[-1][:24],
@@ -105,6 +105,7 @@ def test_a_program_that_is_not_there_is_a_misuse(
         (["--device", "cpu:-4GiB"], ["'-4GiB' is not a size"]),
         (["--device", "cpu:999x1MiB"], ["asks for '999' devices"]),
         (["--device", "cpu:0x1MiB"], ["asks for '0' devices"]),
+        (["--device", "cpu:1MiB,cpu:1MiB"], ["is a list", "like cpu:2x1MiB"]),
         (["--device", "cuda:7"], ["GPU"]),
         (["--quantum", "soon"], ["'soon' is not a length of time"]),
         (["--quantum", "-5ms"], ["'-5ms' is not a length of time"]),

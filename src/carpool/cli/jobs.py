@@ -199,20 +199,19 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
     if as_json:
         print(json.dumps(found))
     else:
-        print(f"{found['id']} may have {allowance(found)}\n  {found['reason']}")
+        print(f"{found['id']}: {allowance(found)}\n  {found['reason']}")
 
 
 def allowance(job: dict[str, Any]) -> str:
     """What a job may have, as it was told or resized."""
     least, most = job["guaranteed_milli"], job["limit_milli"]
-    to_come = " (from its next boundary on)" if job["is_shrinking"] and job["state"] not in {"parked", *ENDED} else ""
-    cap = (
-        "memory without a cap" if job["cap_bytes"] is None else f"{format_bytes(job['cap_bytes'])} of memory{to_come}"
-    )
+    is_to_come = job["is_shrinking"] and job["state"] not in {"parked", *ENDED}
+    cap = "no cap" if job["cap_bytes"] is None else f"cap {format_bytes(job['cap_bytes'])}"
+    cap += " (from its next boundary on)" if is_to_come else ""
     weight = f"weight {job.get('weight_milli', 1000) / 1000:g}"
     if (least, most) == (0, 1000):
-        return f"{cap}, {weight}, any part of the device"
-    return f"{cap}, {weight}, {format_share(least)} of the device at least, {format_share(most)} at most"
+        return f"{cap}, {weight}, any share"
+    return f"{cap}, {weight}, share: {format_share(least)} of {job['device']} at least, {format_share(most)} at most"
 
 
 def _is_resized(job: dict[str, Any]) -> bool:

@@ -55,7 +55,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
-        click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
+        click.option(
+            "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
+        ),
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
         click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
         click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
@@ -145,8 +147,11 @@ def say(text: str) -> None:
 
 def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     """The job's description as it travels; a UsageError says what is wrong before anything is started."""
-    program = shutil.which(argv[0])
-    if program is None:
+    if shutil.which(argv[0]) is None:
+        if "/" in argv[0] and Path(argv[0]).is_file():
+            raise UsageError(
+                f"{argv[0]} may not be executed; allow it: chmod +x {argv[0]}, or: carpool run -- python {argv[0]}"
+            )
         raise UsageError(f"cannot find the program '{argv[0]}'; give its path, or: carpool run -- python {argv[0]}")
     script = script_of(argv)
     if script is not None and not script.exists():
