@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,37 +13,7 @@ from carpool.cli.main import carpool
 from carpool.daemon.config import DaemonConfig
 from carpool.errors import PeerError, UsageError
 from carpool.units import MS
-from carpool.wire import framing
-from carpool.wire import messages as m
 from carpool.wire.places import find_places
-
-
-@pytest.fixture
-def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
-    """Answers calls in place of a daemon: each with the next of these."""
-    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
-    places = find_places()
-    for directory in (places.run, places.state):
-        directory.mkdir(mode=0o700)
-    answers: list[dict[str, object]] = []
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(places.socket))
-    listener.listen()
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = listener.accept()
-                with peer:
-                    if peer.recv(1 << 16):
-                        peer.sendall(framing.encode(m.Reply(answer=answers.pop(0), error="", code=0)))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield answers
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join(30)
 
 
 def test_a_daemon_that_lingers_after_its_stop_is_not_said_to_be_stopped(
@@ -61,32 +27,57 @@ def test_a_daemon_that_lingers_after_its_stop_is_not_said_to_be_stopped(
     assert "stopped" not in done.output
 
 
+RUNS: dict[str, object] = {
+    "pid": 1,
+    "policy": "fair",
+    "device": "cpu:64MiB",
+    "quantum_ns": 100 * MS,
+    "share_policy": "fixed",
+    "hog_after_ns": 2000 * MS,
+    "host_bytes_max": 1 << 30,
+    "host_bytes": 1 << 20,
+}
+SAME = ["--device", "cpu:64MiB", "--host-memory", "1GiB"]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "words"),
     [
-        ["--quantum", "7ms"],
-        ["--policy", "las"],
-        ["--device", "cpu:64MiB"],
-        ["--policy", "srtf"],
-        ["--share-policy", "burst"],
+        (["--quantum", "7ms"], "with quantum 100 ms (not 7.0 ms);"),
+        (["--device", "cpu:32MiB"], "with device cpu:64MiB (not cpu:32MiB);"),
+        (["--policy", "srtf"], "with policy fair (not srtf), quantum 100 ms (not 10 ms);"),
+        (["--share-policy", "burst"], "with share policy fixed (not burst);"),
+        (["--hog-after", "3s"], "with hog after 2.0 s (not 3.0 s);"),
+        (["--host-memory", "3GiB"], "with host memory 1.00 GiB (not 3.00 GiB);"),
+        (["--host-memory", ""], "with host memory 1.00 GiB (not unlimited);"),
     ],
 )
 def test_another_configuration_than_the_running_daemons_is_a_misuse(
-    answering: list[dict[str, object]], options: list[str]
+    answering: list[dict[str, object]], options: list[str], words: str
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
-    done = CliRunner().invoke(carpool, ["daemon", "start", *options])
+    answering.append(RUNS)
+    done = CliRunner().invoke(carpool, ["daemon", "start", *SAME, *options])
     assert isinstance(done.exception, UsageError)
     said = str(done.exception)
-    assert "a daemon runs already with policy fair, device auto, share policy fixed and quantum 100 ms" in said
+    assert f"a daemon runs already, {words}" in said
+    assert "carpool daemon stop, then carpool daemon start" in said
 
 
-@pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"]])
+def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, object]]) -> None:
+    times = {"uptime_ns": 10**15, "cpu_s": 12345.6}
+    answering.append({**RUNS, **times, "version": "0.1.0", "jobs": 1000, "journal_trouble": "", "devices": []})
+    lines = CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()
+    assert lines[1] == "policy fair, quantum 100 ms, share policy fixed, hog after 2.0 s"
+    assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"], ["--hog-after", "2"]])
 def test_the_same_configuration_in_other_words_is_no_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
-    answering.append({"pid": 1, "policy": "fair", "device": "auto", "quantum_ns": 100 * MS, "share_policy": "fixed"})
-    done = CliRunner().invoke(carpool, ["daemon", "start", *options])
+    answering.append(RUNS)
+    done = CliRunner().invoke(carpool, ["daemon", "start", *SAME, *options])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "daemon 1 runs already" in done.stderr
 

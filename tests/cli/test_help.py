@@ -18,7 +18,7 @@ from carpool.devices.base import find_devices
 from carpool.wire.places import Places
 
 SCREEN_LINES = 40
-SCREEN_COLUMNS = 100
+SCREEN_COLUMNS = 80
 
 
 def every_command(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -1,10 +1,103 @@
-"""Orders that wait for a job: at its next boundary, which may be far."""
+"""Orders to running jobs: what their giver reads while they are not done, and afterwards."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 
 from carpool.cli import jobs
+from carpool.cli.main import carpool
+from carpool.units import MIB
+
+JOB: dict[str, Any] = {
+    "id": "la-9",
+    "state": "running",
+    "reason": "has had the device for 9.1 ms",
+    "device": "cpu",
+    "cap_bytes": 600 * MIB,
+    "weight_milli": 3000,
+    "guaranteed_milli": 0,
+    "limit_milli": 1000,
+    "is_shrinking": False,
+    "move_trouble": "",
+    "needs": None,
+    "spent_ns": {},
+    "silent_ns": None,
+}
+
+
+def test_a_resize_says_what_the_job_may_have_now(answering: list[dict[str, object]]) -> None:
+    answering.append({"job": JOB})
+    done = CliRunner().invoke(carpool, ["resize", "la", "--memory", "600MiB", "--weight", "3"])
+    assert done.stdout.splitlines() == [
+        "la-9: cap 600 MiB, weight 3, any share",
+        "  has had the device for 9.1 ms",
+    ]
+
+
+def test_a_smaller_cap_that_is_not_kept_yet_is_said_to_come(answering: list[dict[str, object]]) -> None:
+    answering.append({"job": {**JOB, "is_shrinking": True, "guaranteed_milli": 300, "limit_milli": 600}})
+    done = CliRunner().invoke(carpool, ["resize", "la", "--memory", "600MiB", "--no-wait"])
+    assert (
+        "cap 600 MiB (from its next boundary on), weight 3, share: 30 % of cpu at least, 60 % at most" in done.stdout
+    )
+
+
+def test_explain_names_the_cap_and_the_weight(answering: list[dict[str, object]]) -> None:
+    answering.append({"job": JOB, "log": ""})
+    assert "  allowed: cap 600 MiB, weight 3, any share" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
+    answering.append({"job": {**JOB, "cap_bytes": None, "weight_milli": 500}, "log": ""})
+    said = CliRunner().invoke(carpool, ["explain", "la"]).stdout
+    assert "  allowed: no cap, weight 0.5, any share" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting", "done"),
+    [
+        (["suspend", "la"], {}, {"state": "parked"}),
+        (["resize", "la", "--memory", "1MiB"], {"is_shrinking": True}, {}),
+        (["resume", "la"], {"state": "unparking"}, {}),
+    ],
+    ids=["suspend", "resize", "resume"],
+)
+def test_an_order_that_is_not_done_soon_says_once_why(
+    answering: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    waiting: dict[str, object],
+    done: dict[str, object],
+) -> None:
+    monkeypatch.setattr(jobs, "SAY_AFTER_SECONDS", 0.0)
+    answering += [{"job": {**JOB, **waiting, "reason": "computes"}}] * 3 + [{"job": {**JOB, **done}}]
+    ended = CliRunner().invoke(carpool, words)
+    assert (ended.exit_code, ended.stderr) == (0, f"carpool: {words[0]} waits for job la-9: computes\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "stands"),
+    [
+        (
+            ["suspend", "la"],
+            "job la-9 is suspended at its next boundary all the same; to take it back: carpool resume",
+        ),
+        (["resize", "la", "--memory", "1MiB"], "job la-9 is resized at its next boundary all the same"),
+    ],
+    ids=["suspend", "resize"],
+)
+def test_ctrl_c_ends_the_waiting_and_says_that_the_order_stands(
+    answering: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, words: list[str], stands: str
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("carpool.cli.jobs.time.sleep", interrupt)
+    answering.append({"job": {**JOB, "is_shrinking": True}})
+    done = CliRunner().invoke(carpool, words)
+    assert done.exit_code != 0
+    assert stands in done.stderr
+    assert done.stdout == ""
 
 
 def test_an_order_that_takes_long_says_once_for_what_it_waits(

@@ -12,7 +12,7 @@ import pytest
 from carpool.bench import attacks
 from carpool.bench.attacks import ATTACKS, CAP_BYTES, HELD, NOT_HELD, NOT_TRIED, Attack, judge
 from carpool.bench.node import PROGRAMS, plain_environment
-from carpool.cli.verify import summarise
+from carpool.cli.verify import shown, summarise
 from carpool.devices.libraries import find_library
 from carpool.errors import PeerError
 
@@ -67,7 +67,18 @@ def test_an_attack_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_summary_counts_promises_that_could_not_be_tried() -> None:
     outcomes = [judge(PROMISED, {"held_bytes": CAP_BYTES, "why": ""}), judge(PROMISED, {"why": "no such function"})]
-    assert "1 of 2 promised limits held on the card, 1 could not be tried; 0 known" in summarise("card", outcomes)
+    assert "1 of 2 promised limits held on the card, 1 could not be tried;\n0 known" in summarise("card", outcomes)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.title)
+def test_every_outcome_fits_80_columns(attack: Attack) -> None:
+    for report in (
+        {"held_bytes": CAP_BYTES * 3 // 2, "share_percent": 60.0, "why": ""},
+        {"why": "w" * 40, "held_bytes": 0},
+    ):
+        lines = shown(judge(attack, report), 80).splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert " ".join(line.strip() for line in lines).count(attack.title) == 1
 
 
 @pytest.mark.slow

@@ -45,6 +45,20 @@ def test_the_bytes_leave_the_promise_with_the_report_and_others_get_them(core: C
     )
 
 
+def test_suspending_twice_does_not_begin_the_suspension_again(core: CoreDriver) -> None:
+    suspended(core)
+    core.run(28 * SECOND)
+    core.suspend("a")
+    assert core.reason("a").startswith("suspended for 28.0 s: ")
+    core.resume("a")
+    core.unparked("a")
+    core.run(SECOND)
+    core.suspend("a")
+    core.give_back("a")
+    core.parked("a", 10 * GIB, GIB)
+    assert core.reason("a").startswith("suspended for 0 ns: ")
+
+
 def test_a_suspended_job_never_comes_back_by_itself_and_a_resumed_one_as_soon_as_it_fits(core: CoreDriver) -> None:
     suspended(core)
     core.settle_in("b", BIG)

@@ -110,10 +110,19 @@ def test_cancelling_a_run_ends_its_program_and_the_runner_says_so_by_its_code(sh
     started = shared.run("/bin/sh", "-c", SLEEPER, options=["--name", "cancel-me"])
     started.wait_line("ready")
     pid = shared.program_pid("cancel-me")
-    assert shared.carpool("cancel", "cancel-me").code == 0
-    assert started.wait().code == 143
+    job = shared.job("cancel-me")["id"]
+    number = job.rpartition("-")[2]
+    assert shared.carpool("cancel", number).code == 0, "a number is enough"
+    ended = started.wait()
+    assert (ended.code, ended.err.count("\n")) == (143, 1), ended.err
+    assert ended.err.startswith(f"carpool: job {job}: cancelled: by carpool cancel")
     assert not is_alive(pid)
     assert shared.wait_state("cancel-me", "cancelled", "failed")["state"] == "cancelled"
+    for verb in ("cancel", "suspend"):
+        again = shared.carpool(verb, "cancel-me")
+        assert (again.code, again.out) == (2, b"")
+        assert again.err.startswith(f"carpool: job {job} is over (cancelled: by carpool cancel"), again.err
+    assert as_json(shared, "explain", number)["id"] == job
 
 
 def test_cancel_still_works_after_the_program_shrugged_off_a_ctrl_c(shared: Node) -> None:

@@ -86,7 +86,7 @@ def test_an_option_of_the_wrong_kind_is_a_misuse_with_usage(shared: Node, option
     [
         (["python", "no_such_script.py"], ["the script no_such_script.py does not exist"]),
         (["no-such-program-anywhere"], ["cannot find the program 'no-such-program-anywhere'"]),
-        (["./plain_loop.py"], ["cannot find the program './plain_loop.py'", "carpool run -- python ./plain_loop.py"]),
+        (["./plain_loop.py"], ["./plain_loop.py may not be executed", "chmod +x", "carpool run -- python ./plain"]),
         (["--no-such-option", "/bin/true"], ["cannot find the program '--no-such-option'"]),
     ],
     ids=lambda value: value[-1][:24],
@@ -105,6 +105,7 @@ def test_a_program_that_is_not_there_is_a_misuse(
         (["--device", "cpu:-4GiB"], ["'-4GiB' is not a size"]),
         (["--device", "cpu:999x1MiB"], ["asks for '999' devices"]),
         (["--device", "cpu:0x1MiB"], ["asks for '0' devices"]),
+        (["--device", "cpu:1MiB,cpu:1MiB"], ["is a list", "like cpu:2x1MiB"]),
         (["--device", "cuda:7"], ["GPU"]),
         (["--quantum", "soon"], ["'soon' is not a length of time"]),
         (["--quantum", "-5ms"], ["'-5ms' is not a length of time"]),
@@ -142,9 +143,7 @@ def test_a_device_that_is_not_here_is_refused(shared: Node) -> None:
 # --- the daemon -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ps"], ["explain", "x"], ["cancel", "x"], ["logs", "x"], ["top"], ["daemon", "stop"]]
-)
+@pytest.mark.parametrize("arguments", [["ps"], ["explain", "x"], ["cancel", "x"], ["logs", "x"], ["top"]])
 def test_without_a_daemon_every_question_ends_with_3(node: Node, arguments: list[str]) -> None:
     assert_refused(node.carpool(*arguments), 3, "no daemon answers at", "carpool daemon start")
 
@@ -154,9 +153,9 @@ def test_a_second_daemon_is_not_started(shared: Node) -> None:
     assert (same.code, same.out) == (0, b"")
     assert "runs already" in same.err
     other = shared.carpool("daemon", "start", "--device", "cpu:2GiB")
-    assert_refused(
-        other, 2, "a daemon runs already with policy fair, device cpu:1GiB, share policy fixed and quantum 100 ms"
-    )
+    assert_refused(other, 2, "a daemon runs already, with device cpu:1GiB (not cpu:2GiB)")
+    less = shared.carpool("daemon", "start", "--device", "cpu:1GiB", "--host-memory", "3GiB")
+    assert_refused(less, 2, "with host memory unlimited (not 3.00 GiB)", "carpool daemon stop")
     direct = Started(shared, [*daemon_command()]).wait()
     assert direct.code == 1
     assert direct.err.startswith("carpool daemon: a daemon is already running")

@@ -49,7 +49,9 @@ def test_a_hog_that_chose_it_is_ended_and_says_why(node: Node) -> None:
     node.run(*COMPANION, options=["--name", "companion"])
     node.wait_steps("companion", 5)
     hog = node.run(*HOG, "--seconds", "300", options=["--name", "hog", "--on-hog", "kill"])
-    assert hog.wait().code == 143
+    done = hog.wait()
+    assert done.code == 143
+    assert "it is ended, as --on-hog kill says" in done.err
     assert steps(node, "hog") == ["warned", "put last", "sent away", "ended"]
     ended = node.wait_state("hog", "cancelled")
     assert "has not reached a boundary" in ended["reason"] and "it is ended, as --on-hog kill says" in ended["reason"]

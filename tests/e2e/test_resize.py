@@ -73,5 +73,6 @@ def test_what_makes_no_sense_is_refused_and_a_job_is_ended_only_when_told_to(nod
     assert node.carpool("resize", "nobody", "--weight", "2").code == 2
     assert node.job("a")["cap_bytes"] == 700 * MIB
     assert node.carpool("resize", "--or-kill", "--memory", "30MiB", "a").code == 0
-    assert job.wait().code == 143
+    ended = job.wait()
+    assert (ended.code, "cancelled: it was resized to 30.0 MiB and needs " in ended.err) == (143, True), ended.err
     assert node.wait_state("a", "cancelled")["reason"].startswith("cancelled: it was resized to 30.0 MiB and needs ")

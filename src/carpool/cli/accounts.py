@@ -33,7 +33,7 @@ def account_lines(job: dict[str, Any]) -> list[str]:
     lines = []
     for row, words in ROWS.items():
         if row in spent:
-            lines.append(f"{words:28} {format_ns(spent[row]):>12} {100 * spent[row] // wall:>4} %")
+            lines.append(f"{words:28} {format_ns(spent[row]):>12} {100 * spent[row] / wall:>4.0f} %")
         if row == "turn":
             lines += [f"  {'for ' + name:26} {format_ns(span):>12}" for name, span in _waits(job)]
     lines.append(f"{'wall clock':28} {format_ns(wall):>12}")

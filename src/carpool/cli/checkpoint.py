@@ -56,7 +56,7 @@ def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
         raise RefusedError(f"job {order['job']} cannot be written to a file: {answer['reason']}")
     if stop:
         with contextlib.suppress(AnsweredError):  # it is over already
-            call(places, "cancel", job=order["job"])
+            call(places, "cancel", job=order["job"], reason=f"it was written to {path}: carpool checkpoint --stop")
     facts = {"job": order["job"], "file": str(path), "route": "replay", "seconds": time.monotonic() - began, **answer}
     if as_json:
         print(json.dumps(facts))

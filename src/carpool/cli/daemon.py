@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-from carpool.cli.reach import call, start_daemon
+from carpool.cli.reach import call, is_running, start_daemon
 from carpool.cli.tables import device_table, show
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
-from carpool.errors import PeerError, UsageError
-from carpool.units import format_ns
+from carpool.errors import PeerError, UnreachableError, UsageError
+from carpool.units import format_bytes, format_ns
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.01
+
+
+def _limit(count: Any) -> str:
+    return "unlimited" if count is None else format_bytes(count)
+
+
+# What a daemon was told at its start, in the words of its options.
+SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "policy": ("policy", str),
+    "quantum_ns": ("quantum", format_ns),
+    "share_policy": ("share policy", str),
+    "hog_after_ns": ("hog after", format_ns),
+    "device": ("device", str),
+    "host_bytes_max": ("host memory", _limit),
+}
 
 
 @click.group()
@@ -34,7 +51,12 @@ def daemon() -> None:
 
 @daemon.command()
 @click.option("--policy", default="fair", show_default=True, help="fifo, srtf, fair, priority, pack or las.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu:4GiB, cpu:2x4GiB, cuda or cuda:0.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0 or stub:16GiB (no GPU).",
+)
 @click.option(
     "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
 )
@@ -80,12 +102,16 @@ def start(
         print(f"carpool: daemon {status['pid']} runs (policy {policy}, device {device})", file=sys.stderr)
         return
     status = call(places, "status")
-    runs = (status["policy"], status["device"], status["quantum_ns"], status["share_policy"])
-    if runs != (policy, device, config.quantum_ns, share_policy):
+    asked = config.with_host_memory().facts()
+    others = [
+        f"{name} {show_setting(status[key])} (not {show_setting(asked[key])})"
+        for key, (name, show_setting) in SETTINGS.items()
+        if status[key] != asked[key]
+    ]
+    if others:
         raise UsageError(
-            f"a daemon runs already with policy {status['policy']}, device {status['device']}, share policy"
-            f" {status['share_policy']} and quantum {format_ns(int(str(status['quantum_ns'])))}; stop it first:"
-            " carpool daemon stop"
+            f"a daemon runs already, with {', '.join(others)}; to change that, stop it and start it again with all"
+            " its options: carpool daemon stop, then carpool daemon start"
         )
     print(f"carpool: daemon {status['pid']} runs already", file=sys.stderr)
 
@@ -100,6 +126,8 @@ def stop(force: bool) -> None:
     carpool daemon stop --force     although jobs run
     """
     places = find_places()
+    if not is_running(places):
+        raise UnreachableError(f"no daemon answers at {places.socket}: there is none to stop")
     pid = int(str(call(places, "stop", force=force)["pid"]))
     birth = birth_of(pid)
     deadline = time.monotonic() + STOP_SECONDS
@@ -126,12 +154,13 @@ def status(as_json: bool) -> None:
         print(json.dumps(answer))
         return
     uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
-    quantum = format_ns(int(str(answer["quantum_ns"])))
     share = 100 * cpu_s / max(1e-9, uptime / 1e9)
     print(
-        f"daemon {answer['pid']}, carpool {answer['version']}, policy {answer['policy']}, quantum {quantum},"
-        f" {answer['jobs']} jobs, up {format_ns(uptime)}, used {share:.2f} % of a core"
+        f"daemon {answer['pid']}, carpool {answer['version']}, {answer['jobs']} jobs, up {format_ns(uptime)},"
+        f" used {share:.2f} % of a core"
     )
+    told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
+    print(f"{', '.join(told[:4])}\n{', '.join(told[4:])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
     if answer["journal_trouble"]:
         print(f"warning: {answer['journal_trouble']}")
     show(device_table(answer))

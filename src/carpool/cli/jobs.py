@@ -23,6 +23,13 @@ from carpool.wire.places import Places, find_places
 FOLLOW_SECONDS = 0.2
 ORDER_SECONDS = 0.05
 SAY_AFTER_SECONDS = 3.0
+# What becomes of an order whose giver does not wait for it any longer.
+STANDS = {
+    "suspend": "is suspended at its next boundary all the same; to take it back: carpool resume {job}",
+    "resume": "comes back all the same, when there is room",
+    "migrate": "moves at its next boundary all the same",
+    "resize": "is resized at its next boundary all the same; to change that: carpool resize {job}",
+}
 
 
 @click.command()
@@ -45,7 +52,8 @@ def ps(with_ended: bool, as_json: bool) -> None:
         return
     show(job_table(answer))
     for job in jobs:
-        if job["is_hog"] or job["state"] in ("queued", "unmanaged"):
+        is_kept = job["is_suspended"] and job["state"] not in ("parked", *ENDED)
+        if job["is_hog"] or is_kept or job["state"] in ("queued", "unmanaged"):
             print(f"{job['id']}: {job['reason']}")
 
 
@@ -64,9 +72,7 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
-    least, most = found.get("guaranteed_milli", 0), found.get("limit_milli", 1000)
-    if (least, most) != (0, 1000):
-        print(f"  share: {format_share(least)} of {found['device']} at least, {format_share(most)} at most")
+    print(f"  allowed: {allowance(found)}")
     needs = found["needs"]
     if needs:
         print(
@@ -93,7 +99,7 @@ def cancel(jobs: tuple[str, ...]) -> None:
     refusals: list[AnsweredError] = []
     for job in dict.fromkeys(jobs):
         try:
-            answer = call(find_places(), "cancel", job=job)
+            answer = call(find_places(), "cancel", job=job, reason="by carpool cancel")
         except AnsweredError as error:  # the others are cancelled all the same
             refusals.append(error)
         else:
@@ -140,12 +146,16 @@ def give_order(
     takes long."""
     places, began, is_said = find_places(), time.monotonic(), False
     found: dict[str, Any] = call(places, verb, job=job, **arguments)["job"]  # type: ignore[assignment]  # JSON
-    while not no_wait and not is_done(found):
-        if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
-            is_said = True
-            print(f"carpool: {verb} waits for job {found['id']}: {found['reason']}", file=sys.stderr)
-        time.sleep(ORDER_SECONDS)
-        found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    try:
+        while not no_wait and not is_done(found):
+            if not is_said and time.monotonic() - began >= SAY_AFTER_SECONDS:
+                is_said = True
+                print(f"carpool: {verb} waits for job {found['id']}: {found['reason']}", file=sys.stderr)
+            time.sleep(ORDER_SECONDS)
+            found = call(places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+    except KeyboardInterrupt:
+        print(f"carpool: job {found['id']} {STANDS[verb].format(job=found['id'])}", file=sys.stderr)
+        raise
     return found
 
 
@@ -195,7 +205,22 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
     if compute is not None:
         order["share_milli"] = parse_share(compute)
     found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
-    _show_order(found, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"{found['id']}: {allowance(found)}\n  {found['reason']}")
+
+
+def allowance(job: dict[str, Any]) -> str:
+    """What a job may have, as it was told or resized."""
+    least, most = job["guaranteed_milli"], job["limit_milli"]
+    is_to_come = job["is_shrinking"] and job["state"] not in {"parked", *ENDED}
+    cap = "no cap" if job["cap_bytes"] is None else f"cap {format_bytes(job['cap_bytes'])}"
+    cap += " (from its next boundary on)" if is_to_come else ""
+    weight = f"weight {job.get('weight_milli', 1000) / 1000:g}"
+    if (least, most) == (0, 1000):
+        return f"{cap}, {weight}, any share"
+    return f"{cap}, {weight}, share: {format_share(least)} of {job['device']} at least, {format_share(most)} at most"
 
 
 def _is_resized(job: dict[str, Any]) -> bool:

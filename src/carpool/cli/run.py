@@ -56,7 +56,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
         click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
-        click.option("--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB or cuda."),
+        click.option(
+            "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
+        ),
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
         click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
         click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
@@ -72,7 +74,9 @@ SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name
 
 @click.command(context_settings=SETTINGS)
 @job_options
-@click.option("--summary", is_flag=True, help="At its end say what sharing cost it (on a terminal always).")
+@click.option(
+    "--summary", is_flag=True, help="At its end say what sharing cost it, if anything (a terminal is always told)."
+)
 def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     """Run a program as a job: it takes turns with the others at its iteration boundaries.
 
@@ -81,7 +85,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     \b
     carpool run -- python train.py --epochs 3
     carpool run --memory 2GiB --steps 5000 --name bert -- python train.py
-    carpool run --from bert.ckpt -- python train.py     see carpool checkpoint --help
+    carpool run --from bert.ckpt -- python train.py     see carpool checkpoint
     """
     places = find_places()
     spec = make_spec(list(argv), options)
@@ -92,8 +96,8 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = runner.run()
-        if summary or sys.stderr.isatty():
-            _say_where_time_went(places, runner.job)
+        if runner.was_stopped or summary or sys.stderr.isatty():
+            _say_how_it_went(places, runner, summary=summary or sys.stderr.isatty())
         return code
     except KeyboardInterrupt:
         say("cancelled before it started")
@@ -124,15 +128,17 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     return 0
 
 
-def _say_where_time_went(places: Places, job: str) -> None:
-    """One sentence about a job that lost time; none if it lost nothing, or nobody knows."""
-    deadline = time.monotonic() + SUMMARY_SECONDS
+def _say_how_it_went(places: Places, runner: Runner, *, summary: bool) -> None:
+    """Why somebody else ended the job, and what sharing cost it; nothing if it lost nothing, or nobody knows."""
+    job, deadline = runner.job, time.monotonic() + SUMMARY_SECONDS
     with contextlib.suppress(CarpoolError):
         found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
         while found["state"] not in ENDED and time.monotonic() < deadline:
             time.sleep(0.02)
             found = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
-        if sentence(found):
+        if runner.was_stopped:
+            say(f"job {job}: {found['reason']}")
+        if summary and sentence(found):
             say(f"job {job}: {sentence(found)}")
 
 
@@ -142,8 +148,11 @@ def say(text: str) -> None:
 
 def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     """The job's description as it travels; a UsageError says what is wrong before anything is started."""
-    program = shutil.which(argv[0])
-    if program is None:
+    if shutil.which(argv[0]) is None:
+        if "/" in argv[0] and Path(argv[0]).is_file():
+            raise UsageError(
+                f"{argv[0]} may not be executed; allow it: chmod +x {argv[0]}, or: carpool run -- python {argv[0]}"
+            )
         raise UsageError(f"cannot find the program '{argv[0]}'; give its path, or: carpool run -- python {argv[0]}")
     script = script_of(argv)
     if script is not None and not script.exists():

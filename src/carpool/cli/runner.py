@@ -93,6 +93,11 @@ class Runner:
         """The job's id; empty before the daemon gave it one."""
         return self._job
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the daemon wanted the program to end."""
+        return self._stop_asked
+
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
         try:

@@ -61,7 +61,7 @@ def sim(as_json: bool, **options: object) -> int:
 
     \b
     carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB
-    carpool sim --trace mine.csv --policy fifo,fair --cluster 1x1x16GiB --plot out.html
+    carpool sim --trace mine.csv --policy fifo --cluster 1x1x16GiB --plot out.html
     carpool sim --journal --add-device 16GiB
     """
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from carpool.units import format_bytes, format_ns
@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
 
 PLAIN_WIDTH = 80
 STEP_WIDTH = 100  # from here on there is room for the step time
-UNBOUNDED = 1000
-ID_WIDTH = 10  # longer ids are folded where it is narrow: one that is cut cannot be given to another command
+ID_MIN = 10
+LEFT = {"job", "state", "device", "runs now"}  # columns of words; figures stand to the right
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 COLOURS = {
     "running": "green",
@@ -41,7 +41,7 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    console().print(table)
+    console().print(table, crop=False)  # on a narrower screen a line goes on below; half a figure is worth nothing
 
 
 def show_table(table: PlainTable) -> None:
@@ -63,69 +63,83 @@ def show_table(table: PlainTable) -> None:
     console().print(made)
 
 
-def width() -> int:
-    return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
-
-
 def job_table(answer: dict[str, Any]) -> Table:
     """Jobs as `ps` and `top` show them, with their devices if there are several; under a job its processes, where
     the CUDA guest counts their device time."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
     has_device = len(answer.get("devices", [])) > 1
     has_left = not has_device or console().width >= LEFT_WIDTH
     has_step = console().width >= STEP_WIDTH
-    table.add_column("job", overflow="fold", min_width=ID_WIDTH)
-    if has_device:
-        table.add_column("device", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("steps", justify="right", no_wrap=True)
-    if has_step:
-        table.add_column("step", justify="right", no_wrap=True)
-    if has_left:
-        table.add_column("left", justify="right", no_wrap=True)
-    table.add_column("had", justify="right", no_wrap=True)
-    table.add_column("waited", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
+    shown = {"device": has_device, "step": has_step, "left": has_left}
+    every = ("job", "state", "device", "steps", "step", "left", "had", "waited", "bytes")
+    names = [name for name in every if shown.get(name, True)]
+    rows: list[list[str]] = []
+    colours: list[str] = []
     for job in answer["jobs"]:
-        state = job["state"] + (" (hog)" if job["is_hog"] else "")
-        colour = COLOURS.get(job["state"], "")
         declared = f"/{job['steps_declared']}" if job["steps_declared"] else ""
-        table.add_row(
-            job["id"],
-            *([job["device"] or ""] if has_device else []),
-            f"[{colour}]{state}[/]" if colour else state,
-            f"{job['steps']}{declared}",
-            *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
-            *([format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else ""] if has_left else []),
-            format_ns(job["served_ns"]),
-            format_ns(job["waited_ns"]),
-            format_bytes(job["live_bytes"] or job["promised_bytes"]),
+        rows.append(
+            [
+                job["id"],
+                state_of(job),
+                *([job["device"] or ""] if has_device else []),
+                f"{job['steps']}{declared}",
+                *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
+                *([format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else ""] if has_left else []),
+                format_ns(job["served_ns"]),
+                format_ns(job["waited_ns"]),
+                format_bytes(job["live_bytes"] or job["promised_bytes"]),
+            ]
         )
+        colours.append(COLOURS.get(job["state"], ""))
         for process in job.get("processes", []):
             if process["device_ns"]:
                 blank = [""] * (2 + has_device + has_step + has_left)
                 had, held = format_ns(process["device_ns"]), format_bytes(process["live_bytes"])
-                table.add_row(f"  pid {process['pid']}", *blank, had, "", held, style="dim")
-    longest = max((ID_WIDTH, *(len(job["id"]) for job in answer["jobs"])))
-    if Console(width=UNBOUNDED).measure(table).maximum - longest + ID_WIDTH > console().width:
-        table.padding, table.show_edge = (0, 0, 0, 0), False  # else the last figures would be cut
+                rows.append([f"  pid {process['pid']}", *blank, had, "", held])
+                colours.append("dim")
+    table, room = _table(names, rows, cut_column=0)
+    for row, colour in zip(rows, colours, strict=True):
+        if colour == "dim":
+            table.add_row(*row, style=colour)
+        else:
+            table.add_row(escape(cut(row[0], room)), f"[{colour}]{row[1]}[/]" if colour else row[1], *row[2:])
     return table
+
+
+def state_of(job: dict[str, Any]) -> str:
+    """A job's state in a word; one that is suspended and could not leave the device waits for nobody."""
+    is_stuck = job["state"] == "waiting" and job.get("is_suspended")
+    return ("suspended" if is_stuck else str(job["state"])) + (" (hog)" if job["is_hog"] else "")
 
 
 def device_table(answer: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("device", "capacity", "to jobs", "in lanes", "unpromised", "in use"):
-        table.add_column(name, justify="left" if name == "device" else "right", no_wrap=True)
-    table.add_column("runs now", no_wrap=True)
+    names = ["device", "capacity", "to jobs", "in lanes", "unpromised", "in use", "runs now"]
+    sizes = ("capacity_bytes", "promised_bytes", "lanes_bytes", "free_bytes", "live_bytes")
+    rows = []
     for device in answer["devices"]:
-        holders = [lane["holder"] for lane in device["lanes"] if lane["holder"]]
-        table.add_row(
-            device["id"],
-            format_bytes(device["capacity_bytes"]),
-            format_bytes(device["promised_bytes"]),
-            format_bytes(device["lanes_bytes"]),
-            format_bytes(device["free_bytes"]),
-            format_bytes(device["live_bytes"]),
-            ", ".join(holders) or "nobody",
-        )
+        first = [device["id"], *(format_bytes(device[size]) for size in sizes)]
+        holders = [lane["holder"] for lane in device["lanes"] if lane["holder"]] or ["nobody"]
+        rows += [[*first, holders[0]], *([""] * len(first) + [holder] for holder in holders[1:])]
+    table, room = _table(names, rows, cut_column=len(names) - 1)
+    for row in rows:
+        table.add_row(*row[:-1], escape(cut(row[-1], room)))
     return table
+
+
+def cut(name: str, room: int) -> str:
+    """A job's id in so many columns: a long one loses its middle, never its number, by which it is known too."""
+    if len(name) <= room:
+        return name
+    tail = "…" + name[name.rfind("-") :] if "-" in name else "…"
+    return name[: max(0, room - len(tail))] + tail
+
+
+def _table(names: list[str], rows: list[list[str]], *, cut_column: int) -> tuple[Table, int]:
+    """An empty table for these rows, and the columns it leaves to the ids in `cut_column`; nothing else is cut."""
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    room = max(ID_MIN, console().width - sum(widths) + widths[cut_column] - (len(names) - 1))
+    widths[cut_column] = min(widths[cut_column], room)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for name, width in zip(names, widths, strict=True):
+        side: Literal["left", "right"] = "left" if name in LEFT else "right"
+        table.add_column(name, justify=side, no_wrap=True, min_width=width)
+    return table, room

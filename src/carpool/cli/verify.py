@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
+from carpool.cli.tables import console
 from carpool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def verify(as_json: bool, device: str, strict: bool) -> int:
     for outcome in attacks.attack_all(name, facts):
         outcomes.append(outcome)
         if not as_json:
-            print(f"{outcome.verdict:<9}  {outcome.attack.title}: {outcome.why}", flush=True)
+            print(shown(outcome, console().width), flush=True)
     broken = [each.attack.title for each in outcomes if each.is_broken]
     if as_json:
         answer = {
@@ -56,6 +58,12 @@ def verify(as_json: bool, device: str, strict: bool) -> int:
     return 1 if broken or (strict and is_open) else 0
 
 
+def shown(outcome: Outcome, width: int) -> str:
+    """What became of one attack, in lines of this width."""
+    said = f"{outcome.verdict:<9}  {outcome.attack.title}: {outcome.why}"
+    return textwrap.fill(said, width, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
+
+
 def summarise(title: str, outcomes: list[Outcome]) -> str:
     """How many promises, how many kept, how many ways are known to be open."""
     promised = [each for each in outcomes if each.attack.is_promised]
@@ -63,7 +71,7 @@ def summarise(title: str, outcomes: list[Outcome]) -> str:
     untried = sum(each.verdict == "not tried" for each in promised)
     others = sum(each.verdict != "held" for each in outcomes if not each.attack.is_promised)
     return (
-        f"\n{kept} of {len(promised)} promised limits held on the {title}, {untried} could not be tried;"
-        f" {others} known ways past them are open.\n"
+        f"\n{kept} of {len(promised)} promised limits held on the {title}, {untried} could not be tried;\n"
+        f"{others} known ways past them are open.\n"
         "Against programs that want to escape use MIG or vGPU."
     )

@@ -18,6 +18,7 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
     node.queue.remove(job.id)
     node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
     job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
+    job.suspended_ns = now
     job.is_paced = event.is_paced
     job.is_measured = event.needs is not None
     job.measured_bytes = event.needs.total_bytes if event.needs is not None else None

@@ -54,6 +54,7 @@ def cancel(node: Node, job: Job, event: CancelAsked, *, now: Nanos) -> list[Effe
     """Somebody wants it to end: at once if it is queued, else its program is told."""
     job.is_cancelled = True
     if job.state is not JobState.QUEUED:
+        job.end_reason = job.end_reason or event.reason
         return [] if event.is_told else [StopJob(job=job.id)]
     node.queue.remove(job.id)
     node.move(job, CancelAsked, now=now)

@@ -107,6 +107,7 @@ class CancelAsked:
 
     job: JobId
     is_told: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ class Job:
     squeeze: Squeeze | None = None
     may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    suspended_ns: Nanos = 0  # when that was first asked
     is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
     gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
     rests_until_ns: Nanos = 0  # it was a hog: until then others go first

@@ -33,6 +33,7 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     """Take in a fact; what follows from it is settled and dispatched afterwards."""
     match event:
         case SuspendAsked():
+            job.suspended_ns = job.suspended_ns if job.is_suspended else now
             job.is_suspended = True
             job.move_retry_ns = 0
         case ResumeAsked():

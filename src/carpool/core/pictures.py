@@ -20,7 +20,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     if job.state is JobState.PARKED:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)
-        span = format_ns(now - job.state_since_ns)
+        span = format_ns(now - (job.suspended_ns if job.is_suspended else job.state_since_ns))
         outlook = rotation.outlook(node, device, job, now=now)
         return reasons.away(job, device, needs.total_bytes, span, outlook)
     late = hogs.deadline(node, job)
@@ -43,6 +43,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         device=job.device,
         lane=job.lane,
         priority=job.spec.priority,
+        weight_milli=job.spec.weight_milli,
         steps=job.steps,
         steps_declared=job.spec.steps,
         step_ns=job.step_ns,

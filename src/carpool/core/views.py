@@ -37,6 +37,7 @@ class JobPicture:
     device: DeviceId | None
     lane: LaneId | None
     priority: int
+    weight_milli: int
     steps: int
     steps_declared: int | None
     step_ns: Nanos | None

@@ -90,7 +90,7 @@ class Calls:
             case "job":
                 return self.job(job)
             case "cancel":
-                return self.cancel(job, is_told=bool(arguments.get("is_told")))
+                return self.cancel(job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")))
             case "suspend" | "resume":
                 return self.suspend(job, is_resumed=verb == "resume")
             case "resize":
@@ -110,10 +110,8 @@ class Calls:
         return {
             "version": __version__,
             "pid": os.getpid(),
-            "policy": picture.policy,
-            "quantum_ns": self._config.quantum_ns,
-            "device": self._config.device,
-            "share_policy": self._config.share_policy,
+            **self._config.facts(),
+            "host_bytes": picture.host_bytes,
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
@@ -147,11 +145,11 @@ class Calls:
             return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
 
-    def cancel(self, wanted: str, *, is_told: bool) -> dict[str, object]:
+    def cancel(self, wanted: str, reason: str, *, is_told: bool) -> dict[str, object]:
         live = self._find_live(wanted)
         if live is None:
-            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
-        self._loop.tell(CancelAsked(job=live, is_told=is_told))
+            raise self._missing(wanted)
+        self._loop.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
         return {"job": live}
 
     def suspend(self, wanted: str, *, is_resumed: bool) -> dict[str, object]:
@@ -159,7 +157,7 @@ class Calls:
         job = self._find_live(wanted)
         picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
         if job is None or picture is None:
-            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+            raise self._missing(wanted)
         event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
         if not may_move(picture.state, type(event)):
             raise RefusedError(f"job {job} cannot be {'resumed' if is_resumed else 'suspended'}: {picture.reason}")
@@ -180,7 +178,7 @@ class Calls:
             raise UsageError(f"the new size cannot be read: {error}") from error
         job = self._find_live(asked.job)
         if job is None:
-            raise UsageError(f"no job '{asked.job}' is running or queued; see: carpool ps")
+            raise self._missing(asked.job)
         live = self._loop.jobs[job]
         self._loop.look_at(live)
         if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
@@ -210,7 +208,7 @@ class Calls:
         job = self._find_live(wanted)
         picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
         if job is None or picture is None:
-            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+            raise self._missing(wanted)
         if not may_move(picture.state, MigrateAsked):
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
         refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
@@ -228,7 +226,7 @@ class Calls:
         """Tell a job to write itself to a file; its answer appears in its directory."""
         job = self._find_live(wanted)
         if job is None:
-            raise UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+            raise self._missing(wanted)
         live = self._loop.jobs[job]
         picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns())
         if live.page is None or picture is None or picture.state is JobState.QUEUED:
@@ -271,13 +269,22 @@ class Calls:
         self._stop()
         return {"pid": os.getpid()}
 
+    def _missing(self, wanted: str) -> UsageError:
+        """What to say of a job that nothing can be asked of."""
+        self._loop.journal.flush(rows_max=0)
+        ended = self._loop.journal.find_ended(wanted)
+        if ended is not None:
+            return UsageError(f"job {ended['id']} is over ({ended['reason']}); see: carpool ps --all")
+        return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+
     def _find_live(self, wanted: str) -> JobId | None:
         if wanted in self._loop.jobs:
             return JobId(wanted)
         named = [job_id for job_id, live in self._loop.jobs.items() if live.file.spec.name == wanted]
         if len(named) > 1:
             raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
-        return named[0] if named else None
+        numbered = [job_id for job_id in self._loop.jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
+        return next(iter(named + numbered), None)
 
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)

@@ -60,6 +60,18 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         told = self.settings().quantum_ns
         return POLICIES[self.policy].quantum_ns if told is None else told
 
+    def facts(self) -> dict[str, object]:
+        """What is in force, however it was said: to be shown, and compared with what another start asks for."""
+        settings = self.settings()
+        return {
+            "policy": self.policy,
+            "device": self.device,
+            "quantum_ns": self.quantum_ns,
+            "share_policy": self.share_policy,
+            "hog_after_ns": settings.hog_floor_ns,
+            "host_bytes_max": settings.host_bytes_max,
+        }
+
     def settings(self) -> Settings:
         late = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
         name, colon, slots = self.share_policy.partition(":")

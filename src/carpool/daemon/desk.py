@@ -15,7 +15,7 @@ from carpool.core.events import Event, JobDetached, JobExited, JobSubmitted, Lea
 from carpool.core.model import AWAY, HOLDING, JobId, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
-from carpool.daemon.jobs import End, JobFile, LiveJob, Member, is_parked, load_file
+from carpool.daemon.jobs import End, JobFile, LiveJob, Member, is_parked, is_underway, load_file
 from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
 from carpool.daemon.starter import Starter
@@ -313,7 +313,7 @@ class Desk:
                 continue
             self._number = max(self._number, file.number)
             live = LiveJob(id=JobId(file.job), directory=directory, file=file)
-            if file.device and _is_underway(file):
+            if file.device and is_underway(file):
                 self._adopt_running(live)
             elif not file.child_pid and file.environment is not None:
                 file.device = ""
@@ -373,13 +373,6 @@ class Desk:
             peer.send(m.Reply(answer={}, error=f"{error.strerror}: {error.filename}", code=1))
             return
         peer.send(m.Reply(answer=answer, error="", code=0))
-
-
-def _is_underway(file: JobFile) -> bool:
-    """Whether the job's program runs, or its runner is just starting it."""
-    if file.child_pid:
-        return processes.is_alive(file.child_pid, file.child_birth)
-    return processes.is_alive(file.runner_pid)
 
 
 def _has_other_runner(live: LiveJob, message: m.Enter) -> bool:

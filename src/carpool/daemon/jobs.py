@@ -286,6 +286,13 @@ def load_file(directory: Path) -> JobFile | None:
         return None
 
 
+def is_underway(file: JobFile) -> bool:
+    """Whether the job's program runs, or its runner is just starting it."""
+    if file.child_pid:
+        return processes.is_alive(file.child_pid, file.child_birth)
+    return processes.is_alive(file.runner_pid)
+
+
 def is_parked(directory: Path) -> bool:
     """Whether a process of the job says in its page that its tensors are away."""
     try:

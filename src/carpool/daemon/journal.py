@@ -8,6 +8,7 @@ loses at most the last FLUSH_SECONDS. If the disk refuses, scheduling goes on, t
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ ROWS_MAX = 5_000_000
 PRUNE_EVERY = 10_000  # rows written between two looks for old ones
 KEPT_MAX = 10_000  # ended jobs, and programs whose needs are remembered
 RETRY_SECONDS = 30.0
+_IS_NUMBER = re.compile(r"[0-9]{1,15}")
 
 _SCHEMA = """
 create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
@@ -171,12 +173,13 @@ class Journal:
         return [json.loads(body) for (body,) in reversed(rows)]
 
     def find_ended(self, wanted: str) -> dict[str, object] | None:
-        """The job of this id, or the newest of this name, if it is over."""
+        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over."""
         found: dict[str, object] | None = None
         for (body,) in self._read(
-            "select body from jobs where job = ? or json_extract(body, '$.name') = ? order by number desc limit 1",
+            "select body from jobs where job = ?1 or json_extract(body, '$.name') = ?1 or job like ?2"
+            " order by job = ?1 desc, job like ?2, number desc limit 1",
             wanted,
-            wanted,
+            f"%-{wanted}" if _IS_NUMBER.fullmatch(wanted) else None,
         ):
             found = json.loads(body)
         return found

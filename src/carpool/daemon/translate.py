@@ -105,6 +105,7 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         device=DeviceId(file.device) if file.device else None,
         lane=None,
         priority=file.spec.priority,
+        weight_milli=file.spec.weight_milli,
         steps=0,
         steps_declared=file.spec.steps,
         step_ns=None,

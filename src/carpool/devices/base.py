@@ -42,6 +42,11 @@ def find_devices(asked: str, *, lanes_max: int = 1) -> list[DeviceFacts]:
 
 def _split(kind: str, size: str, most: int) -> tuple[int, str]:
     """How many devices, and the size of each: 2x4GiB is two of 4 GiB."""
+    sizes = size.split(",")
+    if len(sizes) > 1:
+        raise UsageError(
+            f"'{kind}:{size}' is a list; devices of one size are written like {kind}:{len(sizes)}x{sizes[0]}"
+        )
     count, sep, each = size.partition("x")
     if not sep:
         return 1, size
