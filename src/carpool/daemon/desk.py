@@ -185,9 +185,9 @@ class Desk:
             self._return(live, member, wants_more=False)
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
-        if live.page is not None and member.slot >= pages.FIRST_LENT and not processes.is_alive(member.pid):
-            live.page.clear_slot(member.slot)
         if not processes.is_alive(member.pid):
+            if live.page is not None and member.slot >= pages.FIRST_LENT:
+                live.page.clear_slot(member.slot)
             (self._places.bells / str(member.pid)).unlink(missing_ok=True)
 
     def _state_of(self, live: LiveJob) -> JobState | None:
@@ -265,12 +265,10 @@ class Desk:
         live = peer.job
         if live is None or live.runner is not peer:
             return
-        if message.signal:
-            event = JobExited(job=live.id, code=-message.signal, reason=f"ended by signal {message.signal}")
-        else:
-            event = JobExited(job=live.id, code=message.code)
+        reason = f"ended by signal {message.signal}" if message.signal else ""
+        code = -message.signal if message.signal else message.code
         self._loop.look_at(live)  # its last steps, which nobody asked about
-        self._loop.tell(event)
+        self._loop.tell(JobExited(job=live.id, code=code, reason=reason))
 
     # --- new and old jobs ---------------------------------------------------------------------------------
 
