@@ -11,6 +11,7 @@ CURTAIN = """
 import contextlib, os, sys
 from carpool.agent.curtain import Curtain
 os.environ["CARPOOL_SOCKET"] = "/run/somewhere/daemon.sock"
+os.environ["CARPOOL_PARKED"] = "/run/state/parked"
 curtain = Curtain("", "")
 sys.addaudithook(curtain.audit)
 with contextlib.suppress(OSError):
@@ -25,6 +26,9 @@ print(curtain.trouble)
         ("import ctypes.util; ctypes.util.find_library('dl')", ""),
         ("import tempfile; tempfile.TemporaryFile().close()", ""),
         ("import os; os.remove('/run/somewhere/bells/7')", ""),
+        ("import os; os.open('/run/state/parked', os.O_RDWR | os.O_TMPFILE)", ""),
+        ("import os; os.open('/run/state', os.O_RDWR | os.O_TMPFILE)", "it wrote to /run/state"),
+        ("import os; os.open('/run/state/parked.txt', os.O_RDWR)", "it wrote to /run/state/parked.txt"),
         ("import os; os.remove('/run/elsewhere/weights')", "it removed files"),
         ("open('/dev/null', 'w').close()", ""),
         ("open('/dev/shm/somewhere/weights', 'w').close()", "it wrote to /dev/shm/somewhere/weights"),

@@ -15,6 +15,7 @@ from torch import nn
 
 from carpool.agent import snapshot
 from carpool.agent.snapshot import Snapshot
+from carpool.agent.storages import FileStore, Storages
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
 
@@ -81,6 +82,19 @@ def test_a_state_comes_back_into_another_program_of_the_same_shape(
     assert Snapshot(torch, before, None).digest() == digest
     assert program.numbers() == numbers
     assert program.model[2].weight is program.model[0].weight
+
+
+def test_what_was_written_and_hashed_can_still_leave_the_device(before: set[int], tmp_path: Path) -> None:
+    held = {"plain": torch.randn(5000), "turned": torch.randn(60, 90).t(), "half": torch.randn(5000).half()}
+    copies = {name: tensor.tolist() for name, tensor in held.items()}
+    taken, writer = Snapshot(torch, before, sys._getframe()), CheckpointWriter(tmp_path / "file")
+    writer.finish({"state": taken.write(writer), "digest": taken.digest()})
+    storages = Storages(torch, "cpu", FileStore(tmp_path))
+    storages.move_out(1 << 40)
+    sizes = {name: tensor.untyped_storage().nbytes() for name, tensor in held.items()}
+    storages.move_in()
+    assert sizes == dict.fromkeys(held, 0)
+    assert {name: tensor.tolist() for name, tensor in held.items()} == copies
 
 
 def test_other_numbers_and_other_tensors_are_refused_by_name(

@@ -26,7 +26,11 @@ def hogging(core: CoreDriver, on_hog: str, span_ns: int, on: str = "gpu0") -> li
     core.settle_in("b", KNOWN, device=on)
     core.tick(100 * MS)
     assert core.recalled == ["a"]
-    asked, found = core.now, []
+    return compute_on(core, span_ns)
+
+
+def compute_on(core: CoreDriver, span_ns: int) -> list[tuple[int, HogStep]]:
+    asked, found = core.now, list[tuple[int, HogStep]]()
     while core.now < asked + span_ns:
         core.now = min(asked + span_ns, core.scheduler.next_wakeup() or core.now + SECOND)
         core.report("a", cpu_ns=core.now)
@@ -40,6 +44,29 @@ def test_h1_h2_each_step_comes_once_in_its_order_and_no_further_than_chosen(core
     assert [stop.job for stop in only(core.effects, StopJob)] == (["a"] if on_hog == "kill" else [])
 
 
+@pytest.mark.parametrize("order", ["migrate", "suspend"])
+def test_h1_while_nobody_waits_for_it_a_late_job_is_only_named(make_core: MakeCore, order: str) -> None:
+    core = make_core(devices=2)
+    core.settle_in("a", KNOWN, on_hog="kill", device="gpu0")
+    core.settle_in("b", KNOWN, device="gpu1")
+    core.settle_in("c", KNOWN, device="gpu1")  # waits for b, and not because of a
+    core.migrate("a", "gpu1") if order == "migrate" else core.suspend("a")
+    assert core.recalled == ["a"]
+    assert compute_on(core, 100 * SECOND) == [(2, HogStep.WARNED)]
+    assert "others" not in core.reason("a") and not only(core.effects, StopJob)
+    core.settle_in("d", KNOWN, device="gpu0")
+    assert compute_on(core, 100 * SECOND) == [(LATE[step], step) for step in STEPS["kill"][1:]], "from then on"
+
+
+def test_h1_one_that_waits_in_the_queue_for_its_memory_counts(core: CoreDriver) -> None:
+    core.settle_in("a", needs(10 * GIB, GIB), on_hog="kill")
+    core.suspend("a")
+    compute_on(core, 100 * SECOND)
+    core.submit_known("b", needs(10 * GIB, GIB))
+    assert core.state("b") is JobState.QUEUED
+    assert compute_on(core, 100 * SECOND) == [(LATE[step], step) for step in STEPS["kill"][1:]]
+
+
 def test_h3_a_hog_lets_others_go_first_for_as_long_as_they_waited(core: CoreDriver) -> None:
     hogging(core, "warn", 10 * SECOND)
     core.give_back("a")
@@ -48,6 +75,21 @@ def test_h3_a_hog_lets_others_go_first_for_as_long_as_they_waited(core: CoreDriv
     assert core.longest_gap_ns("b", since_ns=core.now - 9 * SECOND) == 0, "b alone has it"
     core.run(20 * SECOND)
     assert core.longest_gap_ns("a", since_ns=core.now - 15 * SECOND) < 15 * SECOND, "then both"
+
+
+def test_h3_what_it_was_late_while_nobody_waited_is_not_counted(make_core: MakeCore) -> None:
+    core = make_core("priority")
+    core.settle_in("a", KNOWN, priority=10)
+    core.suspend("a")
+    compute_on(core, 60 * SECOND)
+    core.settle_in("b", KNOWN)
+    assert compute_on(core, 5 * SECOND) == [(4, HogStep.LAST)]
+    core.resume("a")
+    core.give_back("a")
+    core.run(4 * SECOND)
+    assert core.holders() == ["b"]
+    core.run(2 * SECOND)
+    assert core.holders() == ["a"]
 
 
 def test_h4_one_that_is_sent_away_leaves_at_its_boundary_and_comes_back_when_the_others_are_gone(

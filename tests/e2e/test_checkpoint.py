@@ -122,6 +122,34 @@ def test_a_job_goes_on_after_its_checkpoint_and_its_continuation_can_be_written_
     assert len(second.out) > len(third.out)
 
 
+def test_a_job_is_written_after_it_was_parked_and_parked_as_well_after_it_was_written(
+    node: Node, tmp_path: Path
+) -> None:
+    node.start()
+    program = ["held.py", "groups", "--steps", "100000", "--width", "200", "--pause", "0.02"]
+    job = record(node, "a", *program)
+    job.wait_lines(5)
+    before = park_and_bring_back(node, "a")
+    assert order(node, "a", tmp_path / "file")["reason"] == ""
+    assert park_and_bring_back(node, "a") >= 0.9 * before
+    other = go_on(node, tmp_path / "file", *program)
+    other.wait_lines(3)
+    lines = other.lines[:3]
+    first = job.lines.index(lines[0])
+    job.wait_lines(first + 3)
+    assert job.lines[first : first + 3] == lines
+
+
+def park_and_bring_back(node: Node, name: str) -> int:
+    """How many bytes left the device."""
+    call(node.places, "suspend", job=name)
+    node.wait_state(name, "parked")
+    moved = int(node.job(name)["parked_bytes"])
+    call(node.places, "resume", job=name)
+    node.wait_state(name, "running")
+    return moved
+
+
 def test_another_program_other_words_and_a_damaged_file_are_refused(node: Node, tmp_path: Path) -> None:
     node.start()
     program = ["held.py", "sgd", "--steps", "100000", "--width", "64"]

@@ -106,7 +106,8 @@ class Curtain:
             return False
         name = os.fsdecode(path)
         is_device = name.startswith(HARMLESS) and not name.startswith(SHARED)
-        return is_device or name.startswith(self._own) or "__pycache__" in Path(name).parts
+        # A nameless file is opened by the name of its directory, as carpool's store for parked tensors is.
+        return is_device or f"{name}/".startswith(self._own) or "__pycache__" in Path(name).parts
 
 
 def _is_of_the_library(frame: FrameType | None) -> bool:

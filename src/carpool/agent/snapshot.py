@@ -7,6 +7,7 @@ optimizers. What cannot be put into a file faithfully is refused with a reason.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import random
@@ -112,14 +113,13 @@ class Snapshot:
 
     def _bytes_of(self, tensor: Any) -> memoryview:
         with self._torch.no_grad():
-            array = self._torch._C.TensorBase.numpy(self._flat(tensor).cpu())
-        return memoryview(array)
+            return _bytes_of(self._flat(tensor).cpu())
 
     def _elements_of(self, tensor: Any) -> memoryview:
         torch = self._torch
         with torch.no_grad():
             plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return memoryview(torch._C.TensorBase.numpy(plain))
+            return _bytes_of(plain)
 
     def random_states(self) -> dict[str, Any]:
         torch, numpy = self._torch, sys.modules.get("numpy")
@@ -208,6 +208,14 @@ def _holds_values(torch: Any, node: Any) -> bool:
             except RuntimeError:
                 continue  # its values are gone: the backward pass is over
     return False
+
+
+def _bytes_of(plain: Any) -> memoryview:
+    """The memory of a tensor of bytes, without a copy, and not by way of numpy: torch never again resizes a storage
+    that numpy has seen, so the program's tensors could not be parked after their first checkpoint."""
+    array = (ctypes.c_ubyte * plain.numel()).from_address(plain.data_ptr())
+    array.tensor = plain  # it may be a copy, which must live as long as the view does
+    return memoryview(array)
 
 
 def _plain(state: Any) -> str:

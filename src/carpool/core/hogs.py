@@ -2,6 +2,7 @@
 
 Rules
   H1  A step is taken when the job is late by so many times its patience, each once a turn, in the order of the table.
+      For the warning that is since it was asked; for the others since somebody has waited for what it holds as well.
   H2  Which steps are taken at all is the job's own choice (`on_hog`); nobody is ended who did not choose it.
   H3  A job that was put last lets others go first for as long as it kept them waiting, and then counts as before.
   H4  One that is sent away leaves the device at its next boundary, and comes back by itself when nobody else wants
@@ -10,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import reasons
+from carpool.core import reasons, rotation
 from carpool.core.effects import Effect, NameHog, StopJob
 from carpool.core.model import Device, HogStep, Job, JobState, Nanos, Squeeze
 from carpool.core.node import Node
@@ -44,8 +45,9 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
         return []
     effects: list[Effect] = []
     late_ns, patience = now - lease.recalled_ns, patience_ns(node, job)
+    kept_ns = kept_waiting_ns(node, job, now=now) if late_ns > patience else 0
     for step, times in STEPS[lease.hog_steps :]:
-        if late_ns < times * patience:
+        if (late_ns if step is HogStep.WARNED else kept_ns) < times * patience:
             break
         lease.hog_steps, lease.hog_step = lease.hog_steps + 1, step
         effects.append(NameHog(job=job.id, step=step, reason=reasons.hog(job, late_ns, step)))
@@ -59,11 +61,27 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     return effects
 
 
-def turn_ended(job: Job, *, now: Nanos) -> None:
+def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
+    """How long somebody has waited for the lane or the memory of a holder since it was asked; 0 if nobody does: its
+    owner may have asked for the turn, to move it say, and no other job is the worse for its being late."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return 0
+    device = node.device_of(job)
+    queued = [other for other in map(node.jobs.__getitem__, node.queue) if other.spec.device in (None, device.id)]
+    since = [
+        other.state_since_ns
+        for other in node.jobs_on(device) + queued
+        if other.state is JobState.BLOCKED
+        or rotation.wants_memory(node, other, now=now)
+        or (node.wants_turn(other) and (other.lane == job.lane or other.needs is None))
+    ]
+    return now - max(job.lease.recalled_ns, min(since, default=now))
+
+
+def turn_ended(node: Node, job: Job, *, now: Nanos) -> None:
     """A hog gives its turn back at last: it rests for as long as the others waited (H3)."""
-    lease = job.lease
-    if lease is not None and lease.recalled_ns is not None and lease.hog_step not in (None, HogStep.WARNED):
-        job.rests_until_ns = now + (now - lease.recalled_ns)
+    if job.lease is not None and job.lease.hog_step not in (None, HogStep.WARNED):
+        job.rests_until_ns = now + kept_waiting_ns(node, job, now=now)
 
 
 def first_those_who_do_not_rest(jobs: list[Job], *, now: Nanos) -> list[Job]:

@@ -322,7 +322,7 @@ class Scheduler:
         elif job.state not in WANTING:
             begin_wanting(node, job)
         if job.lease is not None:
-            hogs.turn_ended(job, now=now)
+            hogs.turn_ended(node, job, now=now)
             shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
