@@ -32,7 +32,7 @@
 #define LEARN_STEPS 3     /* after so many steps the daemon is told what the program holds … */
 #define RESAMPLE_STEPS 32 /* … and then now and then, if it has grown by a twentieth */
 
-enum { ATTACH = 1, ATTACHED, ASK, GRANT, RETURN, MEASURED, REFUSE = 11, PARK = 17, PARKED, UNPARK, UNPARKED };
+enum { ATTACH = 1, ATTACHED, ASK, GRANT, RETURN, MEASURED, REFUSE = 11, PARK = 17, PARKED, UNPARK, UNPARKED, TRIM };
 struct frame {
     uint16_t kind, zero;
     uint32_t length;
@@ -167,7 +167,7 @@ static void set_lease(cp_word *slot, uint64_t lease) {
 }
 
 /* Orders that come meanwhile are answered: nothing of ours can be moved to the host; to come back from there is no work. */
-static bool wait_granted(void) {
+static bool wait_granted(cp_word *slot) {
     struct frame frame;
     char text[300];
     while (next_frame(&frame, text, sizeof text)) {
@@ -177,6 +177,8 @@ static bool wait_granted(void) {
             send_text(PARKED, "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}");
         if (frame.kind == UNPARK)
             send_text(UNPARKED, "{\"reason\":\"\"}");
+        if (frame.kind == TRIM) /* it has no cache of ours: it holds what it holds */
+            send_words(MEASURED, atomic_load(&slot[CP_S_LIVE]), 0, 0);
     }
     return false;
 }
@@ -194,7 +196,7 @@ static void acquire(cp_word *slot, bool is_asked) {
         set_lease(slot, CP_LEASE_ASKED);
         if (!is_asked)
             is_asked = (is_up() || attach(slot, false)) && send_words(ASK, 0, 0, 0);
-        if (is_asked && wait_granted())
+        if (is_asked && wait_granted(slot))
             break;
         is_asked = false;
         if (is_off) {
@@ -213,6 +215,7 @@ static void acquire(cp_word *slot, bool is_asked) {
     is_alone = false;
     granted_ns = counted_ns = cp_now();
     granted_steps = atomic_load(&slot[CP_S_STEPS]);
+    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE); /* it is here to compute (T2) */
     set_lease(slot, CP_LEASE_HELD);
 }
 

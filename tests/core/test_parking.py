@@ -126,7 +126,7 @@ def test_a_process_that_follows_is_counted_once_and_how_fast_moving_is_comes_out
     assert core.job("a").parked_bytes == 10 * GIB
     core.settle_in("b", BIG)
     core.resume("a")
-    assert "b has had its 24.8 s on the device" in core.reason("a"), "nine times there and back at 8 GiB/s"
+    assert "b has had its 52.2 s on the device" in core.reason("a"), "nineteen times there and back at 8 GiB/s"
 
 
 def test_a_suspended_job_in_the_queue_is_passed_until_it_is_resumed(core: CoreDriver) -> None:

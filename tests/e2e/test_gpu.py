@@ -84,6 +84,27 @@ def test_two_programs_take_turns_at_their_kernel_launches(node: Node, built: Bui
     assert all(app.started.err == "" for app in apps)
 
 
+@pytest.mark.parametrize("or_kill", [False, True], ids=["parked if it can be", "--or-kill"])
+def test_a_program_that_cannot_do_with_less_says_so_when_it_is_resized(
+    node: Node, built: Built, or_kill: bool
+) -> None:
+    """It has no caches that carpool could empty, and cannot be parked: raise its cap, or end it."""
+    node.start(device="stub:16GiB")
+    app = App(node, built, "app", "--memory", "1GiB")
+    assert app.ask(f"alloc plain 0 {200 * MIB}")[0] == 0
+    app.tell("loop 100000 10 busy_1ms")
+    wait_until(lambda: (node.job("app")["needs"] or {}).get("persistent_bytes"), "it is measured")
+    order = node.carpool("resize", "app", "--memory", "100MiB", *(["--or-kill"] if or_kill else []))
+    if or_kill:
+        node.wait_state("app", "cancelled")
+        return
+    assert order.code == 0, order.err
+    assert "not PyTorch" in node.job("app")["reason"]
+    assert node.carpool("resize", "app", "--memory", "1GiB").code == 0
+    node.wait_state("app", "running")
+    app.started.process.terminate()
+
+
 LAUNCHES = ["launch plain busy_1us", "launch ex busy_1us", "launch cooperative busy_1us", "capture 1 1 busy_1us"]
 
 
