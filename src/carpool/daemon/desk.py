@@ -179,12 +179,11 @@ class Desk:
         """A member's connection is gone: what it held is free at once."""
         self._loop.look_at(live)  # its last words in the page
         self._tell(parking.dropped(live, member, self._state_of(live)))
-        if member.is_holding:  # if only the connection broke, it computes on until it looks here, and then asks anew
-            live.set_recall(member, pages.LAPSED)
         if member.is_holding or member.is_asking:
             self._return(live, member, wants_more=False)
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
+        live.set_recall(member, pages.LAPSED)  # if only the connection broke: it looks here and asks anew
         if not processes.is_alive(member.pid):
             if live.page is not None and member.slot >= pages.FIRST_LENT:
                 live.page.clear_slot(member.slot)
