@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -112,6 +113,34 @@ def test_other_numbers_and_other_tensors_are_refused_by_name(
         pytest.raises(RefusedError, match=r"shape \(65,\) here and .*\(64,\) there"),
     ):
         Snapshot(torch, before, None).put_back(file)
+
+
+def test_a_snapshot_keeps_nothing_alive_that_the_program_lets_go(before: set[int]) -> None:
+    def batches() -> Iterator[weakref.ref[torch.Tensor]]:
+        batch = torch.ones(3)
+        yield weakref.ref(batch)
+        del batch
+        yield weakref.ref(torch.ones(1))
+
+    def step() -> None:
+        tensor = torch.ones(3)
+        seen = weakref.ref(tensor)
+        assert Snapshot(torch, before, sys._getframe()).obstacle() == ""
+        del tensor
+        assert seen() is None
+
+    running = batches()
+    inside = next(running)
+    step()
+    next(running)
+    assert inside() is None
+
+
+def test_the_variables_a_program_asked_for_stay_its_own(before: set[int]) -> None:
+    tensor = torch.ones(3)
+    variables = locals()
+    assert Snapshot(torch, before, sys._getframe()).obstacle() == ""
+    assert variables["tensor"] is tensor
 
 
 def test_a_tensor_that_no_variable_leads_to_is_an_obstacle(before: set[int]) -> None:

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections import deque
 from dataclasses import dataclass, field
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 PLAIN = (int, float, bool, str, type(None))
 COMPARED = (int, bool, type(None))
 IGNORE, COMPARE, PUT_BACK = range(3)
+REFERENCES = 3  # to a frame's dict of variables that nobody else has: the frame's, ours, and that of the count
 LIBRARY = "library "  # the name of a function that is not the program's own begins with this
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -83,10 +85,10 @@ class Namer:
         frames = []
         while frame is not None:
             code = frame.f_code
-            if frame.f_locals is not frame.f_globals and not code.co_filename.startswith(_OURS):
+            if not code.co_filename.startswith(_OURS) and frame.f_locals is not frame.f_globals:
                 frames.append((code.co_qualname if is_users(code.co_filename) else LIBRARY + code.co_qualname, frame))
             frame = frame.f_back
-        roots += [(f"{name}()", dict(each.f_locals)) for name, each in reversed(frames)]
+        roots += [(f"{name}()", _locals_of(each)) for name, each in reversed(frames)]
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter
         for each in gc.get_objects():
             if type(each) is GeneratorType and each.gi_frame is not None and is_users(each.gi_code.co_filename):
@@ -162,7 +164,7 @@ class Namer:
         if kind is GeneratorType:
             if value.gi_frame is not None:
                 how = COMPARE if is_users(value.gi_code.co_filename) else IGNORE
-                self._attributes(path, value.gi_frame.f_locals, how, owner=None)
+                self._attributes(path, _locals_of(value.gi_frame), how, owner=None)
         elif kind is FunctionType:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
             how = COMPARE if is_users(value.__code__.co_filename) else IGNORE
@@ -228,6 +230,23 @@ def storage_of(tensor: Any) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return id(tensor)
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """A copy of a function's variables that leaves nothing behind.
+
+    Until Python 3.12 the frame keeps the dict it was asked for, and so would keep this step's tensors alive for as
+    long as the function runs. It is emptied, unless the program has it too (it called `locals()`): the next who asks
+    gets it filled anew, and the variables themselves are elsewhere.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    is_copy = (
+        frame.f_code.co_flags & CO_OPTIMIZED and type(kept) is dict
+    )  # a class body's are the variables themselves
+    if is_copy and sys.getrefcount(kept) <= REFERENCES:
+        kept.clear()
+    return found
 
 
 def _public(names: dict[str, Any]) -> dict[str, Any]:
