@@ -16,7 +16,8 @@ from torch import nn
 
 from carpool.agent import snapshot
 from carpool.agent.snapshot import Snapshot
-from carpool.agent.storages import FileStore, Storages
+from carpool.agent.storages import Storages
+from carpool.agent.stores import FileStore
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
 
