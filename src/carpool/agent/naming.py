@@ -235,16 +235,14 @@ def storage_of(tensor: Any) -> int:
 def _locals_of(frame: FrameType) -> dict[str, Any]:
     """A copy of a function's variables that leaves nothing behind.
 
-    Until Python 3.12 the frame keeps the dict it was asked for, and so would keep this step's tensors alive for as
+    Up to Python 3.12 the frame keeps the dict it was asked for, and so would keep this step's tensors alive for as
     long as the function runs. It is emptied, unless the program has it too (it called `locals()`): the next who asks
     gets it filled anew, and the variables themselves are elsewhere.
     """
     kept = frame.f_locals
     found = dict(kept)
-    is_copy = (
-        frame.f_code.co_flags & CO_OPTIMIZED and type(kept) is dict
-    )  # a class body's are the variables themselves
-    if is_copy and sys.getrefcount(kept) <= REFERENCES:
+    is_function = frame.f_code.co_flags & CO_OPTIMIZED  # in a class body the dict is the variables themselves
+    if is_function and type(kept) is dict and sys.getrefcount(kept) <= REFERENCES:
         kept.clear()
     return found
 
