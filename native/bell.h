@@ -105,11 +105,15 @@ static inline bool bell_drop_stale(const struct bell *bell)
     return recv(bell->peer, &frame, sizeof frame, MSG_DONTWAIT) == (ssize_t)sizeof frame;
 }
 
-/* Until a turn is rung: true. False if the connection has something to read, or a signal came. */
+/* A signal that comes just before poll does not end it: the program's handler must not wait for the next turn. */
+enum { BELL_LOOK_MS = 1000 };
+
+/* Until a turn is rung: true. False if the connection has something to read, a signal came, or it is time to look whether
+ * one did. */
 static inline bool bell_wait(struct bell *bell, Word *slot)
 {
     struct pollfd both[2] = {{.fd = bell->own, .events = POLLIN}, {.fd = bell->peer, .events = POLLIN}};
-    while (poll(both, 2, -1) > 0) {
+    while (poll(both, 2, BELL_LOOK_MS) > 0) {
         if (both[0].revents && bell_hear(bell, slot))
             return true;
         if (both[1].revents && !bell_drop_stale(bell))

@@ -176,6 +176,6 @@ def test_without_the_meter_the_kernels_figures_are_used_and_shown_in_the_page(li
     held = source.live_bytes()
     assert held - before > 50 * MIB
     del block
-    assert source.peak_bytes() >= held
+    assert source.peak_bytes() >= held - MIB  # the kernel counts each thread's pages in batches
     source.reset_peak(is_learning=True)
     assert source.peak_bytes() < held

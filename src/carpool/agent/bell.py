@@ -25,6 +25,7 @@ from carpool.wire import messages as m
 from carpool.wire import page
 
 DIRECTORY = "bells"  # beside the daemon's socket
+LOOK_MS = 1000  # a signal that comes just before poll does not end it, and its handler must not wait for the turn
 
 
 class Bell:
@@ -48,7 +49,7 @@ class Bell:
         poll.register(self._socket, select.POLLIN)
         poll.register(peer, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll()]
+            ready = [fd for fd, _ in poll.poll(LOOK_MS)]
             word = self._seat.hear()
             if word:
                 return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))
