@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from carpool.wire import framing
 from carpool.wire import messages as m
 from tests.e2e.node import CARPOOL, Ended, Node, Started, wait_until
+from tests.impostor import impostor
 
 pytestmark = pytest.mark.slow
 
@@ -188,44 +188,16 @@ def test_a_peer_of_another_version_is_refused_with_a_sentence(shared: Node) -> N
     assert shared.ps(ended=False)["jobs"] == []
 
 
-@contextlib.contextmanager
-def impostor(node: Node, reply: bytes) -> Iterator[None]:
-    """Something that listens on the daemon's socket and answers everything with these bytes."""
-    for directory in (node.places.run, node.places.state):
-        directory.mkdir(mode=0o700, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(node.places.socket))
-    listener.listen()
-    listener.settimeout(30)
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = listener.accept()
-                with peer:
-                    if peer.recv(1 << 16):
-                        peer.sendall(reply)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(30)
-
-
 @pytest.mark.parametrize("arguments", [["ps"], ["run", *TRUE], ["submit", *TRUE], ["daemon", "status"]])
 def test_a_daemon_of_another_version_is_named_and_nothing_is_run(node: Node, arguments: list[str]) -> None:
     reason = f"the daemon is carpool 7.0.0 (protocol 7), this is 0.1.0 (protocol {m.PROTOCOL}); restart it"
-    with impostor(node, framing.encode(m.Refuse(reason=reason))):
+    with impostor(node.places, lambda: framing.encode(m.Refuse(reason=reason))):
         assert_refused(node.carpool(*arguments), 3, reason)
 
 
 @pytest.mark.parametrize("arguments", [["ps"], ["run", *TRUE], ["daemon", "stop"]])
 def test_garbage_instead_of_a_daemon_is_one_sentence_too(node: Node, arguments: list[str]) -> None:
-    with impostor(node, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"):
+    with impostor(node.places, lambda: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"):
         assert_refused(node.carpool(*arguments), 1, "not a carpool message")
 
 
@@ -293,7 +265,7 @@ def test_a_directory_of_another_user_is_not_used(node: Node, which: str) -> None
 
 @pytest.mark.skipif(not is_root, reason="only root can give a socket to another user")
 def test_a_socket_of_another_user_is_not_spoken_to(node: Node) -> None:
-    with impostor(node, b""):
+    with impostor(node.places, bytes):
         os.chown(node.places.socket, NOBODY, NOBODY)
         for arguments in (["ps"], ["run", *TRUE]):
             assert_refused(node.carpool(*arguments), 1, f"{node.places.socket} belongs to user {NOBODY}, not to you")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,23 @@ def compile_c(target: Path, *arguments: str | Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return target
+
+
+def layout(
+    header: str, structs: Mapping[str, Sequence[str]], constants: Sequence[str], include: Path, place: Path
+) -> str:
+    """Sizes, offsets and values as one header declares them, a line each."""
+    lines = [f'P("{name}", {name})' for name in constants]
+    for struct, fields in structs.items():
+        lines.append(f'P("{struct}", sizeof({struct}))')
+        lines += [f'P("{struct}.{field}", offsetof({struct}, {field}))' for field in fields]
+    body = '#define P(name, value) printf("%s %lld\\n", name, (long long)(value));\nint main(void) {\n'
+    source = place / "layout.c"
+    source.write_text(
+        f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n{body}" + "\n".join(lines) + "\n}\n"
+    )
+    program = compile_c(place / "layout", f"-I{include}", f"-I{NATIVE}", source)
+    return subprocess.run([program], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True).stdout
 
 
 class Probe:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.testing import doors
-from tests.native.probe import NATIVE, compile_c
+from tests.native.probe import NATIVE, compile_c, layout
 
 PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
 ROW = re.compile(r"^(HOOK|GATE|NVML|CALL|LEFT)\((\w+)", re.MULTILINE)
@@ -77,20 +77,9 @@ int main(void) { return 0; }
 
 
 def test_structures_and_constants_are_nvidias(include: Path, tmp_path: Path) -> None:
-    lines = [f'P("{name}", {name})' for name in CONSTANTS]
-    for struct, fields in STRUCTS.items():
-        lines.append(f'P("{struct}", sizeof({struct}))')
-        lines += [f'P("{struct}.{field}", offsetof({struct}, {field}))' for field in fields]
-    body = '#define P(name, value) printf("%s %lld\\n", name, (long long)(value));\nint main(void) {\n'
-    answers = []
-    for header in ("<cuda.h>", '"driver.h"'):
-        source = tmp_path / "layout.c"
-        source.write_text(
-            f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n{body}" + "\n".join(lines) + "\n}\n"
-        )
-        program = compile_c(tmp_path / "layout", f"-I{include}", f"-I{NATIVE}", source)
-        answers.append(subprocess.run([program], capture_output=True, text=True, timeout=20).stdout)
-    assert answers[0] == answers[1]
+    theirs, ours = (layout(header, STRUCTS, CONSTANTS, include, tmp_path) for header in ("<cuda.h>", '"driver.h"'))
+    assert theirs == ours
+    assert ours
 
 
 def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:

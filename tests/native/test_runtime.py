@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.native.gpu import Built
-from tests.native.probe import NATIVE, compile_c
+from tests.native.probe import NATIVE, compile_c, layout
 from tests.native.test_header import PLACES
 
 STRUCTS = {
@@ -43,20 +42,12 @@ def test_structures_are_nvidias(tmp_path: Path) -> None:
         pytest.skip(
             "no cuda_runtime_api.h of CUDA 13 here: the stand-in's declarations are NOT compared with NVIDIA's"
         )
-    lines = [f'P("{name}", {name})' for name in CONSTANTS]
-    for struct, fields in STRUCTS.items():
-        lines.append(f'P("{struct}", sizeof({struct}))')
-        lines += [f'P("{struct}.{field}", offsetof({struct}, {field}))' for field in fields]
-    body = '#define P(name, value) printf("%s %lld\\n", name, (long long)(value));\nint main(void) {\n'
-    answers = []
-    for header in ("<cuda_runtime_api.h>", '"fake/runtime.h"'):
-        source = tmp_path / "layout.c"
-        source.write_text(
-            f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n{body}" + "\n".join(lines) + "\n}\n"
-        )
-        program = compile_c(tmp_path / "layout", f"-I{include}", f"-I{NATIVE}", source)
-        answers.append(subprocess.run([program], capture_output=True, text=True, timeout=20).stdout)
-    assert answers[0] == answers[1]
+    theirs, ours = (
+        layout(header, STRUCTS, CONSTANTS, include, tmp_path)
+        for header in ("<cuda_runtime_api.h>", '"fake/runtime.h"')
+    )
+    assert theirs == ours
+    assert ours
 
 
 def test_the_stand_ins_for_the_runtime_and_cublas_compile_without_a_warning(built: Built, tmp_path: Path) -> None:
