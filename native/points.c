@@ -298,8 +298,11 @@ static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf,
     if (seat != NULL && seat->held && seat->is_instant && PyThread_get_thread_ident() == seat->owner) {
         uint64_t recall = seat->slot[CP_S_RECALL];
         seat->update_began_ns = clock_ns(CLOCK_MONOTONIC);
-        if (recall != 0 && recall <= seat->slot[CP_S_STEPS] + 1 && seat->update_ns < BELL_SOON_NS)
-            bell_knock(&seat->bell, seat->slot);
+        if (seat->update_ns < BELL_SOON_NS) {
+            atomic_fetch_or(&seat->slot[CP_S_FLAGS], CP_FLAG_SOON);
+            if (recall != 0 && recall <= seat->slot[CP_S_STEPS] + 1)
+                bell_knock(&seat->bell, seat->slot);
+        }
     }
     Py_RETURN_NONE;
 }
@@ -330,6 +333,7 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
         seat->slot[CP_S_STEPS] = steps;
         seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
         seat->update_ns = now - seat->update_began_ns;
+        atomic_fetch_and(&seat->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
         bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }

@@ -103,11 +103,13 @@ def test_a_recalled_holder_rings_the_next_job_and_is_rung_itself(desk: Desk, job
             assert desk.lease == page.LEASE_ASKED
             ring(desk, offer(desk, serial))
 
+        desk.words[desk.base + page.S_FLAGS] |= page.FLAG_SOON  # its last update runs
         with other_bell(desk) as bell, desk.playing(act):  # a new one each time: the old line is dead
             job.step()
         (desk.directory / "bells" / str(OTHER)).unlink()
         assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
         assert desk.words[desk.base + page.S_OFFER] == 0
+        assert not desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON
         assert desk.steps == 3 + turn
 
 
@@ -239,6 +241,7 @@ def test_b4_a_recalled_holder_knocks_when_its_last_step_begins(desk: Desk, job: 
         job.begin_step()
         assert heard(bell) == ([word | page.PASSED] if job.turns.seat.is_instant else [])
         assert desk.words[desk.base + page.S_PASS] == word  # nothing was passed on
+        assert bool(desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON) == job.turns.seat.is_instant
         desk.words[desk.base + page.S_RECALL] = desk.steps + 5
         job.begin_step()
         assert heard(bell) == []  # this step is not the last one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,5 +169,34 @@ def test_where_a_bell_would_not_do_the_daemon_does_it_all(tmp_path: Path, lacks:
         else:
             live.members[13] = Member(peer=Recorder(), pid=13, slot=live.page.lend_slot(13) or 0)
         assert node.recall_a() == 0
+
+    with_node(tmp_path, act)
+
+
+def test_b4_a_holder_recalled_in_its_last_update_is_knocked_for(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        (tmp_path / "bells").mkdir()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+            bell.bind(str(tmp_path / "bells" / str(node.b.pid)))
+            bell.setblocking(False)
+            live = node.loop.jobs[A]
+            assert live.page is not None
+            live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] |= pages.FLAG_SOON
+            word = node.recall_a()
+            assert int.from_bytes(bell.recv(8), "little") == word | pages.PASSED
+            live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] = pages.FLAG_BELL
+            node.loop.tell(Tick())
+            with pytest.raises(BlockingIOError):
+                bell.recv(8)
+
+    with_node(tmp_path, act)
+
+
+def test_b4_nobody_at_the_bell_is_no_trouble(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        live = node.loop.jobs[A]
+        assert live.page is not None
+        live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] |= pages.FLAG_SOON
+        assert node.recall_a() != 0
 
     with_node(tmp_path, act)

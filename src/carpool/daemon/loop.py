@@ -71,7 +71,7 @@ class Loop:
         self._ended: deque[JobId] = deque()
         self._looked_ns = self._accounted_ns = 0
         self._passed: GrantLease | None = None
-        self._passes = Passes()
+        self._passes = Passes(starter.places.bells)
 
     def collect(self) -> None:
         """Take every pass back before anything is decided. A turn that went on meanwhile is told to the core first,

@@ -2,12 +2,17 @@
 
 The core chooses the successor of a recalled turn beforehand (D5). After each decision that choice is armed: a word in
 the holder's slot names the process to ring. Before the next decision every word is taken back; one that was used
-meanwhile is a turn that came back and was granted, and the core is told so first.
+meanwhile is a turn that came back and was granted, and the core is told so first. A holder in the middle of its last
+update cannot know that its turn is recalled now, so the daemon knocks for it (B4).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from carpool.core.effects import GrantLease
 from carpool.daemon.jobs import LiveJob, Member
@@ -29,7 +34,8 @@ class Pass:
 
 
 class Passes:
-    def __init__(self) -> None:
+    def __init__(self, bells: Path) -> None:
+        self._bells = bells
         self._armed: list[Pass] = []
         self._serial = 0
 
@@ -45,8 +51,17 @@ class Passes:
         word = pages.make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial)
         taker.set_recall(waiting, 0)  # it may begin before it is looked at again
         taker.page.words[pages.slot_base(waiting.slot) + pages.S_OFFER] = word
-        giver.page.words[pages.slot_base(holder.slot) + pages.S_PASS] = word
+        base = pages.slot_base(holder.slot)
+        giver.page.words[base + pages.S_PASS] = word
+        if giver.page.words[base + pages.S_FLAGS] & pages.FLAG_SOON:
+            self._knock(waiting.pid, word)
         self._armed.append(Pass(giver=giver, member=holder, grant=grant, word=word))
+
+    def _knock(self, pid: int, word: int) -> None:
+        knock, where = (word | pages.PASSED).to_bytes(8, "little"), os.fsencode(self._bells / str(pid))
+        # Where that does not go, it is rung asleep.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+            line.sendto(knock, socket.MSG_DONTWAIT, where)
 
     def take_back(self) -> list[Pass]:
         """Take back what is armed; returns what was used before."""

@@ -32,7 +32,7 @@ KILL_AFTER_SECONDS = 10.0
 
 class Starter:
     def __init__(self, places: Places, devices: list[DeviceFacts]) -> None:
-        self._places = places
+        self.places = places
         self._devices = {device.id: device for device in devices}
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
         self.on_runner_gone: Callable[[LiveJob], None] = lambda live: None
@@ -44,7 +44,7 @@ class Starter:
         return next((device.id for device in self._devices.values() if device.kind == file.kind), None)
 
     def log_path(self, job: str) -> Path:
-        return self._places.logs / f"{job}.log"
+        return self.places.logs / f"{job}.log"
 
     def start(self, live: LiveJob, device: DeviceId) -> JobExited | None:
         """Give the job its page and tell its runner; what went wrong comes back as the job's end."""
@@ -85,10 +85,10 @@ class Starter:
 
     def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
         device = self._devices[live.file.device]
-        return job_environment(self._places, device, live.file.spec, job=live.id, page=page)
+        return job_environment(self.places, device, live.file.spec, job=live.id, page=page)
 
     def _spawn_runner(self, live: LiveJob) -> None:
-        self._places.logs.mkdir(mode=0o700, exist_ok=True)
+        self.places.logs.mkdir(mode=0o700, exist_ok=True)
         with open(self.log_path(live.id), "ab", opener=_private) as sink:
             self._runners[live.id] = subprocess.Popen(
                 [sys.executable, "-m", "carpool.cli.runner", str(live.directory)],

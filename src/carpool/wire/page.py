@@ -72,6 +72,7 @@ FLAG_BELL = 2  # it can be rung, and ring others
 FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
 FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
 FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
+FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
 PRICE_ONE = 1024
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
