@@ -184,6 +184,8 @@ def test_nobody_loses_an_iteration_in_a_storm_of_faults(node: Node, world: World
             now = len(world.bystander.lines)
             assert now > before, f"the bystander stood still; fault {number}: {fault}"
             before = now
+        if number % 25 == 24:
+            print(f"chaos, seed {SEED}: {number + 1} of {FAULTS} faults", flush=True)
     world.settle()
     for shape, started in [
         ("groups", world.bystander),
