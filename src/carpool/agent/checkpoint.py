@@ -25,10 +25,10 @@ from carpool import __version__
 from carpool.agent.curtain import Curtain
 from carpool.agent.link import say
 from carpool.agent.naming import is_users
-from carpool.agent.parking import thread_in_the_way
 from carpool.agent.recorder import Mode, Recorder
 from carpool.agent.snapshot import Snapshot
 from carpool.agent.tape import Tape
+from carpool.agent.threads import thread_in_the_way
 from carpool.errors import RefusedError
 from carpool.wire import page
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
