@@ -370,5 +370,5 @@ def _is_programs(error: Exception) -> bool:
             given = value if type(value) is tuple else (value,)
             if interrupted is not None and any(each is interrupted for each in given):
                 return True
-        trace, interrupted = trace.tb_next, trace.tb_frame
+        interrupted, trace = trace.tb_frame, trace.tb_next
     return False
