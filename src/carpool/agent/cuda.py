@@ -18,7 +18,7 @@ STUCK = "inactive_split_bytes.all.current"  # free, but in one segment with what
 
 
 def is_counted(link: Link) -> bool:
-    """Whether the CUDA guest counts this process; its slot, taken at the first call, may stand beside one lent to us."""
+    """Whether the CUDA guest counts this process: in a slot that may stand beside the one the daemon lent to us."""
     slot = link.page.slot_of(os.getpid())
     return slot is not None and bool(link.words[page.slot_base(slot) + page.S_FLAGS] & page.FLAG_METERED)
 
