@@ -20,6 +20,8 @@ typedef int CUresult;
 #define CUDA_ERROR_LAUNCH_FAILED 719
 #define CUDA_ERROR_NOT_SUPPORTED 801
 #define CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED 900
+#define CUDA_ERROR_STREAM_CAPTURE_INVALIDATED 901
+#define CUDA_ERROR_CAPTURED_EVENT 907
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
@@ -50,6 +52,7 @@ typedef int CUmemAllocationType, CUdriverProcAddressQueryResult, CUarray_format,
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CU_MEM_ATTACH_GLOBAL 1
+#define CU_STREAM_CAPTURE_MODE_RELAXED 2
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

@@ -10,9 +10,11 @@
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
  *     the least, for then the others' work lies between the events too.
  * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
- * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs.
+ * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs. Captures of
+ *     other streams stay whole: the driver breaks them when any thread asks for an event, unless that is relaxed.
  *
- * Threads: any. Lock: `sample_lock` guards the samples; costs are words that threads may overwrite for each other. */
+ * Threads: any. Lock: `sample_lock` guards the samples, and is never held while somebody waits for the device; costs are
+ * words that threads may overwrite for each other. */
 #define _GNU_SOURCE
 #include "guest.h"
 
@@ -34,9 +36,9 @@
 struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
-    struct cp_kernel *kernel; /* NULL: free */
+    struct cp_kernel *kernel;
     uint64_t key, begun;
-    bool is_recorded;
+    _Atomic enum { FREE, BEGUN, RECORDED } state; /* who began it has it to himself until it is recorded */
 };
 
 struct cp_kernel cp_kernels[CP_KERNELS];
@@ -113,30 +115,38 @@ static void learn(struct cp_kernel *kernel, uint64_t begun, uint64_t ns) {
         set_next_sample(kernel);
 }
 
-/* With sample_lock held: take in what has ended; of `awaited` also what has not. */
-static void read_samples(struct cp_kernel *awaited) {
+/* Take in what has ended; true: what would make `kernel` known has not (C4). */
+static bool read_samples(struct cp_kernel *kernel) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool is_awaited = false;
+    if (!cp_try_lock(&sample_lock))
+        return !GET(kernel->is_known) && GET(kernel->is_begun);
+    real_cuThreadExchangeStreamCaptureMode(&mode);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++) {
         float ms;
-        if (!s->kernel || !s->is_recorded)
+        if (atomic_load(&s->state) != RECORDED)
             continue;
-        CUresult state = s->kernel == awaited ? real_cuEventSynchronize(s->to) : real_cuEventQuery(s->to);
-        if (state == CUDA_ERROR_NOT_READY)
-            continue;
-        if (state == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
+        CUresult result = real_cuEventQuery(s->to);
+        is_awaited |= result == CUDA_ERROR_NOT_READY && s->kernel == kernel;
+        if (result == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
             real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
             learn(s->kernel, s->begun, (uint64_t)((double)ms * 1e6));
-        s->kernel = NULL;
+        if (result != CUDA_ERROR_NOT_READY)
+            atomic_store(&s->state, FREE);
     }
+    real_cuThreadExchangeStreamCaptureMode(&mode);
+    cp_drop_lock(&sample_lock);
+    return is_awaited && !GET(kernel->is_known);
 }
 
 __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, CUstream stream) {
     CUcontext context = NULL;
     struct cp_sample *found = NULL;
     set_next_sample(kernel);
-    if (real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
+    if (cp_is_capturing(stream) || real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
     for (struct cp_sample *s = samples; s < samples + SAMPLES && !found; s++)
-        if (!s->kernel && (!s->context || s->context == context))
+        if (atomic_load(&s->state) == FREE && (!s->context || s->context == context))
             found = s;
     /* where an event cannot be made, the other may be lost; so is the context, then */
     bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)));
@@ -148,7 +158,7 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
         found->kernel = kernel;
         found->key = GET(kernel->key);
         found->begun = cp_now();
-        found->is_recorded = false;
+        atomic_store(&found->state, BEGUN);
         PUT(kernel->is_begun, true);
     }
     cp_drop_lock(&sample_lock);
@@ -156,12 +166,8 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
 }
 
 void cp_end_sample(struct cp_sample *sample, CUstream stream) {
-    cp_take_lock(&sample_lock);
-    if (real_cuEventRecord(sample->to, stream) == CUDA_SUCCESS)
-        sample->is_recorded = true;
-    else
-        sample->kernel = NULL;
-    cp_drop_lock(&sample_lock);
+    bool is_recorded = !cp_is_capturing(stream) && real_cuEventRecord(sample->to, stream) == CUDA_SUCCESS;
+    atomic_store(&sample->state, is_recorded ? RECORDED : FREE);
 }
 
 void cp_forget_samples(uint64_t context) {
@@ -217,13 +223,8 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
             CUstream none = NULL;
             PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
         }
-        bool must_wait = !GET(kernel->is_known) && GET(kernel->is_begun);
-        if (must_wait)
-            cp_take_lock(&sample_lock);
-        if (must_wait || cp_try_lock(&sample_lock)) {
-            read_samples(must_wait ? kernel : NULL);
-            cp_drop_lock(&sample_lock);
-        }
+        while (read_samples(kernel))
+            cp_sleep(20000);
         int64_t cost = (int64_t)GET(kernel->cost_ns);
         if (atomic_fetch_sub(&cp_purse, cost) < cost)
             earn(header);

@@ -40,12 +40,14 @@ struct CUstream_st {
     CUcontext context;
     uint64_t tail_ns;
     CUgraph capturing;
+    CUstreamCaptureMode mode;
+    unsigned breaks; /* of all captures, when this one began */
     CUstream next;
 };
 struct CUevent_st {
     CUcontext context;
     uint64_t at_ns;
-    bool is_recorded;
+    bool is_recorded, is_captured;
 };
 struct CUmod_st {
     CUfunction functions;
@@ -723,6 +725,20 @@ API cuCtxSynchronize(void) {
     return result;
 }
 
+/* What might wait for the device is not for everybody while a stream is captured: it fails, and so does the capture. */
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static atomic_int global_captures;
+static atomic_uint breaks;
+static _Thread_local int own_captures;
+static _Thread_local CUstreamCaptureMode thread_mode;
+static CUresult break_captures(CUresult result) {
+    atomic_fetch_add(&breaks, 1);
+    return result;
+}
+#define NEED_LEAVE                                                                                      \
+    if ((thread_mode == GLOBAL && global_captures > 0) || (thread_mode != RELAXED && own_captures > 0)) \
+        return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+
 API cuEventCreate(CUevent *out, unsigned int flags) {
     (void)flags;
     NEED_CONTEXT;
@@ -736,10 +752,19 @@ API cuEventRecord(CUevent e, CUstream s) {
     NEED_CONTEXT;
     uint64_t tail = stream_of(s)->tail_ns, now = now_ns();
     e->at_ns = tail > now ? tail : now;
+    e->is_captured = stream_of(s)->capturing != NULL;
     return e->is_recorded = true, CUDA_SUCCESS;
 }
-API cuEventQuery(CUevent e) { return e->at_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
-API cuEventSynchronize(CUevent e) { return wait_until(e->at_ns); }
+API cuEventQuery(CUevent e) {
+    NEED_LEAVE;
+    if (e->is_captured)
+        return break_captures(CUDA_ERROR_CAPTURED_EVENT);
+    return e->at_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+API cuEventSynchronize(CUevent e) {
+    NEED_LEAVE;
+    return e->is_captured ? break_captures(CUDA_ERROR_CAPTURED_EVENT) : wait_until(e->at_ns);
+}
 API cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
     if (!from->is_recorded || !to->is_recorded)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -1187,14 +1212,29 @@ API cuDeviceGraphMemTrim(CUdevice dev) {
 }
 
 API cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
-    (void)mode;
     NEED_CONTEXT;
-    return cuGraphCreate(&stream_of(s)->capturing, 0);
+    CUresult result = cuGraphCreate(&stream_of(s)->capturing, 0);
+    if (result == CUDA_SUCCESS) {
+        stream_of(s)->mode = mode;
+        stream_of(s)->breaks = breaks;
+        global_captures += mode == GLOBAL;
+        own_captures += mode != RELAXED;
+    }
+    return result;
 }
 API cuStreamEndCapture(CUstream s, CUgraph *out) {
     NEED_CONTEXT;
-    *out = stream_of(s)->capturing;
-    return stream_of(s)->capturing = NULL, *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    s = stream_of(s);
+    *out = s->capturing;
+    if (!s->capturing)
+        return CUDA_ERROR_INVALID_VALUE;
+    global_captures -= s->mode == GLOBAL;
+    own_captures -= s->mode != RELAXED;
+    s->capturing = NULL;
+    if (s->breaks == breaks)
+        return CUDA_SUCCESS;
+    cuGraphDestroy(*out);
+    return *out = NULL, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out) {
     NEED_CONTEXT;
@@ -1222,9 +1262,8 @@ API cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *status, cuuint6
     return cuStreamGetCaptureInfo_v3(s, status, id, graph, after, NULL, count);
 }
 API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    static _Thread_local CUstreamCaptureMode own;
-    CUstreamCaptureMode before = own;
-    own = *mode;
+    CUstreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
     return *mode = before, CUDA_SUCCESS;
 }
 /* A graph here is what it takes, not a list: its nodes are counted, not kept. */

@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -290,6 +292,19 @@ static void *launch_thread(void *until_ns) {
     return NULL;
 }
 
+/* Launches one long kernel twice. */
+static void *long_thread(void *is_over) {
+    CUfunction f;
+    CUstream own;
+    p_cuCtxSetCurrent(context);
+    p_cuStreamCreate(&own, 0);
+    p_cuModuleGetFunction(&f, module, "busy_1s");
+    for (int i = 0; i < 2; i++)
+        p_cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, own, NULL, NULL);
+    atomic_store((atomic_bool *)is_over, true);
+    return NULL;
+}
+
 static void answer(CUresult result, unsigned long long value) {
     printf("%d %llu\n", result, value);
     fflush(stdout);
@@ -411,6 +426,29 @@ static void obey(const char *verb, char words[3][64]) {
         for (int i = 0; i < 4; i++)
             pthread_join(threads[i], NULL);
         answer(p_cuCtxSynchronize(), 0);
+    } else if (strcmp(verb, "beside") == 0) { /* graphs captured for `a` ms while a thread launches; answers how many */
+        pthread_t thread;
+        unsigned long long count = 0;
+        uint64_t until_ns = now_ns() + (uint64_t)a * 1000000u;
+        CUresult result = 0;
+        pthread_create(&thread, NULL, launch_thread, &until_ns);
+        for (; !result && now_ns() < until_ns; count++) {
+            result = p_cuStreamBeginCapture_v2(stream, 0) | launch("plain", "busy_20us", stream);
+            usleep(2000);
+            result |= p_cuStreamEndCapture(stream, &graph);
+        }
+        pthread_join(thread, NULL);
+        answer(result, count);
+    } else if (strcmp(verb, "aside") == 0) { /* a launch while a thread waits for its own; answers if that is over */
+        pthread_t thread;
+        atomic_bool is_over = false;
+        CUresult result = launch("plain", words[0], stream);
+        pthread_create(&thread, NULL, long_thread, &is_over);
+        usleep(300000); /* the first is over, and nobody has read so: the thread waits for its own */
+        result |= launch("plain", words[0], stream);
+        bool was_over = atomic_load(&is_over);
+        pthread_join(thread, NULL);
+        answer(result, was_over);
     } else if (strcmp(verb, "context") == 0) { /* a context of its own, `a` bytes in it, and its end */
         CUcontext other;
         CUdeviceptr at;

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import carpool
+from carpool.devices import cpu
+from carpool.wire import page
 from tests.agent.desk import Desk
 
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
@@ -137,3 +139,24 @@ def test_a_broken_sitecustomize_is_named_and_breaks_nothing_else(site: Path) -> 
     assert lines == ["on it goes"]
     assert "theirs is broken" in err
     assert "Traceback" not in err
+
+
+def test_torch_is_not_imported_where_the_cap_has_no_room_for_it(site: Path, desk: Desk) -> None:
+    """Its C++ would end the whole process; a program can catch this."""
+    meter = cpu.meter_path()
+    if meter is None:
+        pytest.skip("the meter is not built; install gcc, then 'make native'")
+    code = """
+try:
+    import torch
+except MemoryError as error:
+    print(error)
+"""
+    more = {"LD_PRELOAD": meter, "CARPOOL_DEVICE_KIND": "cpu", "CARPOOL_IS_CAPPED": "1", "CARPOOL_SOCKET": "/no"}
+    desk.words[page.H_CAP] = 16 << 20
+    lines, _ = run(site, code, job="x-1", desk=desk, **more)
+    assert len(lines) == 1
+    assert lines[0].startswith("importing torch takes about 40.0 MiB; job x-1 may hold 16.0 MiB and holds ")
+    assert lines[0].endswith(": raise the cap with --memory")
+    desk.words[page.H_CAP] = 64 << 20
+    assert run(site, code, job="x-1", desk=desk, **more)[0] == ["torch runs"]

@@ -47,11 +47,8 @@ class StandInCuda:
     def empty_cache(self) -> None:
         self.calls.append("empty_cache")
 
-    def current_device(self) -> int:
-        return 0
-
-    def get_device_properties(self, device: int) -> SimpleNamespace:
-        return SimpleNamespace(total_memory=16 * GIB)
+    def mem_get_info(self) -> tuple[int, int]:
+        return 16 * GIB - self.live, 16 * GIB
 
     def set_per_process_memory_fraction(self, fraction: float) -> None:
         self.fraction = fraction
@@ -132,6 +129,38 @@ def test_a_declared_cap_becomes_the_allocators_fraction_when_the_context_is_made
     assert cuda.fraction is None, "asking would create a context"
     cuda.make_context()
     assert cuda.fraction == pytest.approx(0.25)
+
+
+def test_the_allocators_fraction_follows_a_cap_that_is_resized(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
+    link.words[page.H_CAP] = 4 * GIB
+    cap_from_the_start(cuda, link)
+    source = source_of(cuda, link)
+    for cap_bytes, fraction in ((8 * GIB, 0.5), (2 * GIB, 0.125), (32 * GIB, 1.0)):
+        link.words[page.H_CAP] = cap_bytes
+        source.live_bytes()
+        assert cuda.fraction == pytest.approx(fraction)
+    link.words[page.H_CAP] = 4 * GIB
+    source.reset_peak(is_learning=False)  # with its next turn, if it reached no boundary before
+    assert cuda.fraction == pytest.approx(0.25)
+
+
+def test_where_the_guest_keeps_the_cap_the_allocator_has_no_limit_of_its_own(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
+    link.words[page.H_CAP] = 4 * GIB
+    guest = page.slot_base(1)  # beside the slot that was lent to the agent before the program called CUDA
+    link.words[guest + page.S_PID], link.words[guest + page.S_FLAGS] = os.getpid(), page.FLAG_METERED
+    cap_from_the_start(cuda, link)
+    source = source_of(cuda, link)
+    link.words[page.H_CAP] = 8 * GIB
+    cuda.live = 3 * MIB
+    assert source.live_bytes() == 3 * MIB
+    assert cuda.fraction is None, "it would be that of a moment"
+    assert link.words[link.base + page.S_LIVE] == 0, "these bytes are counted once"
 
 
 def test_without_a_declared_cap_the_allocator_is_left_alone(cuda: StandInCuda, link: Link) -> None:

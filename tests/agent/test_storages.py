@@ -6,6 +6,7 @@ import os
 import resource
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,42 +119,46 @@ class LockingTorch:
     uint8 = torch.uint8
 
     def __init__(self, pieces: int) -> None:
-        self.left = pieces
-        self.sizes: list[int] = []
-        self.is_emptied = False
+        self._pieces = pieces
+        self._made: list[weakref.ref[torch.Tensor]] = []
         self._C = self
+
+    def _used(self) -> list[torch.Tensor]:
+        return [tensor for each in self._made if (tensor := each()) is not None]
+
+    def locked(self) -> list[int]:
+        """The sizes of the pieces in use, and how many are kept beside them."""
+        return [tensor.numel() for tensor in self._used()] + [0] * (len(self._made) - len(self._used()))
 
     def empty(self, size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
         assert pin_memory
-        if not self.left:
+        if len(self._made) == self._pieces:
             raise RuntimeError("CUDA error: out of memory")
-        self.left -= 1
-        self.sizes.append(size)
-        return torch.empty(size, dtype=dtype)
+        made = torch.empty(size, dtype=dtype)
+        self._made.append(weakref.ref(made))
+        return made
 
     def _host_emptyCache(self) -> None:  # noqa: N802 - it stands in for torch's
-        self.is_emptied = True
+        self._made = [each for each in self._made if each() is not None]
 
 
-def test_page_locked_memory_is_taken_in_pieces_and_kept() -> None:
+def test_page_locked_memory_is_taken_in_pieces_and_given_back_with_the_bytes() -> None:
     host = LockingTorch(4)
     store = PinnedStore(host)
     store.reserve(2 * LOCKED_BYTES + 5)
-    store.reserve(LOCKED_BYTES)
-    assert host.sizes == [LOCKED_BYTES, LOCKED_BYTES, 5]
-    store.reserve(3 * LOCKED_BYTES)
-    assert host.sizes[3:] == [LOCKED_BYTES], "only the short piece is replaced"
+    assert host.locked() == [LOCKED_BYTES, LOCKED_BYTES, 5]
+    store.clear()
+    assert host.locked() == [], "a job that is back holds nothing that the host's budget does not count"
+    store.reserve(4 * LOCKED_BYTES)
 
 
 def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> None:
     host = LockingTorch(2)
     store = PinnedStore(host)
-    store.reserve(100)
     with pytest.raises(MemoryError, match=f"no {3 * LOCKED_BYTES} bytes to lock"):
         store.reserve(3 * LOCKED_BYTES)
-    assert host.is_emptied
-    store.reserve(100)  # what it had, it still has
-    assert len(host.sizes) == 2
+    assert host.locked() == []
+    store.reserve(100)
 
 
 def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages) -> None:

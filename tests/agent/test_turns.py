@@ -250,7 +250,7 @@ def test_an_interrupted_wait_is_withdrawn_and_a_late_grant_is_not_mistaken_for_t
             assert desk.is_closed()
 
         with desk.playing(act), pytest.raises(InterruptedInTestError):
-            turns._acquire()
+            turns.begin()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert desk.lease == page.LEASE_NONE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.bench import park
 from carpool.bench.handover import Found, find_gaps
 from carpool.bench.jct import (
     Burst,
@@ -28,7 +29,7 @@ from carpool.bench.report import Report, Target, percentile
 from carpool.bench.shares import worst_error
 from carpool.cli.bench import finish
 from carpool.devices.libraries import find_library
-from carpool.errors import PeerError, UsageError
+from carpool.errors import PeerError, RefusedError, UsageError
 
 BENCH_SECONDS = 400
 METRICS = {
@@ -74,6 +75,8 @@ def run_bench(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_bench_prints_one_json_object_with_its_metrics(name: str) -> None:
     if name == "interposer" and find_library("gpu_probe") is None:
         pytest.skip("carpool's CUDA guest was not built (no C compiler): its bench is NOT tried")
+    if name == "park" and not park.is_in_memory(park.MEMORY_DISK):
+        pytest.skip(f"{park.MEMORY_DISK} is not in memory here: the bench refuses, and is NOT tried")
     done = run_bench(name, "--quick", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -92,6 +95,25 @@ def test_misuse_is_told_and_starts_nothing(words: list[str]) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Error" in done.stderr
+
+
+# --- moves -----------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_is_not_reported_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert park.is_in_memory(Path("/proc")) is False
+    assert park.is_in_memory(tmp_path / "none") is False
+    monkeypatch.setattr(park, "MEMORY_DISK", Path("/proc/self"))
+    with pytest.raises(RefusedError, match="/proc/self is no directory in memory here.*mount -t tmpfs"):
+        park.run(print, moved_mib=1, rounds=1, levels={}, steps=1, repeats=1)
+
+
+def test_a_directory_under_a_tmpfs_is_in_memory() -> None:
+    mounted = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    places = [Path(point) for point, kind in mounted if kind == "tmpfs" and Path(point).is_dir()]
+    if not places:
+        pytest.skip("no tmpfs is mounted here")
+    assert park.is_in_memory(places[-1])
 
 
 # --- the report ------------------------------------------------------------------------------------------------

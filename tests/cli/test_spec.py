@@ -83,6 +83,7 @@ def test_units_become_numbers(script: str) -> None:
         ("memory", "0"),
         ("memory", "1e99GiB"),
         ("policy", "lottery"),
+        ("name", "runs/3"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_started(name: str, value: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.effects import GrantLease, ParkJob, StartJob, UnparkJob
-from carpool.core.model import JobState
+from carpool.core.model import JobId, JobState
 from carpool.core.node import Settings
 from carpool.units import GIB, MS, SECOND
 from tests.core.driver import CoreDriver, MakeCore, needs, only
@@ -93,7 +93,9 @@ def test_a_job_that_cannot_come_back_stays_parked_and_frees_what_it_was_promised
     core.move_failed("a", "cannot allocate")
     assert core.state("a") is JobState.PARKED
     assert core.job("a").promised_bytes == GIB
-    assert "the last try failed: cannot allocate" in core.reason("a")
+    assert core.reason("a").endswith(
+        "comes back when it is tried again, in 10.0 s; the last try failed: cannot allocate"
+    ), "there is room, and nobody has to end for it"
     core.run(9 * SECOND)
     assert core.state("a") is JobState.PARKED
     core.run(2 * SECOND)
@@ -109,12 +111,25 @@ def test_l5_nobody_is_parked_beyond_the_host_budget(make_core: MakeCore) -> None
     core.suspend("b")
     core.give_back("b")
     assert core.state("c") is JobState.WAITING
-    assert "3.00 GiB would have to move to the host, and parked jobs hold 11.0 GiB of the 12.0 GiB" in core.reason(
-        "c"
+    assert (
+        "3.00 GiB would have to move to the host, where parked jobs hold 11.0 GiB of 12.0 GiB; restart the daemon"
+        in core.reason("c")
     )
     assert core.state("b") is JobState.PARKING
     core.exit("a")
     assert core.state("c") is JobState.PARKING, "the budget is free again"
+
+
+def test_the_time_in_which_a_job_is_parked_is_a_wait(make_core: MakeCore) -> None:
+    core = make_core(settings=Settings(margin_percent=0, move_percent=0))
+    suspended(core)
+    core.settle_in("b", BIG)
+    core.resume("a")
+    core.run(5 * SECOND)
+    assert core.reason("a").endswith("comes back when others end")
+    picture = core.scheduler.picture_job(JobId("a"), now=core.now)
+    assert picture is not None
+    assert picture.waited_ns >= 5 * SECOND
 
 
 def test_a_process_that_follows_is_counted_once_and_how_fast_moving_is_comes_out_right(core: CoreDriver) -> None:

@@ -157,8 +157,8 @@ def test_the_host_budget_is_a_limit_and_the_queue_says_so(make_core: MakeCore) -
     assert states == [JobState.PARKED, JobState.QUEUED, JobState.RUNNING]
     queued = next(job for job in "abc" if core.state(job) is JobState.QUEUED)
     assert core.reason(queued).endswith(
-        "starts when the host has room: 18.5 GiB would have to move to the host, and parked jobs hold 9.00 GiB of the"
-        " 20.0 GiB they may have there"
+        "starts when others end, or the host has room: in turns with them 18.5 GiB would have to move to the host,"
+        " where parked jobs hold 9.00 GiB of 20.0 GiB; restart the daemon with a larger --host-memory"
     )
     others = [job for job in "abc" if job != queued]
     assert min(core.served_ns(job) for job in others) > 20 * SECOND, "those that rotate get on"
@@ -209,8 +209,8 @@ def test_r5_a_host_that_filled_up_meanwhile_ends_the_claim_and_the_leaver_goes_o
     run(core, SECOND)
     assert core.device().claimant is None, "R3: others are let in again"
     assert core.reason("b").endswith(
-        "a ends, which cannot be parked: 9.25 GiB would have to move to the host, and parked jobs hold 12.0 GiB of"
-        " the 20.0 GiB they may have there"
+        "a ends, which cannot be parked: 9.25 GiB would have to move to the host, where parked jobs hold 12.0 GiB of"
+        " 20.0 GiB; restart the daemon with a larger --host-memory"
     )
     core.exit("x")
     run(core, 15 * SECOND)

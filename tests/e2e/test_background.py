@@ -46,6 +46,22 @@ def test_a_submitted_job_runs_to_its_end_and_keeps_its_output(shared: Node) -> N
     assert stat.S_IMODE(shared.places.logs.stat().st_mode) == 0o700
 
 
+def test_of_ended_jobs_the_newest_thousand_logs_are_kept(node: Node) -> None:
+    node.start()
+    node.places.logs.mkdir(mode=0o700)
+    for number in range(1010):
+        path = node.places.logs / f"old-{number}.log"
+        path.touch()
+        os.utime(path, (number, number))
+    (node.places.jobs / "old-3").mkdir()  # a live job's
+    job = node.submit("/bin/echo", "new")
+    node.wait_state(job["id"], "finished")
+    kept = {path.stem for path in node.places.logs.iterdir()}
+    assert kept == {"old-3", job["id"], *(f"old-{number}" for number in range(10, 1010))}
+    (node.places.logs / f"{job['id']}.log").unlink()
+    assert "ended so long ago that its log was removed" in node.carpool("logs", job["id"]).err
+
+
 def test_a_submitted_program_is_found_on_the_path_of_who_submitted_it(shared: Node, tmp_path: Path) -> None:
     tool = tmp_path / "their-own-tool"
     tool.write_text('#!/bin/sh\necho "tool $1 in $PWD with $MARK"\n')

@@ -14,7 +14,7 @@ import pytest
 
 from carpool.wire import framing
 from carpool.wire import messages as m
-from tests.e2e.node import CARPOOL, Ended, Node, Started, wait_until
+from tests.e2e.node import CARPOOL, PYTHON, Ended, Node, Started, wait_until
 from tests.impostor import impostor
 
 pytestmark = pytest.mark.slow
@@ -64,6 +64,7 @@ def assert_refused(done: Ended, code: int, *words: str) -> None:
         (["--weight", "nan"], ["--weight nan must be above 0"]),
         (["--weight", "inf"], ["--weight inf must be above 0"]),
         (["--priority", str(10**30)], ["--priority"]),
+        (["--name", "runs/3"], ["--name runs/3 has a slash", "call it runs-3"]),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else None,
 )
@@ -134,6 +135,11 @@ def test_a_job_that_can_never_fit_is_refused_at_once(shared: Node, verb: str) ->
     assert refused["state"] == "failed"
     assert sentence in refused["reason"]
     assert shared.status()["devices"][0]["free_bytes"] == 1 << 30
+
+
+def test_a_cap_that_is_too_small_for_python_itself_is_refused(shared: Node) -> None:
+    done = shared.carpool("run", "--memory", "1MiB", "--", PYTHON, "-c", "print(1)")
+    assert_refused(done, 1, "--memory 1.00 MiB is too little for Python itself: give at least 4.00 MiB, and 64 MiB")
 
 
 def test_a_device_that_is_not_here_is_refused(shared: Node) -> None:

@@ -61,6 +61,11 @@ def test_a_capped_program_sees_a_card_of_its_size_and_is_refused_beyond_it(node:
     assert true_bytes(node.directory / "books")[app.pid] == 3 << 30
     listing = node.carpool("ps")
     assert "3.00 GiB" in listing.out.decode()
+    assert app.ask("launch plain busy_1us")[0] == 0
+    written = node.carpool("checkpoint", "app", str(node.files / "file"))
+    assert (written.code, "is no PyTorch program" in written.err) == (1, True), written.err
+    moved = node.carpool("migrate", "app", "--to", "gpu1")
+    assert (moved.code, "start it there: carpool run --device gpu1 -- " in moved.err) == (1, True), moved.err
 
 
 def test_an_uncapped_neighbour_is_shown_the_real_card(node: Node, built: Built) -> None:

@@ -76,7 +76,13 @@ def test_all_kinds_threads_forks_and_refusals_are_clean(probe: Probe) -> None:
 
 def test_a_compute_limit_that_comes_changes_and_goes_is_clean(probe: Probe, page: Page) -> None:
     page.words[wire.H_PRICE] = 2 * PRICE_ONE
-    for line in ("loop 50 1 busy_100us", "graphs 50 1 busy_100us", "capture 2 2 busy_1us", "context 4096"):
+    for line in (
+        "loop 50 1 busy_100us",
+        "graphs 50 1 busy_100us",
+        "capture 2 2 busy_1us",
+        "beside 60",
+        "context 4096",
+    ):
         assert probe.ask(line)[0] == 0, line
     assert page.words[wire.H_DEVICE_NS] > 0
     probe.tell("launchers 600")

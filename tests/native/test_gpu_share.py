@@ -139,6 +139,21 @@ def test_captured_launches_are_paid_when_the_graph_runs(start: Start, page: Page
     assert page.words[wire.H_DEVICE_NS] > 0
 
 
+def test_what_a_thread_launches_is_measured_while_another_captures_and_the_capture_stays_whole(
+    start: Start, page: Page
+) -> None:
+    limit(page, 50)
+    result, captures = start().ask("beside 300")
+    assert (result, captures > 0) == (0, True)
+    assert page.words[wire.H_DEVICE_NS] > 0
+
+
+@pytest.mark.slow
+def test_a_thread_that_waits_for_its_first_kernel_keeps_no_other_from_launching(start: Start, page: Page) -> None:
+    limit(page, 100)
+    assert start().ask("aside busy_100ms") == (0, 0)
+
+
 def test_each_process_has_its_own_account_of_device_time(start: Start, page: Page, books: Path) -> None:
     limit(page, 80)
     probes = [start(), start()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ TRAIN = str(PROGRAMS / "train.py")
 LOOK = str(PROGRAMS / "look.py")
 NEEDS = str(PROGRAMS / "needs.py")
 GREEDY = str(PROGRAMS / "greedy.py")
+GROWING = str(PROGRAMS / "growing.py")
 
 
 def start(node: Node, name: str, *program: str, memory: str = "1GiB") -> Started:
@@ -74,6 +76,27 @@ def test_beyond_the_cap_torch_raises_its_own_error_in_that_program_alone(node: N
     steps = node.job("neighbour")["steps"]
     node.wait_steps("neighbour", steps + 5)
     assert held_on_card(node, "neighbour") > 700 * MIB
+
+
+def test_more_memory_for_a_running_program_counts_at_its_next_allocation(node: Node) -> None:
+    node.start(device="stub:1x16GiB")
+    job = node.run(GROWING, options=["--name", "growing", "--memory", "128MiB"], stdin=subprocess.PIPE)
+
+    def take(expected: str) -> None:
+        assert job.process.stdin is not None
+        count = len(job.lines)
+        job.process.stdin.write(b"\n")
+        job.process.stdin.flush()
+        job.wait_lines(count + 1)
+        assert job.lines[-1] == expected
+
+    job.wait_line("ready")
+    take("held 64 MiB")
+    take("refused")
+    done = node.carpool("resize", "growing", "--memory", "512MiB")
+    assert done.code == 0, done.err
+    take("held 128 MiB")
+    take("held 192 MiB")
 
 
 def losses(started: Started) -> list[str]:

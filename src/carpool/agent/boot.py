@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+TORCH_BYTES = 40 << 20  # what its import takes on the CPU device, with our own modules, seen with torch 2.13
+
 
 class TorchWatcher:
     """A finder that recognises one name, lets the others find it, and acts after its module has run.
@@ -47,6 +49,9 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         return
 
     def exec_module(module: ModuleType) -> None:
+        trouble = lacks_room()
+        if trouble:
+            raise MemoryError(trouble)
         real_exec(module)
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
@@ -63,6 +68,32 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
             sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
+
+
+def lacks_room() -> str:
+    """Why the program cannot import torch under its cap, if it cannot: torch's own C++ would end the whole process
+    where this is an error that a program can catch."""
+    if os.environ.get("CARPOOL_DEVICE_KIND") != "cpu" or os.environ.get("CARPOOL_WAIT_MEMORY_NS"):
+        return ""
+    from pathlib import Path
+
+    from carpool.errors import PeerError
+    from carpool.units import format_bytes
+    from carpool.wire import page
+
+    try:
+        shared = page.Page.open(Path(os.environ["CARPOOL_PAGE"]))
+    except (KeyError, PeerError):
+        return ""
+    slot, cap = shared.slot_of(os.getpid()), shared.words[page.H_CAP] if os.environ.get("CARPOOL_IS_CAPPED") else 0
+    held = shared.live_bytes(slot) if slot is not None else 0
+    shared.close()
+    if slot is None or not cap or held + TORCH_BYTES <= cap:
+        return ""
+    return (
+        f"importing torch takes about {format_bytes(TORCH_BYTES)}; job {os.environ.get('CARPOOL_JOB')} may hold"
+        f" {format_bytes(cap)} and holds {format_bytes(held)}: raise the cap with --memory"
+    )
 
 
 def watch() -> None:

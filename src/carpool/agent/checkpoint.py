@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import json
 import os
 import random
@@ -25,13 +24,13 @@ from carpool import __version__
 from carpool.agent.curtain import Curtain
 from carpool.agent.link import say
 from carpool.agent.naming import is_users
-from carpool.agent.parking import thread_in_the_way
 from carpool.agent.recorder import Mode, Recorder
 from carpool.agent.snapshot import Snapshot
 from carpool.agent.tape import Tape
+from carpool.agent.threads import thread_in_the_way
 from carpool.errors import RefusedError
 from carpool.wire import page
-from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
+from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter, digest_of
 
 TRIES_MAX = 64  # so many steps without a moment at which no backward pass is due: then it is refused
 REST_SECONDS = 10.0  # for the command that gave the order to cancel the job
@@ -239,7 +238,7 @@ def _sources() -> dict[str, str]:
         file = getattr(module, "__file__", None)
         if type(module) is ModuleType and isinstance(file, str) and is_users(file):
             with contextlib.suppress(OSError):
-                found[name] = hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+                found[name] = digest_of(Path(file))
     return found
 
 

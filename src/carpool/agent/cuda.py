@@ -17,17 +17,27 @@ PEAK = "allocated_bytes.all.peak"
 STUCK = "inactive_split_bytes.all.current"  # free, but in one segment with what is not: only the program can use it
 
 
+def is_counted(link: Link) -> bool:
+    """Whether the CUDA guest counts this process: in a slot that may stand beside the one the daemon lent to us."""
+    slot = link.page.slot_of(os.getpid())
+    return slot is not None and bool(link.words[page.slot_base(slot) + page.S_FLAGS] & page.FLAG_METERED)
+
+
 def cap_from_the_start(cuda: Any, link: Link) -> None:
     """Limit the allocator as soon as the program makes its context, before it allocates anything."""
-    cap = link.words[page.H_CAP]
-    if not cap or not os.environ.get("CARPOOL_IS_CAPPED"):
-        return
+    if link.words[page.H_CAP] and os.environ.get("CARPOOL_IS_CAPPED"):
+        cuda._lazy_call(lambda: limit_allocator(cuda, link))  # torch's own way to defer a call
 
-    def limit() -> None:
-        total = cuda.get_device_properties(cuda.current_device()).total_memory
-        cuda.set_per_process_memory_fraction(min(1.0, cap / total))
 
-    cuda._lazy_call(limit)  # torch's own way to defer a call to the creation of the context
+def limit_allocator(cuda: Any, link: Link) -> None:
+    """Let torch keep to the job's cap as it is now, where nobody else sees to that.
+
+    The guest does, at every allocation. A limit of torch's beside it would be that of a moment: too low for a job
+    that was given more since.
+    """
+    total = cuda.mem_get_info()[1]  # the guest, if it is here, has its slot after this
+    if not is_counted(link):
+        cuda.set_per_process_memory_fraction(min(1.0, link.words[page.H_CAP] / total))
 
 
 def _held(stats: dict[str, int]) -> int:
@@ -41,6 +51,7 @@ class CudaSource:
         self._cuda = torch.cuda
         self._link = link
         self._base_peak_bytes = 0  # the allocator's all-time peak when ours was last reset
+        self._cap_bytes = link.words[page.H_CAP]  # as the allocator knows it
         explain_out_of_memory(link, self)
 
     def _stats(self) -> dict[str, int]:
@@ -52,10 +63,18 @@ class CudaSource:
 
     def live_bytes(self) -> int:
         """What would stay on the card if the allocator gave its cache back."""
+        self._follow_cap()
         live = _held(self._stats())
-        if self._link.base and not self._link.is_metered:  # the CUDA guest counts what the driver gives out
+        if self._link.base and not is_counted(self._link):
             self._link.words[self._link.base + page.S_LIVE] = live
         return live
+
+    def _follow_cap(self) -> None:
+        """`carpool resize` changes the word in the page."""
+        cap_bytes = self._link.words[page.H_CAP]
+        if cap_bytes != self._cap_bytes and os.environ.get("CARPOOL_IS_CAPPED") and self._cuda.is_initialized():
+            self._cap_bytes = cap_bytes
+            limit_allocator(self._cuda, self._link)
 
     def peak_bytes(self) -> int:
         """The most since the reset; once learning is over, only if it was more than ever before."""
@@ -64,7 +83,8 @@ class CudaSource:
         return peak if peak > self._base_peak_bytes else _held(stats)
 
     def reset_peak(self, *, is_learning: bool) -> None:
-        """The allocator's own peak is reset only while the first iterations are measured."""
+        """A turn began. The allocator's own peak is reset only while the first iterations are measured."""
+        self._follow_cap()
         if is_learning and self._cuda.is_initialized():
             self._cuda.reset_peak_memory_stats()
         self._base_peak_bytes = 0 if is_learning else self._stats().get(PEAK, 0)

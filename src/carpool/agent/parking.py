@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import threading
@@ -18,14 +19,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from carpool.agent.link import Link, say
+from carpool.agent.link import Link, LinkLostError, say
+from carpool.agent.threads import thread_in_the_way
 from carpool.wire import messages as m
 from carpool.wire import page
 
 LOOK_MS = 200  # how long a signal handler of a parked program may be held back
 AGAIN_SECONDS = 0.5
-# Threads of these packages never touch a program's tensors.
-HARMLESS = ("tqdm", "torch.utils.data", "torch.utils.tensorboard", "tensorboard", "tensorboardX", "multiprocessing")
 
 
 class Movable(Protocol):
@@ -93,21 +93,30 @@ class Parking:
 
     def come_back(self) -> None:
         """Return only when every tensor is there again (K1)."""
+        said = ""
         while self._answer is not None:
             trouble = self._unpark().reason
-            if trouble:
+            if trouble and trouble != said:
                 say(f"job {self._link.job} waits for its memory: {trouble}")
+                said = trouble
+            if trouble:
                 time.sleep(AGAIN_SECONDS)
 
     def _wait_message(self) -> None:
-        """Until there is something to read; runs the program's signal handlers between two moves."""
+        """Until there is something to read; runs the program's signal handlers between two moves.
+
+        One that cannot leave again says so by coming anew: to the daemon it is then a program that was interrupted.
+        """
         poll = select.poll()  # not select.select: the program may have more files than that can name
         poll.register(self._link, select.POLLIN)
         while not poll.poll(LOOK_MS):
             if self._held_back.numbers:
                 limit = self._answer.moved_bytes if self._answer is not None else 0
                 self.come_back()
-                self._park(limit)
+                trouble = self._park(limit).reason
+                if trouble:
+                    self._link.close()
+                    raise LinkLostError(trouble)
 
     def _park(self, limit_bytes: int) -> m.Parked:
         if self._answer is not None:
@@ -117,13 +126,18 @@ class Parking:
         obstacle = self._movable.obstacle() or thread_in_the_way()
         if obstacle:
             return m.Parked(moved_bytes=0, move_ns=0, reason=obstacle)
-        began = time.monotonic_ns()
+        began, moved, trouble = time.monotonic_ns(), 0, ""
         self._held_back.begin()
         try:
             moved = self._movable.move_out(limit_bytes)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
+            trouble = f"its memory could not be copied: {error}"
+        except BaseException:
             self._held_back.end()
-            return m.Parked(moved_bytes=0, move_ns=0, reason=f"its memory could not be copied: {error}")
+            raise
+        if trouble:
+            self._held_back.end()  # not where the error is handled: what the program's handlers raise is their own
+            return m.Parked(moved_bytes=0, move_ns=0, reason=trouble)
         self._answer = m.Parked(moved_bytes=moved, move_ns=time.monotonic_ns() - began, reason="")
         self._note()
         return self._answer
@@ -171,20 +185,10 @@ class HeldSignals:
             self.numbers.append(number)
 
     def end(self) -> None:
-        """Put the handlers back and run those that should have run; what they raise goes on to the program."""
+        """Put the handlers back and run all that should have run; what they raise goes on to the program."""
         for number, handler in self._real.items():
             signal.signal(number, handler)
         came, self.numbers, self._real = self.numbers, [], {}
-        for number in came:
-            signal.raise_signal(number)
-
-
-def thread_in_the_way() -> str:
-    """Another thread that might touch a tensor meanwhile, as a reason (K2)."""
-    here = threading.current_thread()
-    for thread in threading.enumerate():
-        target = getattr(thread, "_target", None)
-        home = getattr(target, "__module__", None) or type(thread).__module__
-        if thread is not here and not home.startswith(HARMLESS) and not type(thread).__module__.startswith(HARMLESS):
-            return f"its thread {thread.name} might touch its tensors meanwhile"
-    return ""
+        with contextlib.ExitStack() as due:
+            for number in reversed(came):
+                due.callback(signal.raise_signal, number)

@@ -7,7 +7,7 @@ Three stores. On a disk: files without a name, written and read, not mapped, so 
 and not a signal; dropped as soon as the bytes are back, so that what was not yet written to the disk never is. In
 memory (a directory on a tmpfs): one file without a name, mapped while a move lasts, which saves the kernel's own,
 slower copy; its pages are kept for the next time where there is plenty of room, since new ones are what costs. For
-GPUs: memory that is locked, kept as well.
+GPUs: memory that is locked while the bytes are in it.
 """
 
 from __future__ import annotations
@@ -200,24 +200,21 @@ class MemoryStore:
 
 
 class PinnedStore:
-    """Page-locked host memory in pieces, kept from one move to the next because locking it is slow; for GPUs."""
+    """Page-locked host memory in pieces, for GPUs. Not kept, though locking it is slow: what the host's budget counts
+    are the bytes of jobs that are away, and memory that is locked is nobody else's."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._pieces: list[Any] = []  # all of LOCKED_BYTES but the last, which may be smaller
 
     def reserve(self, count: int) -> None:
-        before = list(self._pieces)
-        if count <= sum(piece.numel() for piece in before):
-            return
-        self._pieces = [piece for piece in before if piece.numel() == LOCKED_BYTES]
+        self.clear()
         try:
             while (left := count - len(self._pieces) * LOCKED_BYTES) > 0:
                 size = min(left, LOCKED_BYTES)
                 self._pieces.append(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True))
         except RuntimeError as error:
-            self._pieces = before
-            self._torch._C._host_emptyCache()  # the others stay locked otherwise
+            self.clear()
             raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
 
     def write(self, moves: Sequence[Moved]) -> None:
@@ -242,7 +239,9 @@ class PinnedStore:
                 done += count
 
     def clear(self) -> None:
-        return
+        if self._pieces:
+            self._pieces = []
+            self._torch._C._host_emptyCache()  # torch would keep them locked
 
 
 def store_in(directory: Path) -> Store:

@@ -144,7 +144,9 @@ class Turns:
         """A bug of ours must not become the program's: say it once and leave the program alone (T3)."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+        except Exception as error:
+            if _is_programs(error):
+                raise  # as a Ctrl-C is
             self.detach(f"unexpected {type(error).__name__}: {error}")
 
     def _hand_over(self) -> None:
@@ -358,3 +360,15 @@ class Turns:
         self._link.base = 0
         self.seat.held = False
         self.seat.is_off = True
+
+
+def _is_programs(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it; such a one is given the frame that it interrupted."""
+    trace, interrupted = error.__traceback__, None
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            given = value if type(value) is tuple else (value,)
+            if interrupted is not None and any(each is interrupted for each in given):
+                return True
+        interrupted, trace = trace.tb_frame, trace.tb_next
+    return False

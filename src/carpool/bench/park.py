@@ -47,7 +47,7 @@ from carpool.cli.reach import call
 from carpool.core.effects import Effect, ParkJob
 from carpool.core.events import Event
 from carpool.core.model import JobSpec, Needs
-from carpool.errors import AnsweredError, PeerError
+from carpool.errors import AnsweredError, PeerError, RefusedError
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.wire.places import Places
 
@@ -121,7 +121,16 @@ def run(say: Say, *, moved_mib: int, rounds: int, levels: dict[int, int], steps:
 
 
 def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> None:
-    arms = {"memory": MEMORY_DISK if MEMORY_DISK.is_dir() else None, "disk": None}
+    if not is_in_memory(MEMORY_DISK):
+        raise RefusedError(
+            f"{MEMORY_DISK} is no directory in memory here, so there is nothing fast to park to and no figure for it;"
+            f" mount one: mount -t tmpfs tmpfs {MEMORY_DISK}"
+        )
+    if is_in_memory(Path(tempfile.gettempdir())):
+        report.notes.append(
+            f"the figures of the disk are of memory too: {tempfile.gettempdir()} is a tmpfs; set TMPDIR to a disk"
+        )
+    arms = {"memory": MEMORY_DISK, "disk": None}
     found = {arm: Moves() for arm in arms}
     warm: list[float] = []
     new: list[float] = []
@@ -159,6 +168,15 @@ def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> No
     report.add("memcpy_new_gib_per_s", median(new))
     report.add("share_of_new_memcpy", memory.both_ways(memory.unpark) / median(new))
     report.add("moved_mib", moved_mib)
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether a directory is there and on a tmpfs, by the kernel's list of mounts."""
+    if not directory.is_dir():
+        return False
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = [(len(Path(point).parts), kind) for point, kind in mounts if directory.resolve().is_relative_to(point)]
+    return max(reversed(above), key=lambda mount: mount[0])[1] == "tmpfs"  # of two at one point the later counts
 
 
 def _move(node: Node, moves: Moves) -> None:

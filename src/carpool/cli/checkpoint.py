@@ -20,7 +20,7 @@ from carpool.cli.reach import call
 from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
-from carpool.wire.checkpoint import CheckpointFile
+from carpool.wire.checkpoint import CheckpointFile, digest_of
 from carpool.wire.places import find_places
 
 LOOK_SECONDS = 0.05
@@ -33,8 +33,9 @@ HASH_SEED_MAX = 2**32 - 1
 @click.argument("job")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--stop", is_flag=True, help="End the job when the file is written: it goes on from there.")
+@click.option("--force", is_flag=True, help="Replace FILE if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
+def checkpoint(job: str, file: Path, stop: bool, force: bool, as_json: bool) -> None:
     """Write a running job to a file, from which an unmodified script goes on in a new process, here or elsewhere.
 
     The job must have been started with --checkpointable. It goes on running unless --stop is given; what cannot be
@@ -47,8 +48,7 @@ def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
     """
     places = find_places()
     path = file.absolute()
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a directory; make it first")
+    _check_target(job, file, may_replace=force)
     began = time.monotonic()
     order: dict[str, Any] = call(places, "checkpoint", job=job, file=str(path), stop=stop)
     answer = _wait(order)
@@ -64,6 +64,15 @@ def checkpoint(job: str, file: Path, stop: bool, as_json: bool) -> None:
     print(f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
     print(f"  route: replay ({process_route()})")
     print(f"  go on: carpool run --from {shlex.quote(str(file))} -- {shlex.join(order['argv'])}")
+
+
+def _check_target(job: str, file: Path, *, may_replace: bool) -> None:
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory; name a file: carpool checkpoint {job} {file / f'{job}.ckpt'}")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"{file.absolute().parent} is not a directory; make it first")
+    if file.exists() and not may_replace:
+        raise UsageError(f"{file} is there already; choose another name, or replace it with --force")
 
 
 def _wait(order: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +106,7 @@ def _wait(order: dict[str, Any]) -> dict[str, Any]:
         time.sleep(LOOK_SECONDS)
 
 
-def recorded_environment(options: Mapping[str, Any], argv: list[str]) -> dict[str, str]:
+def recorded_environment(options: Mapping[str, Any], argv: list[str], script: Path | None) -> dict[str, str]:
     """What a program finds in its environment so that it is recorded, or goes on from a file; empty if neither."""
     source: Path | None = options["from_file"]
     if options["recompute"] and source is None:
@@ -113,6 +122,7 @@ def recorded_environment(options: Mapping[str, Any], argv: list[str]) -> dict[st
     with CheckpointFile(source.absolute()) as file:
         contents = file.contents
     _check_program(source, contents["argv"], argv)
+    _check_script(source, contents["sources"].get("__main__"), script)
     how = "recompute" if options["recompute"] else "skip"
     return {
         "CARPOOL_RECORD": "1",
@@ -127,6 +137,15 @@ def _check_program(source: Path, recorded: list[str], argv: list[str]) -> None:
         raise UsageError(
             f"{source} is of another program: python {shlex.join(recorded)}; give the same words, not:"
             f" {shlex.join(argv)}"
+        )
+
+
+def _check_script(source: Path, recorded: str | None, script: Path | None) -> None:
+    """A replay of another text would only end somewhere else; other files of the program are compared on its way."""
+    if script is not None and recorded is not None and digest_of(script) != recorded:
+        raise RefusedError(
+            f"{script} was changed since {source} was written, and can only go on as it was then: put its old text"
+            " back, or run it from the beginning, without --from"
         )
 
 

@@ -243,7 +243,10 @@ def logs(job: str, follow: bool) -> None:
         found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
         if found["state"] == "queued":
             raise RefusedError(f"job {found['id']} has not started: {found['reason']}")
-        raise UsageError(f"job {found['id']} has no log: it was started with carpool run, not submit")
+        raise UsageError(
+            f"job {found['id']} has no log: it was started with carpool run, not submit, or ended so long ago that"
+            " its log was removed"
+        )
     position = 0
     while True:
         is_over = not follow or _is_over(places, job)

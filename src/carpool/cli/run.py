@@ -89,7 +89,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     """
     places = find_places()
     spec = make_spec(list(argv), options)
-    environment = {**os.environ, **recorded_environment(options, list(argv))}
+    environment = {**os.environ, **recorded_environment(options, list(argv), script_of(list(argv)))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
     program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     runner = Runner(places, program, say)
@@ -115,7 +115,7 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     places = find_places()
     spec = make_spec(list(argv), options)
-    environment = {**os.environ, **recorded_environment(options, list(argv))}
+    environment = {**os.environ, **recorded_environment(options, list(argv), script_of(list(argv)))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
     answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     job = answer["job"]
@@ -157,6 +157,9 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     script = script_of(argv)
     if script is not None and not script.exists():
         raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
+    if "/" in (options["name"] or ""):
+        free = options["name"].replace("/", "-").strip("-")
+        raise UsageError(f"--name {options['name']} has a slash, and a job's name is part of a path; call it {free}")
     if options["steps"] is not None and not 1 <= options["steps"] <= STEPS_MAX:
         raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
     if abs(options["priority"]) > PRIORITY_MAX:

@@ -21,8 +21,9 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)
         span = format_ns(now - (job.suspended_ns if job.is_suspended else job.state_since_ns))
-        outlook = rotation.outlook(node, device, job, now=now)
-        return reasons.away(job, device, needs.total_bytes, span, outlook)
+        outlook, due_ns = rotation.outlook(node, device, job, now=now), parking.next_try(job, now=now)
+        again_ns = due_ns - now if due_ns is not None else None
+        return reasons.away(job, device, needs.total_bytes, span, outlook, again_ns)
     late = hogs.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
@@ -51,7 +52,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
-        waited_ns=rows.get("turn", 0) + rows.get("memory", 0),
+        waited_ns=sum(rows.get(row, 0) for row in ("turn", "memory", "parked")),
         spent_ns=rows,
         waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,

@@ -216,7 +216,7 @@ def would_strand(job: Job, device: Device) -> str:
 
 
 def host_is_full(wanted: int, used: int, limit: int) -> str:
-    return f"the host has room: {host_full(wanted, used, limit)}"
+    return f"others end, or the host has room: in turns with them {host_full(wanted, used, limit)}"
 
 
 def being_parked(names: list[str]) -> str:
@@ -273,8 +273,8 @@ def suspended_in_queue(job: Job) -> str:
 
 def host_full(wanted: int, used: int, limit: int) -> str:
     return (
-        f"{format_bytes(wanted)} would have to move to the host, and parked jobs hold {format_bytes(used)} of the"
-        f" {format_bytes(limit)} they may have there"
+        f"{format_bytes(wanted)} would have to move to the host, where parked jobs hold {format_bytes(used)} of"
+        f" {format_bytes(limit)}; restart the daemon with a larger --host-memory"
     )
 
 
@@ -291,8 +291,8 @@ def stays(job: Job, device: Device) -> str:
     return f"stopped with {held}: {trouble}"
 
 
-def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
-    """Why a parked job is not back."""
+def away(job: Job, device: Device, need: int, span: str, outlook: str, again_ns: Nanos | None) -> str:
+    """Why a parked job is not back; `again_ns`: in so long a return that failed is tried again."""
     if job.is_suspended:
         return (
             f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
@@ -311,9 +311,10 @@ def away(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
             f" {format_bytes(need)}; go on with: carpool resize {job.id} --memory SIZE"
         )
     trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
+    outlook = f"it is tried again, in {format_ns(again_ns)}" if again_ns is not None else outlook or "others end"
     return (
         f"waits parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}; comes back when"
-        f" {outlook or 'others end'}{trouble}"
+        f" {outlook}{trouble}"
     )
 
 

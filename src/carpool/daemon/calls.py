@@ -213,9 +213,16 @@ class Calls:
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
         refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
         if not refusal and "cuda" in {each.kind for each in self._devices if each.id in (device, picture.device)}:
+            live = self._loop.jobs[job]
+            there = (
+                f"what is not PyTorch cannot be written to a file: end it and start it there: carpool run --device"
+                f" {device} -- {shlex.join(live.file.argv)}"
+                if live.is_paced()
+                else "write it to a file and start it there: carpool checkpoint, then carpool run --from"
+            )
             refusal = (
                 f"job {job} cannot move from {picture.device} to {device}: a process keeps the GPU it was started"
-                " with; write it to a file and start it there: carpool checkpoint, then carpool run --from"
+                f" with; {there}"
             )
         if refusal:
             raise RefusedError(refusal)
@@ -233,6 +240,11 @@ class Calls:
             raise RefusedError(f"job {job} has not started; there is nothing to write yet")
         if picture.is_suspended:
             raise RefusedError(f"job {job} is suspended; it is written at its next steps: carpool resume {job}")
+        if live.is_paced():
+            raise RefusedError(
+                f"job {job} is no PyTorch program, and only those can be written to a file: let it save its own"
+                f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"
+            )
         if not (live.directory / "checkpoint.ready").exists():
             raise RefusedError(
                 f"job {job} does not record its steps (or has not imported torch yet); start it with:"

@@ -10,9 +10,24 @@ from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
 from carpool.devices.libraries import find_library
 from carpool.errors import UsageError
+from carpool.units import format_bytes
 from carpool.wire.places import Places
 
+PYTHONS = ("python", "torchrun", "accelerate")
+PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and without them ends in a fatal error
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
+
+
+def check_cap(device: DeviceFacts, spec: JobSpec, argv: list[str]) -> None:
+    """A UsageError for a cap under which a Python would not come to the program's first line."""
+    cap_bytes = spec.cap_bytes
+    if device.kind != "cpu" or cap_bytes is None or cap_bytes >= PYTHON_BYTES_MIN:
+        return
+    if Path(argv[0]).name.startswith(PYTHONS):
+        raise UsageError(
+            f"--memory {format_bytes(cap_bytes)} is too little for Python itself: give at least"
+            f" {format_bytes(PYTHON_BYTES_MIN)}, and 64 MiB to a program that imports torch"
+        )
 
 
 def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: str, page: Path) -> dict[str, object]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from carpool.core.events import JobExited
 from carpool.core.model import DeviceId
 from carpool.daemon import processes
-from carpool.daemon.environment import job_environment
+from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.jobs import JobFile, LiveJob
 from carpool.devices.base import DeviceFacts
 from carpool.errors import UsageError
@@ -28,6 +28,8 @@ from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 KILL_AFTER_SECONDS = 10.0
+LOGS_KEPT = 1000  # of ended jobs
+LOOK_EVERY = 100  # submitted jobs
 
 
 class Starter:
@@ -35,6 +37,7 @@ class Starter:
         self.places = places
         self._devices = {device.id: device for device in devices}
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
+        self._spawned = 0
         self.on_runner_gone: Callable[[LiveJob], None] = lambda live: None
 
     def device_for(self, file: JobFile) -> str | None:
@@ -51,6 +54,7 @@ class Starter:
         facts = self._devices[device]
         live.file.device, live.file.kind = facts.id, facts.kind
         try:
+            check_cap(facts, live.file.spec, live.file.argv)
             live.make_page()
             live.save()
             if live.page is not None:
@@ -89,6 +93,9 @@ class Starter:
 
     def _spawn_runner(self, live: LiveJob) -> None:
         self.places.logs.mkdir(mode=0o700, exist_ok=True)
+        if self._spawned % LOOK_EVERY == 0:
+            self._prune_logs()
+        self._spawned += 1
         with open(self.log_path(live.id), "ab", opener=_private) as sink:
             self._runners[live.id] = subprocess.Popen(
                 [sys.executable, "-m", "carpool.cli.runner", str(live.directory)],
@@ -100,6 +107,17 @@ class Starter:
         live.file.runner_pid = self._runners[live.id].pid
         live.save()
         self.watch_runner(live)
+
+    def _prune_logs(self) -> None:
+        """Remove all but the newest logs of jobs that are over; those have no directory any more."""
+        ended = []
+        for path in self.places.logs.glob("*.log"):
+            with contextlib.suppress(OSError):
+                if not (self.places.jobs / path.stem).exists():
+                    ended.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(ended, reverse=True)[LOGS_KEPT:]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def watch_runner(self, live: LiveJob) -> None:
         """Notice a background runner that dies before it ever spoke to this daemon."""

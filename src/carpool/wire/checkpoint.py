@@ -25,6 +25,11 @@ CHUNK_BYTES = 1 << 20
 Piece = list[int]  # where it begins, and its length
 
 
+def digest_of(source: Path) -> str:
+    """By which a file of the program is known again."""
+    return hashlib.blake2b(source.read_bytes(), digest_size=16).hexdigest()
+
+
 class CheckpointWriter:
     """Writes beside the wanted place and puts the whole file there at the end; nothing is left of a failure."""
 

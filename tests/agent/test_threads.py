@@ -1,0 +1,107 @@
+"""Threads that may go on while a program's tensors are away, and those that are in the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import dummy
+from multiprocessing.pool import ThreadPool
+
+import pytest
+
+from carpool.agent.threads import thread_in_the_way
+
+WAIT_SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that other tests left behind are none of this one's."""
+    before = set(threading.enumerate())
+    real = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [each for each in real() if each not in before])
+    monkeypatch.setattr("carpool.agent.threads.PATIENCE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What work waits for; open at the end in any case."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+def wait_idle() -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while thread_in_the_way():
+        assert time.monotonic() < end, thread_in_the_way()
+
+
+def test_a_pool_of_threads_is_in_the_way_only_while_it_has_work(gate: threading.Event) -> None:
+    with ThreadPool(2) as pool:
+        assert thread_in_the_way() == ""
+        result = pool.apply_async(gate.wait, (WAIT_SECONDS,))
+        assert "has work of a pool or a queue, which might touch its tensors" in thread_in_the_way()
+        gate.set()
+        assert result.get(WAIT_SECONDS)
+        wait_idle()
+
+
+def test_a_callback_that_still_runs_is_work(gate: threading.Event) -> None:
+    with ThreadPool(1) as pool:
+        pool.apply_async(int, callback=lambda _: gate.wait(WAIT_SECONDS))
+        assert "has work" in thread_in_the_way()
+        gate.set()
+        wait_idle()
+
+
+def test_a_pool_whose_threads_begin_with_code_of_the_program_is_in_the_way() -> None:
+    with ThreadPool(1, initializer=int):
+        assert "might touch its tensors" in thread_in_the_way()
+
+
+def test_a_pool_of_processes_is_in_the_way_while_results_are_to_come() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert thread_in_the_way() == ""
+        result = pool.apply_async(time.sleep, (1.0,))
+        assert "has work" in thread_in_the_way()
+        result.get(WAIT_SECONDS)
+        wait_idle()
+
+
+def test_a_pool_that_replaces_its_processes_would_fork_a_program_without_tensors() -> None:
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1):
+        assert "might touch its tensors" in thread_in_the_way()
+
+
+def test_a_thread_in_the_clothes_of_a_process_is_in_the_way(gate: threading.Event) -> None:
+    thread = dummy.Process(target=gate.wait, args=(WAIT_SECONDS,))
+    thread.daemon = True
+    thread.start()
+    assert thread_in_the_way() == f"its thread {thread.name} might touch its tensors meanwhile"
+
+
+class Slow:
+    """Something that is pickled as long as the gate is closed."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        self._gate.wait(WAIT_SECONDS)
+        return int, ()
+
+
+def test_a_queue_is_in_the_way_while_something_of_the_programs_is_pickled(gate: threading.Event) -> None:
+    queue = multiprocessing.get_context("fork").Queue()
+    queue.put(1)
+    wait_idle()
+    queue.put(Slow(gate))
+    assert "its thread QueueFeederThread has work" in thread_in_the_way()
+    gate.set()
+    wait_idle()
+    assert [queue.get(timeout=WAIT_SECONDS) for _ in range(2)] == [1, 0]
+    queue.close()
+    queue.join_thread()
