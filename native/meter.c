@@ -14,9 +14,11 @@
  * M3  The cap is looked at before an allocation and counted after it: threads and processes that ask in the
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation and could be held by a process that is killed.
- * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits that long for room, on its own thread, looking again
- *     every few milliseconds: the daemon raises the cap when there is some. What it waits for stands in the slot
- *     (S_PENDING, and in S_LIVE, so that another thread cannot slip in); then it fails like any other.
+ * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
+ *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS).
+ *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
+ *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at
+ *     once, and so does what a process asks for at a boundary: there carpool may be about to park it.
  * M5  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
@@ -118,20 +120,27 @@ static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
              shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
 }
 
-__attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t held, uint64_t asked) {
+/* Once a process: the daemon's sentence, if there is one, or what is known here. */
+__attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked, bool by_daemon, bool has_waited) {
     atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
     PUT(cp_page[CP_H_DENIED_BYTES], asked);
-    if (!atomic_flag_test_and_set(&cp_denial_said)) {
-        char line[400], cap_text[48], held_text[48], asked_text[48];
+    if (atomic_flag_test_and_set(&cp_denial_said))
+        return;
+    char line[CP_TEXT_BYTES + 80], cap_text[48], held_text[48], asked_text[48];
+    if (by_daemon) {
+        const char *said = (const char *)cp_page + CP_TEXT_AT;
+        snprintf(line, sizeof line, "carpool: %.*s; the program gets its own out-of-memory error\n",
+                 CP_TEXT_BYTES - 1, said);
+    } else {
         cp_print_bytes(cap_text, cap, cap);
-        cp_print_bytes(held_text, held, cap);
+        cp_print_bytes(held_text, cp_held(false), cap);
         cp_print_bytes(asked_text, asked, asked);
         snprintf(line, sizeof line,
                  "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more%s; the "
                  "program gets its own out-of-memory error (raise the cap with --memory)\n",
-                 cap_text, held_text, asked_text, cp_wait_ns ? ", and waited as long as --wait-memory allows" : "");
-        cp_say(line);
+                 cap_text, held_text, asked_text, has_waited ? ", and waited as long as it may" : "");
     }
+    cp_say(line);
 }
 
 static uint64_t cp_now(void) {
@@ -140,10 +149,13 @@ static uint64_t cp_now(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Wait until all that the job holds, with what we ask for, is under its cap; false at the deadline. */
-__attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked) {
+static bool cp_is_denied(uint64_t since) {
+    return atomic_load_explicit(&cp_page[CP_H_DENIED_NS], memory_order_acquire) >= since;
+}
+
+/* Wait until all that the job holds, with what we ask for, is under its cap; false if that is not to be. */
+__attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uint64_t since) {
     cp_word *slot = cp_my_slot();
-    uint64_t deadline = cp_now() + cp_wait_ns;
     bool is_free = false;
     atomic_fetch_add(&slot[CP_S_LIVE], asked);
     atomic_fetch_add(&slot[CP_S_PENDING], asked);
@@ -151,10 +163,16 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked) {
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         uint64_t cap = GET(cp_page[CP_H_CAP]);
         is_free = cap == 0 || cp_held(true) <= cap;
-    } while (!is_free && cp_now() < deadline);
+    } while (!is_free && !cp_is_denied(since) && cp_now() - since < cp_wait_ns);
     atomic_fetch_sub(&slot[CP_S_PENDING], asked);
     atomic_fetch_sub(&slot[CP_S_LIVE], asked);
     return is_free;
+}
+
+/* Could waiting help: does the device have so much, and is this no boundary? */
+static bool cp_may_wait(uint64_t held, uint64_t asked) {
+    uint64_t most = GET(cp_page[CP_H_CAPACITY]), lease = GET(cp_my_slot()[CP_S_LEASE]);
+    return cp_wait_ns && lease <= CP_LEASE_HELD && (most == 0 || (asked <= most && held <= most - asked));
 }
 
 /* May the program not have `size` bytes in place of the `before` counted ones? The dead are looked for only
@@ -170,11 +188,12 @@ static bool cp_denied(size_t size, size_t before) {
         return false;
     int saved = errno;
     held = cp_held(true);
-    bool denied = held > cap || asked > cap - held;
-    if (denied && cp_wait_ns && cp_wait_for_room(asked))
+    bool denied = held > cap || asked > cap - held, waits = denied && cp_may_wait(held, asked);
+    uint64_t since = waits ? cp_now() : 0;
+    if (waits && cp_wait_for_room(asked, since))
         denied = false;
-    if (denied)
-        cp_deny(GET(cp_page[CP_H_CAP]), cp_held(false), asked);
+    if (denied) /* the cap as it was: while a job waits the daemon keeps it at what the job holds */
+        cp_deny(cap, asked, waits && cp_is_denied(since), waits);
     errno = saved;
     return denied;
 }

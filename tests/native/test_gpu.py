@@ -296,7 +296,7 @@ def test_an_allocation_may_wait_for_room(built: Built, start: Start, page: Page,
     assert slot is not None
     for _ in range(40):
         threading.Event().wait(0.005)
-        seen.append((page.live_bytes(slot), page.pending_bytes(slot)))
+        seen.append((page.live_bytes(slot), dict(page.pending()).get(second.pid, 0)))
     assert seen.count((100 * MIB, 600 * MIB)) > 20  # in between it asks again, for a moment
     assert first.free(0) == 0
     assert second.answer()[0] == 0

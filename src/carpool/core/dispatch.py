@@ -14,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares
+from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, LeaseState, Nanos
@@ -217,14 +217,10 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 
 def _is_watched(node: Node, device: Device) -> bool:
-    """Whether anybody wants a turn of this device, one was recalled (perhaps for a job in the queue), or a holder
-    may begin to wait for memory."""
+    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
     if any(job.state is JobState.BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
         return True
-    return any(
-        job.spec.wait_memory_ns is not None or (job.lease is not None and job.lease.recalled_ns is not None)
-        for job in node.holders_on(device)
-    )
+    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
 
 def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
@@ -246,7 +242,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
-    tries.append(rotation.next_look(node, device, now=now))
+    tries += [rotation.next_look(node, device, now=now), waiting.next_look(node, device, now=now)]
     times += [time for time in tries if time is not None]
     if device.has_shares:
         for lane in device.lanes.values():

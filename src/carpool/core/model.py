@@ -195,6 +195,8 @@ class Job:
     cpu_ns: Nanos = 0
     live_bytes: int = 0
     pending_bytes: int = 0  # what its allocations wait for
+    asked_ns: Nanos = 0  # since when they do
+    denied_ns: Nanos | None = None  # when they were told that there is no memory
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over

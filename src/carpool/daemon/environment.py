@@ -10,8 +10,13 @@ from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
 from carpool.devices.libraries import find_library
 from carpool.errors import UsageError
+from carpool.units import SECOND
 from carpool.wire.places import Places
 
+GRACE_NS = (
+    2 * SECOND
+)  # the core counts the time; a program whose daemon is gone counts by itself, and this much longer
+PATIENCE_NS = 60 * SECOND  # so long an allocation lets others be parked for it, if nobody said how long it may wait
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 
 
@@ -38,7 +43,9 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
             raise UsageError(
                 "--wait-memory needs the byte meter, which is missing here: leave it out, or see carpool doctor"
             )
-        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns)
+        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns + (GRACE_NS if device.kind == "cpu" else 0))
+    elif device.kind == "cpu" and not is_capped:
+        settings["CARPOOL_WAIT_MEMORY_NS"] = str(PATIENCE_NS)
     if spec.may_oversubscribe:
         if device.kind == "cpu":
             raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
