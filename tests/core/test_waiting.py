@@ -251,13 +251,14 @@ def test_w5_one_that_cannot_make_room_is_free_again_and_asked_later(make_core: M
 
 def test_w6_what_was_not_told_to_wait_fails_where_no_room_can_be_made(core: CoreDriver) -> None:
     core.submit("x", cap_bytes=10 * GIB)
+    core.detach("x")
     core.settle_in("a", needs(2 * GIB, GIB))
     core.settle_in("b", SMALL)
     core.block("a", 4 * GIB, 3 * GIB)
     assert [each.reason for each in only(core.effects, DenyMemory)] == [
-        "out of memory: job a holds 4.00 GiB and asked for 3.00 GiB more; of the 16.0 GiB of gpu0 it can have 5.00 GiB:"
-        " x has 10.0 GiB and b has 1.00 GiB, which cannot be parked for it now; let it wait with --wait-memory, or start"
-        " it when they have ended"
+        "out of memory: job a holds 4.00 GiB and asked for 3.00 GiB more; of the 16.0 GiB of gpu0 it can have 5.00"
+        " GiB: x has 10.0 GiB and b has 1.00 GiB, which cannot be parked for it now; let it wait with --wait-memory,"
+        " or start it when they have ended"
     ]
     core.report("a", live_bytes=4 * GIB)
     assert core.state("a") is JobState.IDLE, "its program has the error, and goes on as it likes"
@@ -265,8 +266,33 @@ def test_w6_what_was_not_told_to_wait_fails_where_no_room_can_be_made(core: Core
     assert len(only(core.effects, DenyMemory)) == 1
 
 
+def test_w6_it_waits_a_while_for_others_that_may_come_to_a_boundary_or_end(core: CoreDriver) -> None:
+    core.settle_in("x", needs(10 * GIB, GIB))
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.give_back("x", wants_more=False)
+    core.run(10 * SECOND)
+    core.block("a", 4 * GIB, 6 * GIB)
+    core.run(20 * SECOND)
+    assert (core.state("a"), only(core.effects, DenyMemory)) == (JobState.BLOCKED, []), "x saves, perhaps"
+    core.ask("x")
+    assert core.state("x") is JobState.PARKING
+    core.run(100 * MS)
+    assert core.holders() == ["a"]
+
+
+def test_w6_it_does_not_wait_for_them_for_ever(core: CoreDriver) -> None:
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.submit("x", cap_bytes=GIB)
+    core.block("a", 10 * GIB, 6 * GIB)
+    core.run(29 * SECOND)
+    assert only(core.effects, DenyMemory) == []
+    core.run(2 * SECOND)
+    assert [each.job for each in only(core.effects, DenyMemory)] == ["a"]
+
+
 def test_w6_what_asks_again_at_once_is_told_again(core: CoreDriver) -> None:
     core.submit("x", cap_bytes=10 * GIB)
+    core.detach("x")
     core.settle_in("a", needs(2 * GIB, GIB))
     core.block("a", 4 * GIB, 9 * GIB)
     core.tick(SECOND)
@@ -292,7 +318,7 @@ def test_w6_of_two_half_filled_jobs_the_one_with_least_to_lose_fails_at_once(
     assert denied.job == loser
     assert f"job {loser} holds 8.00 GiB and asked for 3.00 GiB more" in denied.reason
     assert denied.reason.endswith(
-        f": {winner} has 8.00 GiB; all wait for memory in the middle of an iteration, and this job has the least to lose"
+        f": {winner} has 8.00 GiB; nobody there can go on without more, and this job has the least to lose"
         f" ({'10' if served == 'a' else '5.0'} ms of device time); give --memory, or start them one by one"
     )
     core.run(SECOND)
@@ -322,8 +348,8 @@ def test_w7_at_its_deadline_it_fails_with_the_numbers(core: CoreDriver) -> None:
     assert only(core.effects, DenyMemory) == []
     core.run(300 * MS)
     assert [each.reason for each in only(core.effects, DenyMemory)] == [
-        "memory cap reached: job a may hold 4.00 GiB, holds 3.00 GiB and asked for 2.00 GiB more, and waited 2.0 s, as"
-        " long as --wait-memory allows; raise the cap with --memory, or while it waits with carpool resize"
+        "memory cap reached: job a may hold 4.00 GiB, holds 3.00 GiB and asked for 2.00 GiB more, and waited 2.0 s,"
+        " as long as --wait-memory allows; raise the cap with --memory, or while it waits with carpool resize"
     ]
 
 

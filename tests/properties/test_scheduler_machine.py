@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(index=any_job, live_bytes=bytes_small, pending_bytes=st.integers(1, 60), looks=st.integers(1, 3))
     def run_short(self, index: int, live_bytes: int, pending_bytes: int, looks: int) -> None:
-        """An allocation of a holder, of one that waits already, or of a program outside its turns waits for memory."""
+        """An allocation of a holder, of one that waits already, or of a program without a turn waits for memory."""
         inside = self.watched.scheduler.watched()
         inside += self.watched.jobs_in(JobState.STARTING, JobState.IDLE, JobState.UNMANAGED)
         for _ in range(looks if inside else 0):

@@ -314,8 +314,8 @@ class WatchedScheduler:
             assert effect.cap_bytes >= max(known, job.cap_bytes or 0)
 
     def _check_denial(self, effect: DenyMemory) -> None:
-        """W6 and W7: only what waits and has no room fails; before its deadline only while nobody moves, and if it was
-        told to wait only where everybody waits for memory."""
+        """W6 and W7: only what waits and has no room fails; before its deadline only while nobody moves, and if it
+        was told to wait only where everybody waits for memory."""
         node = self.picture()
         job = next(each for each in node.jobs if each.id == effect.job)
         assert job.pending_bytes and job.promised_bytes < job.live_bytes + job.pending_bytes
@@ -324,7 +324,7 @@ class WatchedScheduler:
             return
         here = [each for each in node.jobs if each.device == job.device and each.state not in ENDED]
         assert not any(each.state in (JobState.PARKING, JobState.UNPARKING) for each in here)
-        if "all wait for memory" in effect.reason:
+        if "nobody there can go on" in effect.reason:
             assert all(each.pending_bytes or each.state in (JobState.PARKED, JobState.WAITING) for each in here)
 
     def _check_may_park(self, effect: ParkJob) -> None:

@@ -29,8 +29,8 @@ def not_told_to_wait(job: Job, device: Device, here: list[Job]) -> str:
 
 def nobody_goes_on(job: Job, device: Device, here: list[Job]) -> str:
     return (
-        f"{_out_of_memory(job, device, here)}; all wait for memory in the middle of an iteration, and this job has"
-        f" the least to lose ({format_ns(job.served_ns)} of device time); give --memory, or start them one by one"
+        f"{_out_of_memory(job, device, here)}; nobody there can go on without more, and this job has the least to"
+        f" lose ({format_ns(job.served_ns)} of device time); give --memory, or start them one by one"
     )
 
 

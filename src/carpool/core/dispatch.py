@@ -9,7 +9,7 @@ Rules
       it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
       the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
-      change hands then: he is a job whose allocation waits, or the holder gives back what its own waited for (W2).
+      change hands then: an allocation waits on the device, or the holder gives back what its own waited for (W2).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
 
 def _is_sure(node: Node, holder: Job) -> bool:
     """Whether the holder's return only frees its lane, so that nothing decides anew who follows (D5)."""
-    return node.policy.lanes_max == 1 and not ledger.was_given(holder)
+    return node.policy.lanes_max == 1 and not ledger.was_given(holder) and not node.device_of(holder).is_pressed
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
@@ -186,6 +186,7 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
         admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
     effects: list[Effect] = [grant_of(node, lane, job.id)]
     if was_blocked:  # now it may have the memory it waited for (W2)
+        job.is_given = True
         job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
         effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
         if not node.may_run(job):  # only to come to its next boundary

@@ -164,8 +164,8 @@ class Scheduler:
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
 
     def watched(self) -> list[JobId]:
-        """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with each
-        Tick, and that of any other when it sees that an allocation of it waits."""
+        """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
+        each Tick, and that of any other when it sees that an allocation of it waits."""
         return [job.id for job in self._node.jobs.values() if is_holding(job) or waiting.is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
@@ -311,6 +311,7 @@ class Scheduler:
             job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
+        self._bytes_changed = self._bytes_changed or self._node.device_of(job).is_pressed  # it may be parked now (W5)
         return []
 
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
@@ -329,9 +330,13 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if ledger.was_given(job) or (
-            len(device.lanes) > 1
-            and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
+        if (
+            ledger.was_given(job)
+            or device.is_pressed
+            or (
+                len(device.lanes) > 1
+                and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
+            )
         ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
@@ -371,7 +376,7 @@ class Scheduler:
         for device in self._node.devices.values():
             effects += watch(self._node, device, now=now)
             is_due = parking.is_due(self._node, now=now) or rotation.is_due(self._node, device, now=now)
-            is_due = is_due or waiting.is_due(self._node, device)
+            is_due = is_due or device.is_pressed
             self._bytes_changed = self._bytes_changed or is_due
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True

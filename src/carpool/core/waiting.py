@@ -14,10 +14,11 @@ Rules
   W5  Where parking others gives it what it asks for, they are parked at once: the last in the order of the policy, no
       more than needed. They come back by themselves, not before the device was quiet for as long as R4 says: a job
       that grew is likely to grow on. Where it does not, others go on, but only those whose needs are covered.
-  W6  Where no room can be made, an allocation that nobody told to wait (--wait-memory) fails; one that was, when
-      everybody who has memory of the device waits like this and only the end of one of them can free any. Then
-      one fails at a time: that of the job which had the least device time, of several the youngest; the others wait
-      for what becomes of it.
+  W6  Where no room can be made, an allocation that nobody told to wait (--wait-memory) fails: at once, or after
+      `PATIENCE_NS` if others may come to a boundary or end until then, and that would help. One that was told to wait
+      fails when everybody who has memory of the device waits like this, and only the end of one of them can free
+      any. One fails at a time: that of the job which had the least device time, of several the youngest; the others
+      wait for what becomes of it.
   W7  At its deadline an allocation fails.
 
 An allocation that fails is told so by the driver, with the sentence why, and the program gets the error of its
@@ -40,6 +41,8 @@ OUTSIDE = frozenset(
     {JobState.STARTING, JobState.IDLE, JobState.UNMANAGED}
 )  # in its program's own code, without a turn
 MOVING = frozenset({JobState.PARKING, JobState.UNPARKING})
+PATIENCE_NS = 30 * SECOND  # others that start, save or end come to a boundary or are gone after this
+TRIES_MAX = 2  # who could not leave so often in a row probably never can
 HEARD_NS = 2 * SECOND  # a program that waits hears within milliseconds; one that still waits asked again
 
 
@@ -112,7 +115,8 @@ def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
 
 def settle(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Give what there is, have others parked for what there is not, and tell who waits in vain."""
-    if not is_due(node, device):
+    device.is_pressed = any(job.gives_way or is_asking(job) for job in node.jobs_on(device))
+    if not device.is_pressed:
         return []
     _give(node, device, now=now)
     _make_room(node, device, now=now)
@@ -231,14 +235,31 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
         return effects
     stuck = _stuck(node, device, now=now)
-    unwilling = [job for job in stuck if job.spec.wait_memory_ns is None]
+    unwilling = [
+        job for job in stuck if job.spec.wait_memory_ns is None and not _may_hope(node, device, job, now=now)
+    ]
     if unwilling:
         job = min(unwilling, key=_loss)
         return effects + _tell(job, denials.not_told_to_wait(job, device, here), now=now)
-    if stuck and not any(_may_free(node, job, now=now) for job in here):
+    if not all(job.spec.wait_memory_ns is None for job in stuck) and not any(
+        _may_free(node, job, now=now) for job in here
+    ):
         job = min(stuck, key=_loss)
         return effects + _tell(job, denials.nobody_goes_on(job, device, here), now=now)
     return effects
+
+
+def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
+    """Whether a job that was not told to wait does so: others may come to a boundary or end, and that would help."""
+    if now - job.asked_ns >= PATIENCE_NS:
+        return False
+    coming = [other for other in node.jobs_on(device) if other is not job and not is_asking(other)]
+    coming = [
+        other for other in coming if other.state in HOLDING or other.state in (JobState.STARTING, JobState.IDLE)
+    ]
+    coming = [other for other in coming if now >= other.move_retry_ns]
+    missing = job.live_bytes + job.pending_bytes - job.promised_bytes
+    return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
 
 
 def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
@@ -257,16 +278,12 @@ def _may_free(node: Node, job: Job, *, now: Nanos) -> bool:
     if is_asking(job):
         return _has_it(job) or not _is_under_cap(job)
     if job.state is JobState.WAITING:
-        return node.wants_turn(job) and node.may_run(job) or now < job.move_retry_ns
+        is_asked_again = now < job.move_retry_ns and job.move_fails < TRIES_MAX
+        return is_asked_again or (node.wants_turn(job) and node.may_run(job))
     return job.state in HOLDING or job.state in OUTSIDE
 
 
 # --- time ---------------------------------------------------------------------------------------------------
-
-
-def is_due(node: Node, device: Device) -> bool:
-    """Whether a Tick should look whether room can be made, whether somebody waits in vain, or may come back."""
-    return any(job.gives_way or is_asking(job) for job in node.jobs_on(device))
 
 
 def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:

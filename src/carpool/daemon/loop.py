@@ -161,7 +161,7 @@ class Loop:
         self.tell(Tick())
 
     def _arm_listener(self) -> None:
-        """Listen for allocations that wait while there may be some: others have memory, or one may wait for its user."""
+        """Listen for allocations that wait while there may be some: beside others, or where one may wait long."""
         if self._listener is None and (len(self.jobs) > 1 or any(live.waits_long for live in self.jobs.values())):
             self._listener = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
 
@@ -252,6 +252,9 @@ class Loop:
                 self.jobs[effect.job].set_cap(effect.cap_bytes)
             case SetCompute():
                 self.jobs[effect.job].set_compute(effect.limit_milli)
+            case DenyMemory():
+                log.info("%s", log_line(effect))
+                self.jobs[effect.job].deny(effect.reason)
             case _:
                 log.info("%s", log_line(effect))
                 self._perform_rare(effect)
@@ -261,7 +264,6 @@ class Loop:
         effect: StartJob
         | RefuseJob
         | RevokeLease
-        | DenyMemory
         | ParkJob
         | UnparkJob
         | MoveJob
@@ -284,8 +286,6 @@ class Loop:
                 live.revoke()
                 if live.is_asking():  # a rank that stopped before the others; its wish counts again
                     self.tell(LeaseAsked(job=effect.job, is_paced=live.is_paced()))
-            case DenyMemory():
-                self.jobs[effect.job].deny(effect.reason)
             case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
                 self._move(effect)
             case StopJob():
