@@ -17,9 +17,10 @@
  * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
  *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS).
  *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
- *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at
- *     once, and so does what a process asks for at a boundary: there carpool may be about to park it.
- * M5  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
+ *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at once.
+ * M5  At a boundary the program stands still and it is carpool that works, perhaps to move its memory away. There nothing
+ *     waits, and small blocks are not refused: the job may already hold more than its cap, having grown.
+ * M6  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
@@ -33,11 +34,13 @@
 #include "slots.h"
 
 #define COUNTED_FROM 4096
+#define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
 #define EXPORT __attribute__((visibility("default")))
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
 static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
+static bool cp_is_capped;        /* by its user; else the cap is what others leave of the device. Written once, too */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
 /* The real functions */
@@ -136,9 +139,11 @@ __attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked
         cp_print_bytes(held_text, cp_held(false), cap);
         cp_print_bytes(asked_text, asked, asked);
         snprintf(line, sizeof line,
-                 "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more%s; the "
-                 "program gets its own out-of-memory error (raise the cap with --memory)\n",
-                 cap_text, held_text, asked_text, has_waited ? ", and waited as long as it may" : "");
+                 "carpool: %s: this job %s hold %s, holds %s and asked for %s more%s; the program gets its own "
+                 "out-of-memory error%s\n",
+                 cp_is_capped ? "memory cap reached" : "out of memory", cp_is_capped ? "may" : "can", cap_text,
+                 held_text, asked_text, has_waited ? ", and waited as long as it may" : "",
+                 cp_is_capped ? " (raise the cap with --memory)" : "");
     }
     cp_say(line);
 }
@@ -169,10 +174,10 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uin
     return is_free;
 }
 
-/* Could waiting help: does the device have so much, and is this no boundary? */
+/* Could waiting help: does the device have so much? */
 static bool cp_may_wait(uint64_t held, uint64_t asked) {
-    uint64_t most = GET(cp_page[CP_H_CAPACITY]), lease = GET(cp_my_slot()[CP_S_LEASE]);
-    return cp_wait_ns && lease <= CP_LEASE_HELD && (most == 0 || (asked <= most && held <= most - asked));
+    uint64_t most = GET(cp_page[CP_H_CAPACITY]);
+    return cp_wait_ns && (most == 0 || (asked <= most && held <= most - asked));
 }
 
 /* May the program not have `size` bytes in place of the `before` counted ones? The dead are looked for only
@@ -186,9 +191,12 @@ static bool cp_denied(size_t size, size_t before) {
     uint64_t held = cp_held(false);
     if (held <= cap && asked <= cap - held)
         return false;
+    bool at_boundary = GET(cp_my_slot()[CP_S_LEASE]) > CP_LEASE_HELD;
+    if (at_boundary && asked < SMALL_BYTES)
+        return false;
     int saved = errno;
     held = cp_held(true);
-    bool denied = held > cap || asked > cap - held, waits = denied && cp_may_wait(held, asked);
+    bool denied = held > cap || asked > cap - held, waits = denied && !at_boundary && cp_may_wait(held, asked);
     uint64_t since = waits ? cp_now() : 0;
     if (waits && cp_wait_for_room(asked, since))
         denied = false;
@@ -284,6 +292,7 @@ __attribute__((constructor)) static void cp_load(void) {
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
+    cp_is_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

@@ -18,7 +18,7 @@ from torch import nn
 def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha1()
     for tensor in tensors:
-        digest.update(tensor.detach().numpy().tobytes())
+        digest.update(tensor.detach().numpy())
     return digest.hexdigest()
 
 
