@@ -303,6 +303,10 @@ def test_an_allocation_may_wait_for_room(built: Built, start: Start, page: Page,
     started = time.monotonic()
     assert second.alloc("plain", 1, 600 * MIB) == OUT_OF_MEMORY  # nobody else could ever make room
     assert time.monotonic() - started < 5
+    first.tell(f"alloc plain 0 {600 * MIB}")
+    threading.Event().wait(0.1)
+    page.deny("there will be none", now=time.monotonic_ns())
+    assert first.answer()[0] == OUT_OF_MEMORY
 
 
 # Manners.
