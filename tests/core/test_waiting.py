@@ -325,6 +325,7 @@ def test_w6_of_two_half_filled_jobs_the_one_with_least_to_lose_fails_at_once(
     assert len(only(core.effects, DenyMemory)) == 1, "the other waits for what becomes of it"
     core.exit(loser, code=1)
     assert core.holders() == [winner]
+    assert core.reason(loser).startswith(f"failed: exit code 1; {denied.reason}; had the device ")
 
 
 def test_w6_nobody_fails_while_somebody_may_still_free_memory(make_core: MakeCore) -> None:

@@ -198,6 +198,7 @@ class Job:
     is_given: bool = False  # in this turn it has what they waited for, promised to it until the turn ends (W2)
     asked_ns: Nanos = 0  # since when they do
     denied_ns: Nanos | None = None  # when they were told that there is no memory
+    denial: str = ""  # what they were told last
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core import denials, leavers, ledger, parking, reasons
+from carpool.core import admission, denials, leavers, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import DenyMemory, Effect, RevokeLease
 from carpool.core.events import ProgressSeen
@@ -133,13 +133,13 @@ def _is_concerned(node: Node, device: Device) -> bool:
 def _give(node: Node, device: Device, *, now: Nanos) -> None:
     """Promise waiting jobs what they ask for, as far as W2 to W4 allow."""
     waiting = [job for job in node.jobs_on(device) if is_asking(job)]
-    asking = [job for job in waiting if not _has_it(job) and _is_under_cap(job)]
+    asking = [job for job in waiting if job.promised_bytes < _wanted_bytes(job) and _is_under_cap(job)]
     was_safe = is_safe(ledger.free_bytes(device), [part_of(job) for job in waiting])
     while asking:
         picked = node.policy.pick([view_of(node, job, now=now) for job in asking], now=now)
         job = next((each for each in asking if each.id == picked), asking[0])
         asking.remove(job)
-        before, wanted = job.promised_bytes, job.live_bytes + job.pending_bytes
+        before, wanted = job.promised_bytes, _wanted_bytes(job)
         if wanted - before > ledger.free_bytes(device):
             continue
         ledger.promise(device, job, wanted)
@@ -150,19 +150,25 @@ def _give(node: Node, device: Device, *, now: Nanos) -> None:
 
 
 def part_of(job: Job) -> Part:
-    asks = job.live_bytes + job.pending_bytes
+    asks = _wanted_bytes(job)
     if job.needs is None or job.state is not JobState.BLOCKED:
         return Part(has_bytes=job.promised_bytes, claim_bytes=asks, keeps_bytes=job.promised_bytes)
     claim = max(asks, job.needs.total_bytes)
     return Part(has_bytes=job.promised_bytes, claim_bytes=claim, keeps_bytes=job.needs.resident_bytes)
 
 
-def _has_it(job: Job) -> bool:
-    return job.promised_bytes >= job.live_bytes + job.pending_bytes
+def _has_it(node: Node, job: Job) -> bool:
+    """Whether it may have what it asks for, with its turn or, without one, by its cap."""
+    room_bytes = job.promised_bytes if job.state is JobState.BLOCKED else admission.room_bytes(node, job)
+    return room_bytes >= _wanted_bytes(job)
+
+
+def _wanted_bytes(job: Job) -> int:
+    return job.live_bytes + job.pending_bytes
 
 
 def _is_under_cap(job: Job) -> bool:
-    return job.spec.cap_bytes is None or job.live_bytes + job.pending_bytes <= job.spec.cap_bytes
+    return job.spec.cap_bytes is None or _wanted_bytes(job) <= job.spec.cap_bytes
 
 
 def _is_told(job: Job, *, now: Nanos) -> bool:
@@ -172,7 +178,7 @@ def _is_told(job: Job, *, now: Nanos) -> bool:
 
 def _stuck(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     """The jobs that wait for others' memory."""
-    asking = [job for job in node.jobs_on(device) if is_asking(job) and not _has_it(job)]
+    asking = [job for job in node.jobs_on(device) if is_asking(job) and not _has_it(node, job)]
     return [job for job in asking if _is_under_cap(job) and not _is_told(job, now=now)]
 
 
@@ -200,7 +206,7 @@ def _leavers_for(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Jo
     others = [other for other in node.jobs_on(device) if other is not job]
     going = [other for other in others if _is_on_its_way(other, now=now)]
     able = [other for other in others if leavers.may_leave(other, now=now) and now >= other.move_retry_ns]
-    missing = job.live_bytes + job.pending_bytes - job.promised_bytes
+    missing = _wanted_bytes(job) - job.promised_bytes
     missing -= ledger.free_bytes(leavers.without(node, device, going)) - ledger.free_bytes(device)
 
     def has_room(trial: Device) -> bool:
@@ -222,7 +228,7 @@ def _is_on_its_way(job: Job, *, now: Nanos) -> bool:
 
 def _let_back(node: Node, device: Device, *, now: Nanos) -> None:
     here = node.jobs_on(device)
-    is_used = any(job.state in WANTING and not job.gives_way for job in here)
+    is_used = any((job.state in WANTING or job.state is JobState.STARTING) and not job.gives_way for job in here)
     for job in here:
         if job.state is not JobState.PARKED or not is_used or now >= device.quiet_until_ns:
             job.gives_way = False
@@ -237,7 +243,7 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     for job in here:
         wait_ns = job.spec.wait_memory_ns
         is_late = wait_ns is not None and now - job.asked_ns >= wait_ns
-        if is_late and is_asking(job) and not _has_it(job) and not _is_told(job, now=now):
+        if is_late and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
             effects += _tell(job, denials.waited_long(job, device, here, now - job.asked_ns), now=now)
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
         return effects
@@ -265,7 +271,7 @@ def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
         other for other in coming if other.state in HOLDING or other.state in (JobState.STARTING, JobState.IDLE)
     ]
     coming = [other for other in coming if now >= other.move_retry_ns]
-    missing = job.live_bytes + job.pending_bytes - job.promised_bytes
+    missing = _wanted_bytes(job) - job.promised_bytes
     return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
 
 
@@ -275,7 +281,7 @@ def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:
-    job.denied_ns = now
+    job.denied_ns, job.denial = now, reason
     return [DenyMemory(job=job.id, reason=reason)]
 
 
@@ -283,7 +289,7 @@ def _may_free(node: Node, job: Job, *, now: Nanos) -> bool:
     """Whether memory of this job may become free though nobody fails: it computes or may, ends its start or what it
     does between turns, waits for its user (W4), or is asked later once more to leave."""
     if is_asking(job):
-        return _has_it(job) or not _is_under_cap(job)
+        return _has_it(node, job) or not _is_under_cap(job)
     if job.state is JobState.WAITING:
         is_asked_again = now < job.move_retry_ns and job.move_fails < TRIES_MAX
         return is_asked_again or (node.wants_turn(job) and node.may_run(job))
