@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.effects import DenyMemory, GrantLease, ParkJob, RevokeLease, SetCap
-from carpool.core.model import JobId, JobState
+from carpool.core.model import ENDED, HOLDING, JobId, JobState
 from carpool.core.node import Settings
 from carpool.core.waiting import Part, is_safe
 from carpool.units import GIB, MS, SECOND
@@ -373,3 +373,67 @@ def test_w3_is_what_trying_every_order_says(free: int, parts: list[Part]) -> Non
         return True
 
     assert is_safe(free, parts) == any(works(order) for order in permutations(parts))
+
+
+class Growing:
+    """Jobs that grow by a step at a time, and say at each boundary what they hold; all can be parked."""
+
+    def __init__(self, policy: str, targets: list[int], growth: int) -> None:
+        self.core = CoreDriver(policy)
+        self.growth = growth
+        self.targets = {f"job{index}": target * GIB for index, target in enumerate(targets)}
+        self.live = dict.fromkeys(self.targets, GIB)
+        self.asked: dict[str, int] = {}
+        for job in self.targets:
+            self.core.settle_in(job, needs(GIB, 0))
+
+    def play(self) -> None:
+        """One thing happens: a move ends, a holder makes a step, or time passes."""
+        core = self.core
+        if core.moves:
+            core.now += core.move_ns
+            order = core.moves[next(iter(core.moves))]
+            if isinstance(order, ParkJob):
+                assert order.limit_bytes >= self.live[order.job], "P3: all it holds was reserved on the host"
+            core.move(order.job)
+        elif holders := core.holders():
+            self.step(holders[0])
+        else:
+            core.now = core.scheduler.next_wakeup() or core.now + SECOND
+            core.tick()
+        here = [job for job in self.live if core.state(job) not in (*ENDED, JobState.PARKED)]
+        assert sum(self.live[job] for job in here) <= 16 * GIB, "the device holds no more than it has"
+
+    def step(self, job: str) -> None:
+        core = self.core
+        core.now += 10 * MS
+        more = self.asked.pop(job, 0) or min(self.growth * GIB, self.targets[job] - self.live[job])
+        if self.live[job] + more > caps(core, job)[-1]:
+            self.asked[job] = more
+            core.block(job, self.live[job], more)
+            return
+        self.live[job] += more
+        if not more:
+            core.exit(job)
+            return
+        core.measure(job, needs(self.live[job], 0))
+        if core.state(job) in HOLDING and (job in core.recalled or core.steps.get(job, 0) % 2):
+            core.give_back(job)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    policy=st.sampled_from(["fair", "fifo", "srtf", "las", "priority"]),
+    targets=st.lists(st.integers(1, 16), min_size=2, max_size=4),
+    growth=st.integers(1, 8),
+)
+def test_w5_jobs_that_each_fit_alone_and_can_be_parked_all_get_what_they_ask_for(
+    policy: str, targets: list[int], growth: int
+) -> None:
+    growing = Growing(policy, targets, growth)
+    for _ in range(3000):
+        growing.play()
+        if all(growing.core.state(job) in ENDED for job in growing.targets):
+            break
+    assert only(growing.core.effects, DenyMemory) == []
+    assert growing.live == growing.targets, "all of them came to their full size"

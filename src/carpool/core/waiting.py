@@ -40,6 +40,7 @@ from carpool.units import SECOND
 OUTSIDE = frozenset(
     {JobState.STARTING, JobState.IDLE, JobState.UNMANAGED}
 )  # in its program's own code, without a turn
+COMING = HOLDING | {JobState.STARTING, JobState.IDLE, JobState.BLOCKED}  # not at a boundary, but perhaps soon
 MOVING = frozenset({JobState.PARKING, JobState.UNPARKING})
 PATIENCE_NS = 30 * SECOND  # others that start, save or end come to a boundary or are gone after this
 TRIES_MAX = 2  # who could not leave so often in a row probably never can
@@ -266,11 +267,8 @@ def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     """Whether a job that was not told to wait does so: others may come to a boundary or end, and that would help."""
     if now - job.asked_ns >= PATIENCE_NS:
         return False
-    coming = [other for other in node.jobs_on(device) if other is not job and not is_asking(other)]
-    coming = [
-        other for other in coming if other.state in HOLDING or other.state in (JobState.STARTING, JobState.IDLE)
-    ]
-    coming = [other for other in coming if now >= other.move_retry_ns]
+    others = [other for other in node.jobs_on(device) if other is not job and now >= other.move_retry_ns]
+    coming = [other for other in others if other.state in COMING and (not is_asking(other) or _has_it(node, other))]
     missing = _wanted_bytes(job) - job.promised_bytes
     return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
 
