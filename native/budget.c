@@ -211,7 +211,7 @@ __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
         bool may_race = asking && bytes <= cap && held - (asking < held ? asking : held) <= cap - bytes;
         bool may_wait = wait_ns && bytes <= cap && own <= cap - bytes && cp_now() - started < wait_ns;
-        if (!(may_race && tries++ < TRIES) && !may_wait)
+        if (!(may_race && tries++ < TRIES) && !(may_wait && GET(cp_page[CP_H_DENIED_NS]) < started))
             break;
         salt = salt * 1103515245u + 12345u;
         cp_sleep(may_race ? (uint64_t)(salt >> 16) * 3 : 2000000);

@@ -14,10 +14,13 @@
  * M3  The cap is looked at before an allocation and counted after it: threads and processes that ask in the
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation and could be held by a process that is killed.
- * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits that long for room, on its own thread, looking again
- *     every few milliseconds: the daemon raises the cap when there is some. What it waits for stands in the slot
- *     (S_PENDING, and in S_LIVE, so that another thread cannot slip in); then it fails like any other.
- * M5  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
+ * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
+ *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS).
+ *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
+ *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at once.
+ * M5  At a boundary the program stands still and it is carpool that works, perhaps to move its memory away. There nothing
+ *     waits, and small blocks are not refused: the job may already hold more than its cap, having grown.
+ * M6  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
@@ -31,11 +34,13 @@
 #include "slots.h"
 
 #define COUNTED_FROM 4096
+#define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
 #define EXPORT __attribute__((visibility("default")))
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
 static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
+static bool cp_is_capped;        /* by its user; else the cap is what others leave of the device. Written once, too */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
 /* The real functions */
@@ -118,20 +123,29 @@ static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
              shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
 }
 
-__attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t held, uint64_t asked) {
+/* Once a process: the daemon's sentence, if there is one, or what is known here. */
+__attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked, bool by_daemon, bool has_waited) {
     atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
     PUT(cp_page[CP_H_DENIED_BYTES], asked);
-    if (!atomic_flag_test_and_set(&cp_denial_said)) {
-        char line[400], cap_text[48], held_text[48], asked_text[48];
+    if (atomic_flag_test_and_set(&cp_denial_said))
+        return;
+    char line[CP_TEXT_BYTES + 80], cap_text[48], held_text[48], asked_text[48];
+    if (by_daemon) {
+        const char *said = (const char *)cp_page + CP_TEXT_AT;
+        snprintf(line, sizeof line, "carpool: %.*s; the program gets its own out-of-memory error\n",
+                 CP_TEXT_BYTES - 1, said);
+    } else {
         cp_print_bytes(cap_text, cap, cap);
-        cp_print_bytes(held_text, held, cap);
+        cp_print_bytes(held_text, cp_held(false), cap);
         cp_print_bytes(asked_text, asked, asked);
         snprintf(line, sizeof line,
-                 "carpool: memory cap reached: this job may hold %s, holds %s and asked for %s more%s; the "
-                 "program gets its own out-of-memory error (raise the cap with --memory)\n",
-                 cap_text, held_text, asked_text, cp_wait_ns ? ", and waited as long as --wait-memory allows" : "");
-        cp_say(line);
+                 "carpool: %s: this job %s hold %s, holds %s and asked for %s more%s; the program gets its own "
+                 "out-of-memory error%s\n",
+                 cp_is_capped ? "memory cap reached" : "out of memory", cp_is_capped ? "may" : "can", cap_text,
+                 held_text, asked_text, has_waited ? ", and waited as long as it may" : "",
+                 cp_is_capped ? " (raise the cap with --memory)" : "");
     }
+    cp_say(line);
 }
 
 static uint64_t cp_now(void) {
@@ -140,10 +154,13 @@ static uint64_t cp_now(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Wait until all that the job holds, with what we ask for, is under its cap; false at the deadline. */
-__attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked) {
+static bool cp_is_denied(uint64_t since) {
+    return atomic_load_explicit(&cp_page[CP_H_DENIED_NS], memory_order_acquire) >= since;
+}
+
+/* Wait until all that the job holds, with what we ask for, is under its cap; false if that is not to be. */
+__attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uint64_t since) {
     cp_word *slot = cp_my_slot();
-    uint64_t deadline = cp_now() + cp_wait_ns;
     bool is_free = false;
     atomic_fetch_add(&slot[CP_S_LIVE], asked);
     atomic_fetch_add(&slot[CP_S_PENDING], asked);
@@ -151,10 +168,16 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked) {
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         uint64_t cap = GET(cp_page[CP_H_CAP]);
         is_free = cap == 0 || cp_held(true) <= cap;
-    } while (!is_free && cp_now() < deadline);
+    } while (!is_free && !cp_is_denied(since) && cp_now() - since < cp_wait_ns);
     atomic_fetch_sub(&slot[CP_S_PENDING], asked);
     atomic_fetch_sub(&slot[CP_S_LIVE], asked);
     return is_free;
+}
+
+/* Could waiting help: does the device have so much? */
+static bool cp_may_wait(uint64_t held, uint64_t asked) {
+    uint64_t most = GET(cp_page[CP_H_CAPACITY]);
+    return cp_wait_ns && (most == 0 || (asked <= most && held <= most - asked));
 }
 
 /* May the program not have `size` bytes in place of the `before` counted ones? The dead are looked for only
@@ -168,13 +191,17 @@ static bool cp_denied(size_t size, size_t before) {
     uint64_t held = cp_held(false);
     if (held <= cap && asked <= cap - held)
         return false;
+    bool at_boundary = GET(cp_my_slot()[CP_S_LEASE]) > CP_LEASE_HELD;
+    if (at_boundary && asked < SMALL_BYTES)
+        return false;
     int saved = errno;
     held = cp_held(true);
-    bool denied = held > cap || asked > cap - held;
-    if (denied && cp_wait_ns && cp_wait_for_room(asked))
+    bool denied = held > cap || asked > cap - held, waits = denied && !at_boundary && cp_may_wait(held, asked);
+    uint64_t since = waits ? cp_now() : 0;
+    if (waits && cp_wait_for_room(asked, since))
         denied = false;
-    if (denied)
-        cp_deny(GET(cp_page[CP_H_CAP]), cp_held(false), asked);
+    if (denied) /* the cap as it was: while a job waits the daemon keeps it at what the job holds */
+        cp_deny(cap, asked, waits && cp_is_denied(since), waits);
     errno = saved;
     return denied;
 }
@@ -265,6 +292,7 @@ __attribute__((constructor)) static void cp_load(void) {
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
+    cp_is_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

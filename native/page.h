@@ -4,10 +4,12 @@
 #define CARPOOL_PAGE_H
 
 #define CP_MAGIC 0x314C4F4F50524143ull
-#define CP_LAYOUT 1
+#define CP_LAYOUT 2
 #define CP_PAGE_BYTES 16384
 #define CP_SLOT_WORDS 16
-#define CP_SLOTS 128
+#define CP_TEXT_BYTES 512
+#define CP_TEXT_AT 15872
+#define CP_SLOTS 124
 #define CP_FIRST_LENT 96
 #define CP_H_MAGIC 0
 #define CP_H_LAYOUT 1
@@ -22,6 +24,8 @@
 #define CP_H_PAID_UNTIL 10
 #define CP_H_DEVICE_NS 11
 #define CP_H_ENDED_NS 12
+#define CP_H_CAPACITY 13
+#define CP_H_DENIED_NS 14
 #define CP_S_PID 0
 #define CP_S_LIVE 1
 #define CP_S_PEAK 2

@@ -49,6 +49,7 @@ typedef struct {
     long long left_ns, away_ns;
     int64_t update_began_ns, update_ns; /* the newest update of the optimizer: its start, and how long the last took */
     unsigned long long sampled_at;
+    long long steady_bytes;
 } Seat;
 
 static PyTypeObject SeatType;
@@ -183,6 +184,7 @@ static PyMemberDef seat_members[] = {
     {"left_ns", T_LONGLONG, offsetof(Seat, left_ns), 0, "when StepHook last returned the turn"},
     {"away_ns", T_LONGLONG, offsetof(Seat, away_ns), 0, "how long the turn was away by StepHook, in all"},
     {"sampled_at", T_ULONGLONG, offsetof(Seat, sampled_at), 0, "the step at which the memory was last looked at"},
+    {"steady_bytes", T_LONGLONG, offsetof(Seat, steady_bytes), 0, "who holds more at a boundary has grown; 0: unknown"},
     {NULL},
 };
 
@@ -348,6 +350,8 @@ static bool hand_over(Seat *seat, uint64_t steps)
     uint64_t recall = slot[CP_S_RECALL];
     if (!seat->held || !seat->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
         return false;
+    if (seat->steady_bytes && (int64_t)slot[CP_S_LIVE] > seat->steady_bytes)
+        return false; /* what it needs now is told before others decide by it */
     uint64_t pass = bell_pass_on(&seat->bell, slot);
     if (pass == 0)
         return false;

@@ -511,7 +511,7 @@ def test_the_two_agree_on_their_numbers() -> None:
 def test_a_seat_stays_inside_its_page_and_keeps_it(tmp_path: Path) -> None:
     made = page.Page.create(tmp_path / "page")
     seat = points.native.Seat(made.words)
-    for base in (-1, page.SLOTS * page.SLOT_WORDS - page.SLOT_WORDS + 1, 1 << 70):
+    for base in (-1, page.PAGE_BYTES // 8 - page.SLOT_WORDS + 1, 1 << 70):
         with pytest.raises(IndexError):
             seat.base = base
     with pytest.raises(IndexError):

@@ -48,6 +48,7 @@ class SpecFields(TypedDict, total=False):
     weight_milli: int
     priority: int
     cap_bytes: int
+    wait_memory_ns: int
     guaranteed_milli: int
     limit_milli: int
     steps: int
@@ -71,6 +72,7 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         weight_milli=fields.get("weight_milli", 1000),
         priority=fields.get("priority", 0),
         cap_bytes=fields.get("cap_bytes"),
+        wait_memory_ns=fields.get("wait_memory_ns"),
         guaranteed_milli=fields.get("guaranteed_milli", 0),
         limit_milli=fields.get("limit_milli", 1000),
         steps=fields.get("steps"),

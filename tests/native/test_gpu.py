@@ -296,13 +296,17 @@ def test_an_allocation_may_wait_for_room(built: Built, start: Start, page: Page,
     assert slot is not None
     for _ in range(40):
         threading.Event().wait(0.005)
-        seen.append((page.live_bytes(slot), page.pending_bytes(slot)))
+        seen.append((page.live_bytes(slot), dict(page.pending()).get(second.pid, 0)))
     assert seen.count((100 * MIB, 600 * MIB)) > 20  # in between it asks again, for a moment
     assert first.free(0) == 0
     assert second.answer()[0] == 0
     started = time.monotonic()
     assert second.alloc("plain", 1, 600 * MIB) == OUT_OF_MEMORY  # nobody else could ever make room
     assert time.monotonic() - started < 5
+    first.tell(f"alloc plain 0 {600 * MIB}")
+    threading.Event().wait(0.1)
+    page.deny("there will be none", now=time.monotonic_ns())
+    assert first.answer()[0] == OUT_OF_MEMORY
 
 
 # Manners.

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def metered(path: Path | str | None, *preloads: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "CARPOOL_PAGE")}
     env["LD_PRELOAD"] = ":".join(map(str, preloads))
     if path is not None:
-        env["CARPOOL_PAGE"] = str(path)
+        env |= {"CARPOOL_PAGE": str(path), "CARPOOL_IS_CAPPED": "1"}
     return env
 
 
@@ -346,6 +347,78 @@ def test_the_cap_counts_all_processes_of_the_job_together(start: Start, page: Pa
     assert first.said() == ""
     page.words[wire.H_CAP] = 32 * MIB
     assert second.ask(f"malloc 0 {10 * MIB}")[0]
+
+
+# Waiting for room.
+
+
+@pytest.fixture
+def waiting(built: Built, start: Start, page: Page) -> Probe:
+    """Holds 10 MiB of 16, and may wait 20 s for more."""
+    page.words[wire.H_CAP] = 16 * MIB
+    env = metered(page.path, built.meter) | {"CARPOOL_WAIT_MEMORY_NS": str(WAIT_SECONDS * 10**9)}
+    del env["CARPOOL_IS_CAPPED"]
+    probe = start(env=env)
+    assert probe.ask(f"malloc 0 {10 * MIB}")[0]
+    return probe
+
+
+def ask_and_wait(probe: Probe, page: Page) -> None:
+    probe.tell(f"malloc 1 {8 * MIB}")
+    deadline = time.monotonic() + WAIT_SECONDS
+    while page.pending() != [(probe.pid, 8 * MIB)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_m4_what_waits_goes_on_when_there_is_room(waiting: Probe, page: Page) -> None:
+    page.deny("an allocation before this one failed", now=time.monotonic_ns())
+    ask_and_wait(waiting, page)
+    assert page.live_bytes(slot_of(page, waiting.pid)) < 11 * MIB, "it does not hold it yet"
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB
+    assert (page.pending(), waiting.said()) == ([], "")
+
+
+def test_m4_what_waits_fails_with_the_daemons_sentence(waiting: Probe, page: Page) -> None:
+    ask_and_wait(waiting, page)
+    page.words[wire.H_CAP] = 10 * MIB  # as the core does while a job waits
+    page.deny("out of memory: b has 5 GiB" + "; and so on" * 100, now=time.monotonic_ns())
+    assert waiting.answer() == (0, errno.ENOMEM)
+    said = waiting.said()
+    assert said.startswith("carpool: out of memory: b has 5 GiB; and so on")
+    assert said.endswith("; the program gets its own out-of-memory error\n")
+    assert len(said) < wire.TEXT_BYTES + 80
+    assert (page.pending(), page.words[wire.H_DENIED_COUNT]) == ([], 1)
+
+
+def test_m4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page: Page) -> None:
+    page.words[wire.H_CAPACITY] = 17 * MIB
+    assert waiting.ask(f"malloc 1 {8 * MIB}") == (0, errno.ENOMEM)
+    assert re.fullmatch(
+        r"carpool: out of memory: this job can hold 16\.0 MiB, holds 10\.\d MiB and asked for 8\.0 MiB more; the"
+        r" program gets its own out-of-memory error\n",
+        waiting.said(),
+    )
+
+
+def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
+    built: Built, start: Start, page: Page
+) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    probe = start(env=metered(page.path, built.meter) | {"CARPOOL_WAIT_MEMORY_NS": str(10**9)})
+    assert probe.ask(f"malloc 0 {10 * MIB}")[0]
+    ask_and_wait(probe, page)
+    page.words[wire.H_CAP] = 10 * MIB
+    assert probe.answer() == (0, errno.ENOMEM)
+    assert "this job may hold 16.0 MiB, holds 10.0 MiB and asked for 8.0 MiB more, and waited as long" in probe.said()
+
+
+def test_m5_at_a_boundary_nothing_waits_and_small_blocks_pass(waiting: Probe, page: Page) -> None:
+    page.words[wire.H_CAP] = 8 * MIB  # it has grown beyond
+    page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
+    assert waiting.ask("malloc 1 100000")[0] >= 100000
+    assert waiting.ask(f"malloc 2 {8 * MIB}") == (0, errno.ENOMEM)
 
 
 def test_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:

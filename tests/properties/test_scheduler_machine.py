@@ -207,15 +207,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(index=any_job, live_bytes=bytes_small, pending_bytes=st.integers(1, 60), looks=st.integers(1, 3))
     def run_short(self, index: int, live_bytes: int, pending_bytes: int, looks: int) -> None:
-        """An allocation of a holder, or of one that waits already, waits for memory."""
+        """An allocation of a holder, of one that waits already, or of a program without a turn waits for memory."""
         inside = self.watched.scheduler.watched()
+        inside += self.watched.jobs_in(JobState.STARTING, JobState.IDLE, JobState.UNMANAGED)
         for _ in range(looks if inside else 0):
             job = inside[index % len(inside)]
             self.progress(job, made=0, cpu_ns=0, live_bytes=live_bytes, pending_bytes=pending_bytes)
 
     def give_up_allocations(self) -> None:
-        for job in self.watched.jobs_in(JobState.BLOCKED):
-            self.progress(job, made=0, cpu_ns=0, live_bytes=1)
+        for job in self.watched.picture().jobs:
+            if job.pending_bytes:
+                self.progress(job.id, made=0, cpu_ns=0, live_bytes=1)
 
     @rule(index=any_job, is_resumed=st.booleans())
     def suspend(self, index: int, is_resumed: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from carpool.core.effects import (
     CloseJob,
+    DenyMemory,
     Effect,
     GrantLease,
     MoveJob,
@@ -267,6 +268,8 @@ class WatchedScheduler:
                 if isinstance(event, ProgressSeen):
                     books.blocked.add(effect.job)
                 books.end(effect.job, self.now)
+            case DenyMemory():
+                self._check_denial(effect)
             case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
                 self._follow_move(effect)
             case StopJob():
@@ -309,6 +312,20 @@ class WatchedScheduler:
             assert job.needs is not None
             known = job.needs.persistent_bytes + job.needs.ephemeral_bytes + job.needs.overhead_bytes
             assert effect.cap_bytes >= max(known, job.cap_bytes or 0)
+
+    def _check_denial(self, effect: DenyMemory) -> None:
+        """W6 and W7: only what waits and has no room fails; before its deadline only while nobody moves, and if it
+        was told to wait only where everybody waits for memory."""
+        node = self.picture()
+        job = next(each for each in node.jobs if each.id == effect.job)
+        assert job.pending_bytes and job.promised_bytes < job.live_bytes + job.pending_bytes
+        assert NUMBER.search(effect.reason)
+        if "as long as --wait-memory allows" in effect.reason:
+            return
+        here = [each for each in node.jobs if each.device == job.device and each.state not in ENDED]
+        assert not any(each.state in (JobState.PARKING, JobState.UNPARKING) for each in here)
+        if "nobody there can go on" in effect.reason:
+            assert all(each.pending_bytes or each.state in (JobState.PARKED, JobState.WAITING) for each in here)
 
     def _check_may_park(self, effect: ParkJob) -> None:
         """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""

@@ -68,7 +68,7 @@ def test_a_link_a_short_file_and_another_layout_are_not_used(tmp_path: Path) -> 
     with pytest.raises(PeerError, match="100 bytes instead of 16384"):
         page.Page.open(short)
     made.words[page.H_LAYOUT] = 99
-    with pytest.raises(PeerError, match="layout 99, this carpool speaks 1"):
+    with pytest.raises(PeerError, match=f"layout 99, this carpool speaks {page.LAYOUT}"):
         page.Page.open(tmp_path / "page")
 
 

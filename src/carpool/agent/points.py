@@ -37,6 +37,7 @@ class PlainSeat:
         "rung",
         "sampled_at",
         "stall_ns",
+        "steady_bytes",
         "words",
     )
 
@@ -49,6 +50,7 @@ class PlainSeat:
         self.owner = 0  # the thread that takes turns (T4)
         self.stall_ns = 0  # how long the input takes, a fading mean
         self.sampled_at = 0  # the step at which the memory was last looked at
+        self.steady_bytes = 0  # who holds more than this at a boundary has grown; 0 while nobody knows
         self.peer = -1  # the connection to the daemon
         self.rung = 0  # serial of the newest grant that was rung (bell.py)
         self.is_instant = False  # a turn goes with nothing to wait for or to give back

@@ -175,6 +175,7 @@ class Turns:
     def _report(self) -> None:
         needs = self._profile.needs()
         self._profile.note_reported(needs)
+        self.seat.steady_bytes = (needs.persistent_bytes + needs.overhead_bytes) * (100 + GROWTH_PERCENT) // 100
         try:
             self._link.send(needs)
         except LinkLostError:
@@ -225,6 +226,8 @@ class Turns:
     def _give_back(self, *, wants_more: bool) -> None:
         self._asked_ns = monotonic_ns()
         words, base = self._words, self._link.base
+        if self.seat.is_instant and 0 < self.seat.steady_bytes < self._memory.live_bytes() and self._link.is_up:
+            self._resample()  # others decide by what it needs
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
         passed = self.seat.pass_on() if wants_more else 0

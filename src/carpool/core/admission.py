@@ -200,11 +200,12 @@ def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
 def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
     """Promise what was measured within the job's own lane, if L1 allows."""
     lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
-    growth = needs.resident_bytes - job.promised_bytes + lane_bytes - lane.bytes
+    resident_bytes = max(needs.resident_bytes, job.promised_bytes if job.is_given else 0)
+    growth = resident_bytes - job.promised_bytes + lane_bytes - lane.bytes
     if growth > ledger.free_bytes(device):
         return False
     lane.bytes = lane_bytes
-    ledger.promise(device, job, needs.resident_bytes)
+    ledger.promise(device, job, resident_bytes)
     return True
 
 

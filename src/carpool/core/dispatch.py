@@ -9,14 +9,14 @@ Rules
       it outgrew its promise or used up its limit (shares.py).
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
       the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
-      change hands then: he is a job whose allocation waits, or the holder gives back what its own waited for (W2).
+      change hands then: an allocation waits on the device, or the holder gives back what its own waited for (W2).
   D6  A holder loses its turn by lapse only after several looks that found it silent. A look that comes late counts no
       more than one in time: perhaps the whole machine stood still, and the holder is in the middle of a step.
 """
 
 from __future__ import annotations
 
-from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares
+from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares, waiting
 from carpool.core.accounts import raise_floors, reset_marks, view_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
 from carpool.core.model import Device, Job, JobId, JobState, Lane, Lease, LeaseState, Nanos
@@ -98,7 +98,7 @@ def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
 
 def _is_sure(node: Node, holder: Job) -> bool:
     """Whether the holder's return only frees its lane, so that nothing decides anew who follows (D5)."""
-    return node.policy.lanes_max == 1 and not ledger.was_given(holder)
+    return node.policy.lanes_max == 1 and not ledger.was_given(holder) and not node.device_of(holder).is_pressed
 
 
 def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
@@ -188,6 +188,7 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
         admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
     effects: list[Effect] = [grant_of(node, lane, job.id)]
     if was_blocked:  # now it may have the memory it waited for (W2)
+        job.is_given = True
         job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
         effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
         if not node.may_run(job):  # only to come to its next boundary
@@ -229,14 +230,10 @@ def _silent_ns(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
 
 
 def _is_watched(node: Node, device: Device) -> bool:
-    """Whether anybody wants a turn of this device, one was recalled (perhaps for a job in the queue), or a holder
-    may begin to wait for memory."""
+    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
     if any(job.state is JobState.BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
         return True
-    return any(
-        job.spec.wait_memory_ns is not None or (job.lease is not None and job.lease.recalled_ns is not None)
-        for job in node.holders_on(device)
-    )
+    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
 
 def revoke(node: Node, device: Device, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
@@ -258,7 +255,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
     tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
-    tries.append(rotation.next_look(node, device, now=now))
+    tries += [rotation.next_look(node, device, now=now), waiting.next_look(node, device, now=now)]
     times += [time for time in tries if time is not None]
     if device.has_shares:
         for lane in device.lanes.values():

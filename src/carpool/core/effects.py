@@ -66,6 +66,14 @@ class RevokeLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenyMemory:
+    """Allocations of the job that wait now get no memory; its program is told why and gets its framework's error."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParkJob:
     """Move the waiting job's persistent bytes to the host, at most so many; answered by JobParked or MoveFailed."""
 
@@ -165,6 +173,7 @@ Effect = (
     | GrantLease
     | RecallLease
     | RevokeLease
+    | DenyMemory
     | ParkJob
     | UnparkJob
     | MoveJob

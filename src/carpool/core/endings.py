@@ -35,6 +35,7 @@ def end(node: Node, job: Job, event: JobExited, *, now: Nanos) -> list[Effect]:
     node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
     code = "exit code unknown" if event.code is None else f"exit code {event.code}"
     job.reason = job.end_reason or event.reason or code
+    job.reason += f"; {job.denial}" if job.denial and job.state is JobState.FAILED else ""
     job.leaving_for, job.parked_bytes = None, 0
     effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
     if job.device is not None:

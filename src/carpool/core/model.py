@@ -197,6 +197,10 @@ class Job:
     cpu_ns: Nanos = 0
     live_bytes: int = 0
     pending_bytes: int = 0  # what its allocations wait for
+    is_given: bool = False  # in this turn it has what they waited for, promised to it until the turn ends (W2)
+    asked_ns: Nanos = 0  # since when they do
+    denied_ns: Nanos | None = None  # when they were told that there is no memory
+    denial: str = ""  # what they were told last
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over
@@ -279,6 +283,7 @@ class Device:
     quiet_until_ns: Nanos = 0  # and its end (R4)
     moves_bytes: int = 0  # of all moves so far, there and back …
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
+    is_pressed: bool = False  # an allocation waits there, or somebody is to leave for one (waiting.py)
     has_shares: bool = False  # some job on it has a guarantee or a limit
 
 

@@ -139,7 +139,7 @@ class Node:
         after = LEASE_MOVES[(before, cause)]
         lane = self.lane_of(job)
         if after is None:
-            job.lease = None
+            job.lease, job.is_given = None, False
             if lane is not None and lane.holder == job.id:
                 lane.holder = None
         elif job.lease is None:

@@ -15,8 +15,8 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     """One sentence: what the job does or waits for, with the numbers."""
     if job.state is JobState.WAITING:
         return turn_reason(node, node.device_of(job), job, now=now)
-    if job.state is JobState.BLOCKED:
-        return reasons.blocked(job, node.device_of(job), nobody_goes_on=waiting.nobody_goes_on(node, job))
+    if waiting.is_asking(job):
+        return reasons.blocked(job, node.device_of(job))
     if job.state is JobState.PARKED:
         device = node.device_of(job)
         needs = parking.returning_needs(node, job, device)
@@ -60,7 +60,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         needs=job.needs,
         promised_bytes=job.promised_bytes,
         live_bytes=job.live_bytes,
-        pending_bytes=job.pending_bytes if job.state is JobState.BLOCKED else 0,
+        pending_bytes=job.pending_bytes if waiting.is_asking(job) else 0,
         cap_bytes=job.spec.cap_bytes,
         guaranteed_milli=job.guaranteed_milli,
         limit_milli=job.limit_milli,

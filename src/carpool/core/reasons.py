@@ -142,7 +142,7 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
-def blocked(job: Job, device: Device, *, nobody_goes_on: bool = False) -> str:
+def blocked(job: Job, device: Device) -> str:
     """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
     wanted, cap = job.live_bytes + job.pending_bytes, job.spec.cap_bytes
     asks = f"an allocation of {format_bytes(job.pending_bytes)} waits for memory: the job holds"
@@ -151,10 +151,7 @@ def blocked(job: Job, device: Device, *, nobody_goes_on: bool = False) -> str:
         return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
     if job.promised_bytes >= wanted:
         return f"{asks}; there is room now, and it waits for its turn"
-    asks = f"{asks}, was promised {format_bytes(job.promised_bytes)}, and {_terms(device)}"
-    if nobody_goes_on:
-        asks += f"; all jobs of {device.id} wait like this and none can go on: end one of them (carpool cancel)"
-    return asks
+    return f"{asks}, was promised {format_bytes(job.promised_bytes)}, and {_terms(device)}"
 
 
 def held_back(job: Job) -> str:

@@ -27,6 +27,7 @@ from carpool.core import (
     resize,
     rotation,
     shares,
+    waiting,
 )
 from carpool.core.accounts import (
     account_of,
@@ -163,8 +164,9 @@ class Scheduler:
         return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
 
     def watched(self) -> list[JobId]:
-        """The jobs in the middle of a turn; a driver reports their progress with each Tick."""
-        return [job.id for job in self._node.jobs.values() if is_holding(job) or job.state is JobState.BLOCKED]
+        """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
+        each Tick, and that of any other when it sees that an allocation of it waits."""
+        return [job.id for job in self._node.jobs.values() if is_holding(job) or waiting.is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5).
@@ -309,6 +311,7 @@ class Scheduler:
             job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)
         self._node.move(job, LeaseAsked, now=now)
+        self._bytes_changed = self._bytes_changed or self._node.device_of(job).is_pressed  # it may be parked now (W5)
         return []
 
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
@@ -327,9 +330,13 @@ class Scheduler:
             node.move_lease(job, LeaseReturned, now=now)
             reset_marks(node, device)
         node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
-        if ledger.was_given(job) or (
-            len(device.lanes) > 1
-            and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
+        if (
+            ledger.was_given(job)
+            or device.is_pressed
+            or (
+                len(device.lanes) > 1
+                and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
+            )
         ):
             self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
         return []
@@ -369,6 +376,7 @@ class Scheduler:
         for device in self._node.devices.values():
             effects += watch(self._node, device, now=now)
             is_due = parking.is_due(self._node, now=now) or rotation.is_due(self._node, device, now=now)
+            is_due = is_due or waiting.is_due(self._node, device, now=now)
             self._bytes_changed = self._bytes_changed or is_due
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True

@@ -27,8 +27,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
         for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
             effects += _cover(node, device, job, now=now)
         lanes.shrink(device, node.jobs)
-        waiting.give(node, device, now=now)
-        waiting.make_room(node, device, now=now)
+        effects += waiting.settle(node, device, now=now)
         returns += parking.unpark_fitting(node, device, _rivals(node, device, now=now), now=now)
         rotation.review(node, device, now=now)
     effects += _admit(node, now=now)

@@ -333,6 +333,7 @@ class Desk:
             log.warning("job.lost job=%s reason=device %s is not here", live.id, live.file.device)
             return
         live.file.device = device
+        live.set_capacity(self._starter.capacity_of(device))
         words = live.page.words
         for slot, pid in live.page.pids().items():
             base = pages.slot_base(slot)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -85,6 +86,10 @@ class LiveJob:
     last_look: tuple[int, int, int] = (0, 0, 0)
     noted_ns: int = -1  # since when it does what its account in the journal says
 
+    @property
+    def waits_long(self) -> bool:
+        return self.file.spec.wait_memory_ns is not None
+
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
         draft = self.directory / "job.json.new"
@@ -96,6 +101,16 @@ class LiveJob:
         path = self.directory / "page"
         path.unlink(missing_ok=True)
         self.page = pages.Page.create(path)
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """Tell its programs how much its device has: more than that is not worth waiting for."""
+        if self.page is not None:
+            self.page.words[pages.H_CAPACITY] = capacity_bytes
+
+    def deny(self, reason: str) -> None:
+        """Its allocations that wait now fail."""
+        if self.page is not None:
+            self.page.deny(reason, now=time.monotonic_ns())
 
     def set_cap(self, cap_bytes: int) -> None:
         if self.page is not None:
@@ -211,8 +226,7 @@ class LiveJob:
         """Bytes for which allocations of its living processes wait; those under the cap are being made just now."""
         if self.page is None:
             return 0
-        found = [(self.page.pending_bytes(slot), pid) for slot, pid in self.page.pids().items()]
-        pending_bytes = sum(pending for pending, pid in found if pending and processes.is_alive(pid))
+        pending_bytes = sum(count for pid, count in self.page.pending() if processes.is_alive(pid))
         cap_bytes = self.page.words[pages.H_CAP]
         return pending_bytes if pending_bytes and 0 < cap_bytes < self.live_bytes() + pending_bytes else 0
 

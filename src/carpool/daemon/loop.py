@@ -15,6 +15,7 @@ from typing import assert_never
 
 from carpool.core.effects import (
     CloseJob,
+    DenyMemory,
     Effect,
     ExplainWait,
     GrantLease,
@@ -50,6 +51,7 @@ log = logging.getLogger("carpool")
 FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
+LISTEN_SECONDS = 0.1  # how late an allocation that waits is seen at most
 IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
@@ -68,6 +70,7 @@ class Loop:
         self._timer: asyncio.TimerHandle | None = None
         self._due_ns = 0
         self._flusher: asyncio.TimerHandle | None = None
+        self._listener: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
         self._looked_ns = self._accounted_ns = 0
         self._passed: GrantLease | None = None
@@ -131,6 +134,7 @@ class Loop:
                 if following is not None:
                     self._passes.arm(live, self.jobs[following.job], following)
         self._arm()
+        self._arm_listener()
         if self._flusher is None and self.journal.is_dirty:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
@@ -155,6 +159,18 @@ class Loop:
             self._looked_ns = now
             self.look()
         self.tell(Tick())
+
+    def _arm_listener(self) -> None:
+        """Listen for allocations that wait while there may be some: beside others, or where one may wait long."""
+        if self._listener is None and (len(self.jobs) > 1 or any(live.waits_long for live in self.jobs.values())):
+            self._listener = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
+
+    def _listen(self) -> None:
+        self._listener = None
+        for live in list(self.jobs.values()):
+            if live.pending_bytes() or live.last_look[2]:
+                self.look_at(live)
+        self._arm_listener()
 
     def _flush(self) -> None:
         """Write the journal in small pieces, so that no hand-over waits for a big one."""
@@ -236,6 +252,9 @@ class Loop:
                 self.jobs[effect.job].set_cap(effect.cap_bytes)
             case SetCompute():
                 self.jobs[effect.job].set_compute(effect.limit_milli)
+            case DenyMemory():
+                log.info("%s", log_line(effect))
+                self.jobs[effect.job].deny(effect.reason)
             case _:
                 log.info("%s", log_line(effect))
                 self._perform_rare(effect)

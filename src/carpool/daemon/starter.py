@@ -46,6 +46,9 @@ class Starter:
             return file.device
         return next((device.id for device in self._devices.values() if device.kind == file.kind), None)
 
+    def capacity_of(self, device: str) -> int:
+        return self._devices[device].capacity_bytes
+
     def log_path(self, job: str) -> Path:
         return self.places.logs / f"{job}.log"
 
@@ -56,6 +59,7 @@ class Starter:
         try:
             check_cap(facts, live.file.spec, live.file.argv)
             live.make_page()
+            live.set_capacity(facts.capacity_bytes)
             live.save()
             if live.page is not None:
                 self._environment(live, live.page.path)  # what cannot be kept is refused before a runner is started
@@ -78,6 +82,7 @@ class Starter:
         """The job is on another device now; a daemon that is started anew finds it there."""
         facts = self._devices[device]
         live.file.device, live.file.kind = facts.id, facts.kind
+        live.set_capacity(facts.capacity_bytes)
         try:
             live.save()
         except OSError as error:

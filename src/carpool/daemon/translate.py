@@ -152,6 +152,7 @@ _LOG_NAMES = {
     "RevokeLease": "lease.revoked",
     "StartJob": "job.started",
     "RefuseJob": "job.refused",
+    "DenyMemory": "job.denied",
     "ParkJob": "job.parking",
     "UnparkJob": "job.unparking",
     "MoveJob": "job.moved",

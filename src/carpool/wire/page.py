@@ -12,6 +12,7 @@ Rules
   G3  A dead process cannot hold anything: readers skip it. Its slot is cleared by who gave it: a meter takes a
       claimed one over with an exchange, the daemon clears a lent one.
   G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
+  G5  The one sentence in it is the daemon's, written before the number that announces it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from pathlib import Path
 from carpool.errors import PeerError
 
 MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
-LAYOUT = 1
+LAYOUT = 2
 PAGE_BYTES = 16384
 SLOT_WORDS = 16
-SLOTS = PAGE_BYTES // 8 // SLOT_WORDS  # slot 0 is the header
+TEXT_BYTES = 512  # at the end: the daemon's sentence about the newest denial (H_DENIED_NS), ended by a zero
+TEXT_AT = PAGE_BYTES - TEXT_BYTES
+SLOTS = TEXT_AT // 8 // SLOT_WORDS  # slot 0 is the header
 FIRST_LENT = 96
 
 # Header words.
@@ -46,6 +49,9 @@ H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is
 H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
 H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
 H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured ended
+
+H_CAPACITY = 13  # daemon: bytes of the job's device; what goes beyond is not waited for. 0 is not known
+H_DENIED_NS = 14  # daemon: monotonic time of its newest denial; allocations that began to wait before it fail
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -164,6 +170,12 @@ class Page:
             )
         return page
 
+    def deny(self, text: str, *, now: int) -> None:
+        """Daemon only: what waits for memory now fails, and the program is told why."""
+        said = text.encode()[: TEXT_BYTES - 1].decode(errors="ignore").encode()
+        self._mapping[TEXT_AT:PAGE_BYTES] = said.ljust(TEXT_BYTES, b"\0")
+        self.words[H_DENIED_NS] = now  # last: who sees it sees the sentence
+
     def slot_of(self, pid: int) -> int | None:
         """The slot a process has claimed, or None."""
         for slot in range(1, SLOTS):
@@ -208,9 +220,10 @@ class Page:
         not_held = 0 if self.words[base + S_FLAGS] & FLAG_ASIDE else self.words[base + S_PENDING]
         return max(0, signed(self.words[base + S_LIVE]) - not_held)
 
-    def pending_bytes(self, slot: int) -> int:
-        """Bytes for which an allocation of this slot's process waits."""
-        return self.words[slot_base(slot) + S_PENDING]
+    def pending(self) -> list[tuple[int, int]]:
+        """Pid and bytes of every process whose allocations wait."""
+        words, bases = self.words, range(SLOT_WORDS, slot_base(min(self.words[H_SLOTS_USED], SLOTS)), SLOT_WORDS)
+        return [(words[base], words[base + S_PENDING]) for base in bases if words[base] and words[base + S_PENDING]]
 
     def close(self) -> None:
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
