@@ -14,8 +14,22 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carpool.core import shares
-from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Account, Device, Job, JobState, Mark, Nanos, TenantId
+from carpool.core.model import (
+    AWAY,
+    WANTING,
+    WEIGHT_ONE,
+    Account,
+    Device,
+    Job,
+    JobState,
+    Lane,
+    Mark,
+    Nanos,
+    TenantId,
+)
 from carpool.core.node import Node, is_holding, spent_until
 from carpool.core.views import JobView
 
@@ -26,25 +40,25 @@ STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
 def charge_holders(node: Node, *, now: Nanos) -> None:
     """Bring the accounts of everybody who holds a turn up to now (A1)."""
     for device in node.devices.values():
-        for job in node.holders_on(device):
-            span = now - job.charged_ns
-            if span > 0:
-                job.served_ns += span
-                job.level += span * WEIGHT_ONE // job.spec.weight_milli
-                node.tenant_of(job).level += span
-                if device.has_shares:
-                    shares.charge(job, span, now=now)
-                _charge_waiting(node, job, span, now=now)
-                job.charged_ns = now
+        for lane in device.lanes.values():
+            holder = node.jobs[lane.holder] if lane.holder is not None else None
+            if holder is not None and holder.charged_ns < now:
+                _charge(node, device, lane, holder, now=now)
 
 
-def _charge_waiting(node: Node, holder: Job, span: Nanos, *, now: Nanos) -> None:
-    """Note with everybody who waits for this holder's lane that it was the holder who had it (A4)."""
-    lane = node.lane_of(holder)
-    for job_id in lane.jobs if lane is not None else ():
-        other = node.jobs[job_id]
-        if other.row == "turn" and (both := min(span, now - other.row_since_ns)) > 0:
-            other.waited_for_ns[holder.id] = other.waited_for_ns.get(holder.id, 0) + both
+def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) -> None:
+    span = now - holder.charged_ns
+    holder.charged_ns = now
+    holder.served_ns += span
+    holder.level += span * WEIGHT_ONE // holder.spec.weight_milli
+    device.tenants[holder.spec.tenant].level += span
+    if device.has_shares:
+        shares.charge(holder, span, now=now)
+    for job_id in lane.jobs:
+        job = node.jobs[job_id]
+        if job.row == "turn" and (waited_ns := now - job.row_since_ns) > 0:  # for him (A4)
+            both_ns = span if span < waited_ns else waited_ns
+            job.waited_for_ns[holder.id] = job.waited_for_ns.get(holder.id, 0) + both_ns
 
 
 def sort_rows(node: Node, *, now: Nanos) -> None:
@@ -142,8 +156,8 @@ def reset_marks(node: Node, device: Device) -> None:
     """The set of running jobs changed: measurements of step times begin anew (A3)."""
     holders = node.holders_on(device)
     for job in holders:
-        mates = tuple(sorted(other.id for other in holders if other.id != job.id))
-        job.mark = Mark(steps=job.steps, served_ns=job.served_ns, mates=mates)
+        mates = sorted(other.id for other in holders if other is not job) if len(holders) > 1 else ()
+        job.mark = Mark(job.steps, job.served_ns, tuple(mates))
 
 
 def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
@@ -165,7 +179,7 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
             job.solo_step_ns = sample
         elif len(mark.mates) == 1:
             job.packed_step_ns[mark.mates[0]] = sample
-        job.mark = Mark(steps=steps, served_ns=job.served_ns, mates=mark.mates)
+        job.mark = Mark(steps, job.served_ns, mark.mates)
 
 
 def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
@@ -184,23 +198,36 @@ def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
 
 
 def view_of(node: Node, job: Job, *, now: Nanos, on: Device | None = None) -> JobView:
-    """The job as a policy sees it; `on` a device which a queued job might get."""
-    remaining, is_known = remaining_ns(job, served_ns=job.served_ns)
-    spec, lease = job.spec, job.lease
-    since_ns = job.wanting_since_ns if job.state in _WAITS else job.state_since_ns
-    # By position: one is made for every candidate at every decision, and names would double its cost.
-    return JobView(
-        job.id,
-        spec.name,
-        spec.tenant,
-        spec.priority,
-        job.arrived_ns,
-        lease is not None,
-        now - lease.granted_ns if lease is not None else 0,
-        now - since_ns if lease is None else 0,
-        job.served_ns,
-        remaining,
-        is_known,
-        job.level,
-        node.tenant_level(job, on),
-    )
+    """The job as a policy sees it; `on` its device, or one which a queued job might get."""
+    return views_of(node, [job], now=now, on=on)[0]
+
+
+def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> list[JobView]:
+    """All candidates of one decision."""
+    views = []
+    make = tuple.__new__  # the class's own constructor takes twice as long, and with names four times as long
+    for job in jobs:
+        spec, lease, served_ns = job.spec, job.lease, job.served_ns
+        if spec.steps is None and job.history is None:
+            remaining, is_known = served_ns, False
+        else:
+            remaining, is_known = remaining_ns(job, served_ns=served_ns)
+        since_ns = job.wanting_since_ns if job.state in _WAITS else job.state_since_ns
+        tenant = on.tenants.get(spec.tenant) if on is not None else None
+        fields = (
+            job.id,
+            spec.name,
+            spec.tenant,
+            spec.priority,
+            job.arrived_ns,
+            lease is not None,
+            now - lease.granted_ns if lease is not None else 0,
+            now - since_ns if lease is None else 0,
+            served_ns,
+            remaining,
+            is_known,
+            job.level,
+            tenant.level if tenant is not None else node.tenant_level(job, on),
+        )
+        views.append(make(JobView, fields))
+    return views

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Final, NamedTuple, NewType
 
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", str)
@@ -32,6 +32,10 @@ class JobState(StrEnum):
     FAILED = "failed"  # ended by itself otherwise, or was refused
     CANCELLED = "cancelled"  # ended because somebody asked for it
 
+
+# What every decision asks of every job: a member looked up in its class costs 0.1 µs, ten times a name of a module.
+WAITING: Final = JobState.WAITING
+BLOCKED: Final = JobState.BLOCKED
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 RESIDENT = frozenset(
@@ -163,9 +167,8 @@ class Lease:
     hog_step: HogStep | None = None  # the last one taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A job's progress at a moment since which the same jobs have been running."""
+class Mark(NamedTuple):
+    """A job's progress at a moment since which the same jobs have been running; one is made at every grant."""
 
     steps: int
     served_ns: Nanos
@@ -240,14 +243,26 @@ class Job:
     @property
     def is_leaving(self) -> bool:
         """Whether it may have no turn because it is to leave the device."""
-        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is Squeeze.TOO_LARGE:
-            return True
-        return self.leaving_for is not None or self.moving_to is not None
+        return (
+            self.is_suspended
+            or self.is_sent_away
+            or self.gives_way
+            or self.leaving_for is not None
+            or self.moving_to is not None
+            or self.squeeze is Squeeze.TOO_LARGE
+        )
 
     @property
     def is_held_back(self) -> bool:
-        """Whether it may have no turn, whatever is free."""
-        return self.squeeze is not None or self.is_leaving
+        """Whether it may have no turn, whatever is free: it is leaving, or is to become smaller."""
+        return (  # not by way of `is_leaving`: every decision asks this of every job
+            self.is_suspended
+            or self.is_sent_away
+            or self.gives_way
+            or self.leaving_for is not None
+            or self.moving_to is not None
+            or self.squeeze is not None
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -142,8 +142,11 @@ def take_back(node: Node, device: Device, job: Job) -> None:
 
 
 def check_shares(node: Node, device: Device) -> None:
-    """Assert S3, and that nobody is allowed less than he is guaranteed."""
+    """Assert S3, that nobody is allowed less than he is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
+    parts = {(job.guaranteed_milli, job.limit_milli) for job in jobs if job.state not in AWAY}
+    if not device.has_shares and parts - {(0, SHARE_ONE)}:
+        raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
     if sum(job.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
         raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")
     if any(job.guaranteed_milli > job.limit_milli for job in jobs):
