@@ -9,12 +9,15 @@ Rules
   A3  A step time is measured only over a span in which the same jobs were running.
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
       waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
-      parked. Its account outlives the driver: what passed without one is a row of its own.
+      parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
+  A5  An account outlives the driver. What a job is known to have done without one, keep its turn or stay as it was,
+      stands in that row. What nobody knows is a row of its own: also what a driver that was killed had not noted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from carpool.core import shares
 from carpool.core.model import (
@@ -30,16 +33,20 @@ from carpool.core.model import (
     Nanos,
     TenantId,
 )
-from carpool.core.node import Node, is_holding, spent_until
+from carpool.core.node import Node, begin_row, is_holding, row_at, spent_until
 from carpool.core.views import JobView
+from carpool.units import MS
 
 _WAITS = AWAY | {JobState.WAITING}
+UNNOTED_NS = 500 * MS  # so old may be the last note of an account when its driver is killed
 STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
 
 
 def charge_holders(node: Node, *, now: Nanos) -> None:
     """Bring the accounts of everybody who holds a turn up to now (A1)."""
     for device in node.devices.values():
+        if device.has_shares:
+            _end_limits(node, device, now=now)
         for lane in device.lanes.values():
             holder = node.jobs[lane.holder] if lane.holder is not None else None
             if holder is not None and holder.charged_ns < now:
@@ -61,8 +68,16 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
             job.waited_for_ns[holder.id] = job.waited_for_ns.get(holder.id, 0) + both_ns
 
 
+def _end_limits(node: Node, device: Device, *, now: Nanos) -> None:
+    """Whose limit let it have a turn before now has waited for one since then (A4)."""
+    for job in node.jobs_on(device):
+        row, since = row_at(job, now)
+        if row != job.row:
+            begin_row(job, row, since=since)
+
+
 def sort_rows(node: Node, *, now: Nanos) -> None:
-    """Bytes changed hands: who waits for memory may wait for a turn now, or the other way round."""
+    """Bytes or shares changed hands: who waits for memory may wait for a turn now, or the other way round."""
     for job in node.jobs.values():
         if job.state in (JobState.WAITING, JobState.BLOCKED):
             node.set_row(job, now=now)
@@ -80,28 +95,42 @@ def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
 
 
 def account_of(job: Job, *, now: Nanos) -> Account:
+    row, since = row_at(job, now)
     return Account(
         arrived_ns=job.arrived_ns,
         at_ns=now,
-        row=job.row,
-        row_since_ns=job.row_since_ns,
+        row=row,
+        row_since_ns=since,
         spent_ns=spent_until(job, now),
         waited_for_ns=dict(job.waited_for_ns),
         served_ns=job.served_ns + (now - job.charged_ns if is_holding(job) else 0),
+        steps=job.steps,
     )
 
 
-def restore(job: Job, account: Account, row: str, *, now: Nanos) -> None:
-    """Go on with the account of a job that comes back, and is in this row; what passed meanwhile is its too if it was
-    in the same row before."""
+def carry_on(account: Account, at_ns: Nanos) -> Account:
+    """The account of a job that went on with what it did until then."""
+    span = at_ns - account.at_ns
+    if span <= 0 or account.row is None:
+        return account
+    spent = {**account.spent_ns, account.row: account.spent_ns.get(account.row, 0) + span}
+    served_ns = account.served_ns + (span if account.row == "run" else 0)
+    return replace(account, at_ns=at_ns, spent_ns=spent, served_ns=served_ns)
+
+
+def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
+    """Go on with the account of a job that comes back (A5). `row` is what it is known to have done while there was no
+    driver; None if nobody knows."""
     gap = now - account.at_ns
     if gap < 0 or account.arrived_ns > account.at_ns:
         return  # of another boot of the machine
+    unknown = gap if row is None else 0 if row == account.row else min(gap, UNNOTED_NS)
     job.arrived_ns = account.arrived_ns
     job.spent_ns, job.waited_for_ns = dict(account.spent_ns), dict(account.waited_for_ns)
-    job.served_ns = account.served_ns + (gap if row == account.row == "run" else 0)
-    passed = row if row == account.row else "away"
-    job.spent_ns[passed] = job.spent_ns.get(passed, 0) + gap
+    job.served_ns = account.served_ns + (gap - unknown if row == "run" else 0)
+    for each, span in (("away", unknown), (row, gap - unknown)):
+        if each is not None and span:
+            job.spent_ns[each] = job.spent_ns.get(each, 0) + span
 
 
 def begin_wanting(node: Node, job: Job, *, slack: int = 0) -> None:

@@ -144,14 +144,13 @@ class Node:
     def set_row(self, job: Job, *, now: Nanos) -> None:
         """Note where the job's time goes from now on (A4)."""
         row = ROWS.get(job.state)
-        if job.state is WAITING and not self.may_run(job):
-            row = "parked" if job.is_leaving else "memory"
-        elif job.state is BLOCKED and self.may_run(job):
-            row = "turn"
+        if job.state is WAITING or job.state is BLOCKED:
+            if self.may_run(job):
+                row = "limit" if job.start_ns > now else "turn"
+            else:
+                row = "parked" if job.is_leaving and job.state is WAITING else "memory"
         if row != job.row:
-            if job.row is not None and now > job.row_since_ns:
-                job.spent_ns[job.row] = job.spent_ns.get(job.row, 0) + now - job.row_since_ns
-            job.row, job.row_since_ns = row, now
+            begin_row(job, row, since=now)
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
         """Move a job's lease by the table."""
@@ -217,11 +216,29 @@ class Node:
         return sum(job.parked_bytes for job in self.jobs.values())
 
 
+def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
+    """Book what the job did until then; from then on its time goes elsewhere."""
+    if job.row is not None and since > job.row_since_ns:
+        job.spent_ns[job.row] = job.spent_ns.get(job.row, 0) + since - job.row_since_ns
+    job.row, job.row_since_ns = row, since
+
+
+def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
+    """Where the job's time goes, and since when: who was kept from a turn by its limit waits for one from the moment
+    when it is not, and that is no event."""
+    if job.row == "limit" and job.start_ns <= now:
+        return "turn", job.start_ns
+    return job.row, job.row_since_ns
+
+
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    if job.row is None or now == job.row_since_ns:
-        return dict(job.spent_ns)
-    return {**job.spent_ns, job.row: job.spent_ns.get(job.row, 0) + now - job.row_since_ns}
+    spent = dict(job.spent_ns)
+    row, since = row_at(job, now)
+    for each, span in ((job.row, since - job.row_since_ns), (row, now - since)):
+        if each is not None and span:
+            spent[each] = spent.get(each, 0) + span
+    return spent
 
 
 def is_holding(job: Job) -> bool:

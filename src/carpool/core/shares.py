@@ -30,7 +30,6 @@ from carpool.errors import InternalError
 from carpool.units import MS
 
 BURST_NS = 100 * MS
-RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 SHARE_QUANTUM_NS = 30 * MS
 
 
@@ -174,13 +173,7 @@ def is_over(job: Job, *, now: Nanos) -> bool:
 
 def may_start(job: Job, *, now: Nanos) -> bool:
     """Whether its limit lets a waiting job have a turn (S1)."""
-    return start_ns(job) <= now
-
-
-def start_ns(job: Job) -> Nanos:
-    if job.limit_milli >= SHARE_ONE or job.is_paced or not job.free_from_ns:
-        return 0
-    return job.free_from_ns + RESUME_NS
+    return job.start_ns <= now
 
 
 def most_owed(wanting: Sequence[Job], *, now: Nanos) -> Job | None:
@@ -195,7 +188,7 @@ def is_owed(job: Job, *, now: Nanos) -> bool:
 
 def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[Nanos]:
     """When a limit or a guarantee next changes who may run on a lane."""
-    times = [start_ns(job) for job in waiting if start_ns(job) > now]
+    times = [job.start_ns for job in waiting if job.start_ns > now]
     if holder is not None and holder.lease is not None:
         kept = holder.lease.granted_ns + SHARE_QUANTUM_NS
         times += [max(job.owed_from_ns, kept) for job in waiting if job.guaranteed_milli and job.owed_from_ns > now]
