@@ -61,11 +61,13 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     device.tenants[holder.spec.tenant].level += span
     if device.has_shares:
         shares.charge(holder, span, now=now)
+    holder_id = holder.id
     for job_id in lane.jobs:
         job = node.jobs[job_id]
-        if job.row == "turn" and (waited_ns := now - job.row_since_ns) > 0:  # for him (A4)
-            both_ns = span if span < waited_ns else waited_ns
-            job.waited_for_ns[holder.id] = job.waited_for_ns.get(holder.id, 0) + both_ns
+        if job.row == "turn":  # for him (A4)
+            waits, waited_ns = job.waited_for_ns, now - job.row_since_ns
+            if waited_ns:
+                waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
 
 
 def _end_limits(node: Node, device: Device, *, now: Nanos) -> None:
@@ -237,11 +239,14 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
     make = tuple.__new__  # the class's own constructor takes twice as long, and with names four times as long
     for job in jobs:
         spec, lease, served_ns = job.spec, job.lease, job.served_ns
-        if spec.steps is None and job.history is None:
-            remaining, is_known = served_ns, False
-        else:
+        remaining, is_known = served_ns, False
+        if spec.steps is not None or job.history is not None:
             remaining, is_known = remaining_ns(job, served_ns=served_ns)
-        since_ns = job.wanting_since_ns if job.state in _WAITS else job.state_since_ns
+        held_ns = waited_ns = 0
+        if lease is not None:
+            held_ns = now - lease.granted_ns
+        else:
+            waited_ns = now - (job.wanting_since_ns if job.state in _WAITS else job.state_since_ns)
         tenant = on.tenants.get(spec.tenant) if on is not None else None
         fields = (
             job.id,
@@ -250,13 +255,13 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
             spec.priority,
             job.arrived_ns,
             lease is not None,
-            now - lease.granted_ns if lease is not None else 0,
-            now - since_ns if lease is None else 0,
+            held_ns,
+            waited_ns,
             served_ns,
             remaining,
             is_known,
             job.level,
-            tenant.level if tenant is not None else node.tenant_level(job, on),
+            node.tenant_level(job, on) if tenant is None else tenant.level,
         )
         views.append(make(JobView, fields))
     return views
