@@ -153,3 +153,20 @@ def test_the_sentence_names_the_jobs_that_were_waited_for_longest_and_adds_up() 
     assert [line.split()[:2] for line in rows if "hand-overs" in line] == [["for", "hand-overs"]], "10 s had nobody"
     assert sentence({**job, "state": "running"}) == ""
     assert sentence({**job, "spent_ns": {"run": SECOND}}) == "", "alone it lost nothing"
+
+
+def test_what_its_own_limit_took_is_a_row_and_a_part_of_the_sentence() -> None:
+    spent = {"run": 40 * SECOND, "turn": 10 * SECOND, "limit": 50 * SECOND}
+    job = {"state": "finished", "spent_ns": spent, "waited_for_ns": {"a-1": 10 * SECOND}}
+    rows = account_lines(job)
+    assert [row.split() for row in rows if "limit" in row][0] == [
+        "at",
+        "its",
+        "compute",
+        "limit",
+        "50.0",
+        "s",
+        "50",
+        "%",
+    ]
+    assert sentence(job) == "1 min 40 s instead of 40.0 s: 50.0 s at its compute limit, 10.0 s waiting for job a-1"

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from carpool.core.events import DeviceAdded, HistoryLoaded, JobSubmitted, LeaseAsked, Tick
+from carpool.core.model import DeviceId, History, Job, JobId, JobSpec, Nanos, Squeeze, TenantId
+from carpool.core.policies.fair import Fair
+from carpool.core.scheduler import Scheduler
+from carpool.core.views import JobView
 from carpool.units import GIB, MS, SECOND
-from tests.core.driver import CoreDriver, MakeCore, needs
+from tests.core.driver import EXACT, CoreDriver, MakeCore, needs
 
 KNOWN = needs(GIB, GIB)
 
@@ -109,3 +119,80 @@ def test_a_picture_counts_up_to_the_moment_it_is_taken(core: CoreDriver) -> None
     assert (core.job("a").served_ns, core.job("b").waited_ns) == (40 * MS, 40 * MS)
     assert core.job("a").silent_ns == 40 * MS
     assert core.job("b").silent_ns is None
+
+
+class Watching(Fair):
+    """Fair, and remembers what it was shown."""
+
+    seen: Sequence[JobView] = ()
+
+    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
+        self.seen = wanting
+        return super().pick(wanting, now=now)
+
+
+def test_a_policy_is_shown_each_job_as_it_is() -> None:
+    policy = Watching()
+    scheduler = Scheduler(policy, EXACT)
+    scheduler.handle(DeviceAdded(device=DeviceId("gpu0"), capacity_bytes=16 * GIB), now=0)
+    history = History(needs=KNOWN, steps=9, step_ns=7 * MS, served_ns=SECOND)
+    scheduler.handle(HistoryLoaded(fingerprint="f", history=history), now=0)
+    spec = JobSpec(name="first", tenant=TenantId("red"), priority=3, weight_milli=500, fingerprint="f")
+    for at_ms, job, made in (
+        (1, "a", spec),
+        (2, "b", replace(spec, name="second", tenant=TenantId("blue"), steps=5)),
+    ):
+        scheduler.handle(JobSubmitted(job=JobId(job), spec=made), now=at_ms * MS)
+        scheduler.handle(LeaseAsked(job=JobId(job)), now=at_ms * MS + MS)
+    scheduler.handle(Tick(), now=202 * MS)
+    waiting, holding = policy.seen
+    assert waiting._asdict() == {
+        "id": "b",
+        "name": "second",
+        "tenant": "blue",
+        "priority": 3,
+        "arrived_ns": 2 * MS,
+        "is_holding": False,
+        "held_ns": 0,
+        "waited_ns": 199 * MS,
+        "served_ns": 0,
+        "remaining_ns": 5 * 7 * MS,
+        "remaining_is_known": True,
+        "level": 0,
+        "tenant_level": MS,  # what the other had had when it came (A2)
+    }
+    assert holding._asdict() == {
+        "id": "a",
+        "name": "first",
+        "tenant": "red",
+        "priority": 3,
+        "arrived_ns": MS,
+        "is_holding": True,
+        "held_ns": 200 * MS,
+        "waited_ns": 0,
+        "served_ns": 200 * MS,
+        "remaining_ns": 800 * MS,
+        "remaining_is_known": True,
+        "level": 400 * MS,
+        "tenant_level": 200 * MS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_leaving"),
+    [
+        ("is_suspended", True, True),
+        ("is_sent_away", True, True),
+        ("gives_way", True, True),
+        ("leaving_for", JobId("b"), True),
+        ("moving_to", DeviceId("gpu1"), True),
+        ("squeeze", Squeeze.TOO_LARGE, True),
+        ("squeeze", Squeeze.ASKED, False),
+        ("squeeze", Squeeze.TRIMMING, False),
+        ("is_paced", True, None),
+    ],
+)
+def test_who_leaves_or_shrinks_is_held_back(field: str, value: object, is_leaving: bool | None) -> None:
+    job = Job(id=JobId("a"), spec=JobSpec(name="a"), arrived_ns=0)
+    setattr(job, field, value)
+    assert (job.is_held_back, job.is_leaving) == (is_leaving is not None, bool(is_leaving))

@@ -190,3 +190,18 @@ def test_a_restarted_daemon_takes_a_parked_job_back_as_parked(core: CoreDriver) 
     assert core.state("a") is JobState.UNPARKING
     core.adopt("b", holding=False, known=SMALL, live_bytes=MS, parked_bytes=GIB)
     assert core.state("b") is JobState.UNPARKING, "nobody suspended it"
+
+
+def test_a_return_that_fails_takes_nothing_that_others_were_promised_meanwhile(core: CoreDriver) -> None:
+    core.settle_in("a", needs(4 * GIB, GIB))
+    core.suspend("a")
+    core.give_back("a")
+    core.parked("a", GIB, 8 * GIB)
+    core.resume("a")
+    assert (core.state("a"), core.job("a").promised_bytes) == (JobState.UNPARKING, 4 * GIB)
+    core.settle_in("b", needs(10 * GIB, GIB))
+    core.move_failed("a")
+    assert core.job("a").promised_bytes == 5 * GIB, "of the 8 GiB that stayed: what L1 leaves"
+    core.exit("b")
+    core.tick(10 * SECOND)
+    assert core.state("a") is JobState.UNPARKING

@@ -39,7 +39,7 @@ def test_an_account_goes_on_under_the_next_daemon_and_ends_in_a_sentence(node: N
     assert node.carpool("suspend", "first").code == 0
     node.run(*LOOP, "--steps", "100000", options=["--name", "second"])
     node.wait_steps("second", 60)  # takes longer than the journal is kept in memory
-    before = node.job("first")
+    before, kept = node.job("first"), node.job("second")
     node.kill_daemon()
     time.sleep(0.5)
     node.start(quantum="20ms")
@@ -47,6 +47,9 @@ def test_an_account_goes_on_under_the_next_daemon_and_ends_in_a_sentence(node: N
     for row in ("start", "run", "turn", "move"):
         assert after["spent_ns"].get(row, 0) == before["spent_ns"].get(row, 0), row
     assert after["spent_ns"]["parked"] >= before["spent_ns"]["parked"] + 450_000_000, "it was parked all along"
+    ran = node.job("second")["spent_ns"]
+    assert ran["run"] >= kept["spent_ns"]["run"] + 450_000_000, "it kept its turn all along"
+    assert "away" not in ran, ran
     assert after["served_ns"] >= before["served_ns"] > 0
     assert after["waited_ns"] >= before["waited_ns"]
     assert node.carpool("resume", "first").code == 0

@@ -12,6 +12,7 @@ ROWS = {
     "run": "running",
     "input": "its own input",
     "turn": "waiting for a turn",
+    "limit": "at its compute limit",
     "memory": "waiting for memory",
     "move": "moving",
     "parked": "parked",
@@ -19,7 +20,7 @@ ROWS = {
     "unmanaged": "outside carpool's turns",
     "away": "without a daemon",
 }
-LOST = ("turn", "memory", "move", "parked")  # what it would not have spent alone
+LOST = ("turn", "limit", "memory", "move", "parked")  # what it would not have spent alone with the whole device
 NAMED_MAX = 3  # jobs it waited for that the sentence names
 NOBODY_PERCENT = 1  # of the waiting for a turn: less than this without a holder is not worth a row
 

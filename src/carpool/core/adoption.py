@@ -6,15 +6,14 @@ from carpool.core import admission, ledger, resize, shares
 from carpool.core.accounts import begin_wanting, reset_marks, restore
 from carpool.core.effects import Effect, GrantLease, RevokeLease, StartJob
 from carpool.core.events import JobAdopted, LeaseAsked
-from carpool.core.model import Device, Job, JobState, Nanos, Squeeze
-from carpool.core.node import Node
+from carpool.core.model import Account, Device, Job, JobState, Nanos, Squeeze
+from carpool.core.node import Node, begin_row
 
 
 def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nanos) -> list[Effect]:
     """Give a new entry of the queue what it has already, as far as L1 allows."""
     if event.account is not None:
-        row = "parked" if event.is_parked else "run" if event.holding else "away"
-        restore(job, event.account, row, now=now)
+        restore(job, event.account, _row_meanwhile(event, event.account), now=now)
     node.queue.remove(job.id)
     node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
     job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
@@ -32,6 +31,7 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
         job.stayed_bytes = job.promised_bytes
         return []
     lane = admission.enter_lane(node, device, job)
+    begin_row(job, _row_now(event), since=now)
     if not event.holding:
         return []
     if lane.holder is not None:
@@ -43,3 +43,21 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
     job.charged_ns = job.last_active_ns = now
     reset_marks(node, device)
     return []
+
+
+def _row_meanwhile(event: JobAdopted, account: Account) -> str | None:
+    """What the job did while there was no driver (A5): without one nobody is given a turn, leaves or comes back, and
+    who made no step and asks for no turn still does what it did."""
+    if event.is_parked or (event.is_suspended and event.is_waiting):
+        return "parked"
+    if event.holding:
+        return "run"
+    is_unmoved = event.steps == account.steps and not event.is_waiting
+    return account.row if is_unmoved and account.row in ("start", "idle", "unmanaged") else None
+
+
+def _row_now(event: JobAdopted) -> str:
+    """What a job that holds nothing does until it has said itself what it wants."""
+    if event.is_waiting:
+        return "parked" if event.is_suspended else "away"
+    return "idle" if event.steps else "start"

@@ -17,9 +17,9 @@ Rules
 from __future__ import annotations
 
 from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares, waiting
-from carpool.core.accounts import raise_floors, reset_marks, view_of
+from carpool.core.accounts import raise_floors, reset_marks, view_of, views_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
-from carpool.core.model import Device, Job, JobId, JobState, Lane, Lease, LeaseState, Nanos
+from carpool.core.model import BLOCKED, Device, Job, JobId, JobState, Lane, Lease, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.units import MS, SECOND
 
@@ -52,17 +52,17 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     if holder is not None and not node.may_run(holder):
         return recall(node, holder, _why_not(holder, device), now=now)
     if holder is not None and device.has_shares and shares.is_over(holder, now=now):
-        lane.successor = _successor(node, lane, now=now) if _is_sure(node, holder) else None
+        lane.successor = _successor(node, device, lane, now=now) if _is_sure(node, holder) else None
         return recall(node, holder, reasons.over_limit(holder, device), now=now)
     if holder is not None and not _is_due(node, holder, now=now):
         if promised is not None and _is_sure(node, holder):
-            lane.successor = _successor(node, lane, now=now)
+            lane.successor = _successor(node, device, lane, now=now)
         return []
     waiting = _ready(node, device, lane, now=now)
     if not waiting:
         return []
-    chosen = next((job for job in waiting if job.id == promised and holder is None), None)
-    chosen = chosen or _choose(node, waiting, holder, now=now)
+    chosen = _named(waiting, promised) if holder is None and promised is not None else None
+    chosen = chosen or _choose(node, device, waiting, holder, now=now)
     if chosen is None or chosen is holder:
         return []
     if rotation.make_first_room(node, device, chosen, now=now):
@@ -71,9 +71,9 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             return parked + _serve(node, device, lane, now=now)  # somebody else may have the lane meanwhile (D1)
         return parked + (recall(node, holder, reasons.held_back(holder), now=now) if holder.is_leaving else [])
     if holder is not None:
-        lane.successor = chosen.id if _is_sure(node, holder) and chosen.state is not JobState.BLOCKED else None
+        lane.successor = chosen.id if _is_sure(node, holder) and chosen.state is not BLOCKED else None
         return recall(node, holder, _why_first(node, chosen, holder, now=now), now=now)
-    if any(job.state is JobState.PROFILING for job in node.holders_on(device)):
+    if len(device.lanes) > 1 and any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []
     return _grant(node, device, lane, chosen, now=now)
 
@@ -85,8 +85,13 @@ def _why_not(holder: Job, device: Device) -> str:
 
 def _ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:
     """Who waits for the lane and may have it."""
-    waiting = [job for job in node.waiting_in(lane) if node.may_run(job)]
+    waiting = node.ready_in(device, lane)
     return [job for job in waiting if shares.may_start(job, now=now)] if device.has_shares else waiting
+
+
+def _named(waiting: list[Job], promised: JobId) -> Job | None:
+    """The successor, if he still waits (D5)."""
+    return next((job for job in waiting if job.id == promised), None)
 
 
 def _why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
@@ -101,11 +106,11 @@ def _is_sure(node: Node, holder: Job) -> bool:
     return node.policy.lanes_max == 1 and not ledger.was_given(holder) and not node.device_of(holder).is_pressed
 
 
-def _successor(node: Node, lane: Lane, *, now: Nanos) -> JobId | None:
+def _successor(node: Node, device: Device, lane: Lane, *, now: Nanos) -> JobId | None:
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
-    waiting = _ready(node, node.device_of(node.jobs[lane.jobs[0]]), lane, now=now) if lane.jobs else []
-    chosen = _choose(node, waiting, None, now=now) if waiting else None
-    if chosen is None or chosen.state is JobState.BLOCKED or rotation.lacks_first_room(node, chosen):
+    waiting = _ready(node, device, lane, now=now)
+    chosen = _choose(node, device, waiting, None, now=now) if waiting else None
+    if chosen is None or chosen.state is BLOCKED or rotation.lacks_first_room(node, chosen):
         return None
     return chosen.id
 
@@ -133,17 +138,18 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     return _grant(node, device, lane, newcomer, now=now)
 
 
-def _choose(node: Node, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
-    unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
-    if unmeasured and node.queue and (holder is None or holder.state is not JobState.PROFILING):
-        return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
+def _choose(node: Node, device: Device, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
+    if node.queue and (holder is None or holder.state is not JobState.PROFILING):
+        unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
+        if unmeasured:
+            return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
     wanting = hogs.first_those_who_do_not_rest(waiting if holder is None else [*waiting, holder], now=now)
     if len(wanting) == 1:
         return wanting[0]
-    owed = shares.most_owed(wanting, now=now)
+    owed = shares.most_owed(wanting, now=now) if device.has_shares else None
     if owed is not None:
         return owed
-    picked = node.policy.pick([view_of(node, job, now=now) for job in wanting], now=now)
+    picked = node.policy.pick(views_of(node, wanting, now=now, on=device), now=now)
     return node.jobs[picked] if picked is not None else None
 
 
@@ -178,7 +184,7 @@ def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
 
 
 def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> list[Effect]:
-    is_unknown, was_blocked = job.needs is None, job.state is JobState.BLOCKED
+    is_unknown, was_blocked = job.needs is None, job.state is BLOCKED
     node.move_lease(job, GrantLease, now=now)
     node.move(job, GrantLease, now=now, to=JobState.PROFILING if is_unknown else JobState.RUNNING)
     job.charged_ns = now
@@ -231,7 +237,7 @@ def _silent_ns(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
 
 def _is_watched(node: Node, device: Device) -> bool:
     """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is JobState.BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
+    if any(job.state is BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
         return True
     return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
@@ -288,7 +294,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     if device.has_shares and not shares.may_start(job, now=now):
-        return reasons.limit_wait(view, job, device, shares.start_ns(job) - now)
+        return reasons.limit_wait(view, job, device, job.start_ns - now)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
     if measured is not None and lane is not None:
         return reasons.profiling_wait(view, measured, lane.id)
@@ -303,7 +309,7 @@ def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, 
     """How the sentence about a held lane ends; the policy is asked to defend only what it decided."""
     if holder.lease is None or holder.lease.state is LeaseState.RECALLED:
         newcomer = _newcomer(node, device, now=now) if node.policy.lanes_max > 1 else None
-        following = newcomer.id if newcomer is not None else _successor(node, lane, now=now)
+        following = newcomer.id if newcomer is not None else _successor(node, device, lane, now=now)
         if following is None or following == job.id:
             return reasons.already_recalled(_preference(node, job, holder, now=now))
         successor = node.jobs[following]

@@ -30,7 +30,8 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdopted:
-    """A job that already runs came back after the driver was restarted; `holding` if it kept its turn."""
+    """A job that already runs came back after the driver was restarted; `holding` if it kept its turn, `is_waiting`
+    if it waits at a boundary for one."""
 
     job: JobId
     spec: JobSpec
@@ -44,6 +45,7 @@ class JobAdopted:
     is_suspended: bool = False
     account: Account | None = None
     is_paced: bool = False
+    is_waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

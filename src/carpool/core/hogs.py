@@ -80,7 +80,8 @@ def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
 
 def turn_ended(node: Node, job: Job, *, now: Nanos) -> None:
     """A hog gives its turn back at last: it rests for as long as the others waited (H3)."""
-    if job.lease is not None and job.lease.hog_step not in (None, HogStep.WARNED):
+    step = job.lease.hog_step if job.lease is not None else None
+    if step is not None and step is not HogStep.WARNED:
         job.rests_until_ns = now + kept_waiting_ns(node, job, now=now)
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from carpool.core.model import RESIDENT, Device, Job, JobId, JobState
+from carpool.core.model import BLOCKED, RESIDENT, Device, Job, JobId, JobState
 from carpool.errors import InternalError
 
 
@@ -60,15 +60,16 @@ def unkeep(device: Device, job: Job) -> None:
 
 def covers(device: Device, job: Job) -> bool:
     """Whether the promises made to the job and its lane hold what it was measured to need, or waits for (W1)."""
-    if job.state is JobState.BLOCKED:
+    if job.state is BLOCKED:
         return job.promised_bytes >= job.live_bytes + job.pending_bytes
-    if job.needs is None:
+    needs = job.needs
+    if needs is None:
         return True
-    beyond = job.promised_bytes - job.needs.resident_bytes
+    beyond = job.promised_bytes - needs.persistent_bytes - needs.overhead_bytes
     if beyond < 0:
         return False
     lane = device.lanes.get(job.lane) if job.lane is not None else None
-    scratch = job.needs.ephemeral_bytes
+    scratch = needs.ephemeral_bytes
     return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
 
 

@@ -8,9 +8,11 @@ from carpool.core import ledger
 from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
 from carpool.core.model import (
     AWAY,
+    BLOCKED,
     ENDED,
     HOLDING,
     ROWS,
+    WAITING,
     Device,
     DeviceId,
     History,
@@ -70,7 +72,7 @@ class Node:
         return self.devices[job.device]
 
     def lane_of(self, job: Job) -> Lane | None:
-        return self.device_of(job).lanes.get(job.lane) if job.device and job.lane else None
+        return self.devices[job.device].lanes.get(job.lane) if job.device and job.lane else None
 
     def tenant_of(self, job: Job) -> Tenant:
         """The account of the job's tenant on the job's device."""
@@ -82,9 +84,10 @@ class Node:
 
     def tenant_level(self, job: Job, on: Device | None = None) -> int:
         """What the job's tenant has had: of the job's device or of that one, or of all while it has none."""
-        if job.device is not None or on is not None:
-            device = on if on is not None else self.device_of(job)
-            account = device.tenants.get(job.spec.tenant)
+        if on is None and job.device is not None:
+            on = self.devices[job.device]
+        if on is not None:
+            account = on.tenants.get(job.spec.tenant)
             return account.level if account is not None else 0
         accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
         return sum(account.level for account in accounts if account is not None)
@@ -100,14 +103,32 @@ class Node:
         managed = [job for job in self.jobs_on(device) if job.lane is not None and job.state is not JobState.BLOCKED]
         return [job for job in managed if not ledger.covers(device, job)]
 
+    def held_back_on(self, device: Device) -> list[Job]:
+        """The jobs that may have no turn, whatever is free."""
+        return [job for job_id in device.promised if (job := self.jobs[job_id]).is_held_back]
+
     def waiting_in(self, lane: Lane) -> list[Job]:
         return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
 
     def wants_turn(self, job: Job) -> bool:
         """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
-        if job.state is JobState.BLOCKED:
+        if job.state is BLOCKED:
             return ledger.covers(self.device_of(job), job)
-        return job.state is JobState.WAITING and not job.is_held_back
+        return job.state is WAITING and not job.is_held_back
+
+    def ready_in(self, device: Device, lane: Lane) -> list[Job]:
+        """Who waits for the lane and may have it: `wants_turn` and `may_run` of all its jobs in one go."""
+        ready = []
+        for job_id in lane.jobs:
+            job = self.jobs[job_id]
+            if job.state is WAITING:
+                if job.is_held_back or job_id == device.claimant:
+                    continue
+            elif job.state is not BLOCKED:
+                continue
+            if ledger.covers(device, job) or self._may_try(device, job):
+                ready.append(job)
+        return ready
 
     def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
         """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
@@ -116,27 +137,28 @@ class Node:
             raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
         was, job.state = job.state, to if to is not None else target
         job.state_since_ns = now
-        if job.state is JobState.WAITING and was not in AWAY:
+        if job.state is WAITING and was not in AWAY:
             job.wanting_since_ns = now
         self.set_row(job, now=now)
 
     def set_row(self, job: Job, *, now: Nanos) -> None:
         """Note where the job's time goes from now on (A4)."""
         row = ROWS.get(job.state)
-        if job.state is JobState.WAITING and not self.may_run(job):
-            row = "parked" if job.is_leaving else "memory"
-        elif job.state is JobState.BLOCKED and self.may_run(job):
-            row = "turn"
+        if job.state is WAITING or job.state is BLOCKED:
+            if self.may_run(job):
+                row = "limit" if job.start_ns > now else "turn"
+            else:
+                row = "parked" if job.is_leaving and job.state is WAITING else "memory"
         if row != job.row:
-            job.spent_ns = spent_until(job, now)
-            job.row, job.row_since_ns = row, now
+            begin_row(job, row, since=now)
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
         """Move a job's lease by the table."""
         before = job.lease.state if job.lease is not None else None
-        if (before, cause) not in LEASE_MOVES:
-            raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}")
-        after = LEASE_MOVES[(before, cause)]
+        try:
+            after = LEASE_MOVES[(before, cause)]
+        except KeyError:
+            raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}") from None
         lane = self.lane_of(job)
         if after is None:
             job.lease, job.is_given = None, False
@@ -158,17 +180,20 @@ class Node:
         rivals = [
             other
             for other in others
-            if other.lane is not None and not other.is_held_back and other.state is not JobState.BLOCKED
+            if other.lane is not None and not other.is_held_back and other.state is not BLOCKED
         ]
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
+        """Whether the job may have a turn if the policy gives it one."""
         device = self.device_of(job)
-        if job.state is JobState.BLOCKED:
-            return ledger.covers(device, job)  # also to come to the boundary where it is held back
-        if job.is_held_back or device.claimant == job.id:
-            return False
-        return ledger.covers(device, job) or (self.is_oldest(job) and not self.is_short(device))
+        if job.state is not BLOCKED and (job.is_held_back or device.claimant == job.id):
+            return False  # one whose allocation waits may come to the boundary where it is held back
+        return ledger.covers(device, job) or self._may_try(device, job)
+
+    def _may_try(self, device: Device, job: Job) -> bool:
+        """Whether it may run though its needs are not covered (D2)."""
+        return job.state is not BLOCKED and self.is_oldest(job) and not self.is_short(device)
 
     def is_short(self, device: Device) -> bool:
         """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
@@ -191,11 +216,29 @@ class Node:
         return sum(job.parked_bytes for job in self.jobs.values())
 
 
+def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
+    """Book what the job did until then; from then on its time goes elsewhere."""
+    if job.row is not None and since > job.row_since_ns:
+        job.spent_ns[job.row] = job.spent_ns.get(job.row, 0) + since - job.row_since_ns
+    job.row, job.row_since_ns = row, since
+
+
+def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
+    """Where the job's time goes, and since when: who was kept from a turn by its limit waits for one from the moment
+    when it is not, and that is no event."""
+    if job.row == "limit" and job.start_ns <= now:
+        return "turn", job.start_ns
+    return job.row, job.row_since_ns
+
+
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    if job.row is None or now == job.row_since_ns:
-        return dict(job.spent_ns)
-    return {**job.spent_ns, job.row: job.spent_ns.get(job.row, 0) + now - job.row_since_ns}
+    spent = dict(job.spent_ns)
+    row, since = row_at(job, now)
+    for each, span in ((job.row, since - job.row_since_ns), (row, now - since)):
+        if each is not None and span:
+            spent[each] = spent.get(each, 0) + span
+    return spent
 
 
 def is_holding(job: Job) -> bool:

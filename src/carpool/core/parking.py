@@ -83,6 +83,8 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
         return
     job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
     lanes.remove(device, job)
+    # It was promised what it needs, perhaps less than had stayed; others may have the difference by now (L1).
+    job.stayed_bytes = min(job.stayed_bytes, job.promised_bytes + ledger.free_bytes(device))
     ledger.promise(device, job, job.stayed_bytes)
 
 

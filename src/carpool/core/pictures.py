@@ -10,6 +10,8 @@ from carpool.core.node import Node, is_holding
 from carpool.core.views import DevicePicture, JobPicture, LanePicture, NodePicture
 from carpool.units import format_ns
 
+WAITS = ("turn", "limit", "memory", "parked")
+
 
 def explain(node: Node, job: Job, *, now: Nanos) -> str:
     """One sentence: what the job does or waits for, with the numbers."""
@@ -52,7 +54,7 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
-        waited_ns=sum(rows.get(row, 0) for row in ("turn", "memory", "parked")),
+        waited_ns=sum(rows.get(row, 0) for row in WAITS),
         spent_ns=rows,
         waited_for_ns=dict(job.waited_for_ns),
         silent_ns=now - last if last is not None else None,

@@ -368,7 +368,8 @@ def standing(job: Job, *, now: Nanos) -> str:
         case JobState.QUEUED | JobState.WAITING | JobState.PARKED | JobState.BLOCKED:
             return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
-            turn_ns, memory_ns = job.spent_ns.get("turn", 0), job.spent_ns.get("memory", 0)
-            had = f"; had the device {format_ns(job.served_ns)}, waited {format_ns(turn_ns)} for turns"
-            had += f" and {format_ns(memory_ns)} for memory" if memory_ns else ""
+            waits = [f"{format_ns(job.spent_ns.get('turn', 0))} for turns"]
+            rows = (("limit", "because of its compute limit"), ("memory", "for memory"))
+            waits += [f"{format_ns(job.spent_ns[row])} {words}" for row, words in rows if job.spent_ns.get(row)]
+            had = f"; had the device {format_ns(job.served_ns)}, waited {' and '.join(waits)}"
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")

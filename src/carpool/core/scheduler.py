@@ -74,6 +74,7 @@ from carpool.core.lifecycle import may_move
 from carpool.core.model import (
     AWAY,
     ENDED,
+    WAITING,
     WANTING,
     Account,
     Device,
@@ -116,15 +117,18 @@ class Scheduler:
 
     def _settle(self, now: Nanos) -> list[Effect]:
         """Who has which bytes, and who is told to leave; anew if the host is too full for one who was to (R5)."""
-        effects, devices = list[Effect](), self._node.devices.values()
+        effects: list[Effect] = []
         while True:
             if self._bytes_changed:
                 effects += settle(self._node, now=now)
                 sort_rows(self._node, now=now)
-            for device in devices:
-                effects += resize.trim_waiting(self._node, device)
-                effects += parking.park_leaving(self._node, device, now=now)
-            self._bytes_changed = any(rotation.is_vain(self._node, device, now=now) for device in devices)
+            self._bytes_changed = False
+            for device in self._node.devices.values():
+                if self._node.held_back_on(device):
+                    effects += resize.trim_waiting(self._node, device)
+                    effects += parking.park_leaving(self._node, device, now=now)
+                if rotation.is_vain(self._node, device, now=now):
+                    self._bytes_changed = True
             if not self._bytes_changed:
                 return effects
 
@@ -161,7 +165,8 @@ class Scheduler:
 
     def holders(self) -> list[JobId]:
         """The jobs that hold a turn."""
-        return [job.id for device in self._node.devices.values() for job in self._node.holders_on(device)]
+        lanes_here = [lane for device in self._node.devices.values() for lane in device.lanes.values()]
+        return [lane.holder for lane in lanes_here if lane.holder is not None]
 
     def watched(self) -> list[JobId]:
         """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
@@ -326,10 +331,12 @@ class Scheduler:
             begin_wanting(node, job)
         if job.lease is not None:
             hogs.turn_ended(node, job, now=now)
-            shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
+            if event.idle_ns:
+                shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
             node.move_lease(job, LeaseReturned, now=now)
-            reset_marks(node, device)
-        node.move(job, LeaseReturned, now=now, to=JobState.WAITING if event.wants_more else JobState.IDLE)
+            if len(device.lanes) > 1:
+                reset_marks(node, device)
+        node.move(job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
         if (
             ledger.was_given(job)
             or device.is_pressed

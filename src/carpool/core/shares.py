@@ -30,7 +30,6 @@ from carpool.errors import InternalError
 from carpool.units import MS
 
 BURST_NS = 100 * MS
-RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 SHARE_QUANTUM_NS = 30 * MS
 
 
@@ -142,8 +141,11 @@ def take_back(node: Node, device: Device, job: Job) -> None:
 
 
 def check_shares(node: Node, device: Device) -> None:
-    """Assert S3, and that nobody is allowed less than he is guaranteed."""
+    """Assert S3, that nobody is allowed less than he is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
+    parts = {(job.guaranteed_milli, job.limit_milli) for job in jobs if job.state not in AWAY}
+    if not device.has_shares and parts - {(0, SHARE_ONE)}:
+        raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
     if sum(job.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
         raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")
     if any(job.guaranteed_milli > job.limit_milli for job in jobs):
@@ -171,13 +173,7 @@ def is_over(job: Job, *, now: Nanos) -> bool:
 
 def may_start(job: Job, *, now: Nanos) -> bool:
     """Whether its limit lets a waiting job have a turn (S1)."""
-    return start_ns(job) <= now
-
-
-def start_ns(job: Job) -> Nanos:
-    if job.limit_milli >= SHARE_ONE or job.is_paced or not job.free_from_ns:
-        return 0
-    return job.free_from_ns + RESUME_NS
+    return job.start_ns <= now
 
 
 def most_owed(wanting: Sequence[Job], *, now: Nanos) -> Job | None:
@@ -192,7 +188,7 @@ def is_owed(job: Job, *, now: Nanos) -> bool:
 
 def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[Nanos]:
     """When a limit or a guarantee next changes who may run on a lane."""
-    times = [start_ns(job) for job in waiting if start_ns(job) > now]
+    times = [job.start_ns for job in waiting if job.start_ns > now]
     if holder is not None and holder.lease is not None:
         kept = holder.lease.granted_ns + SHARE_QUANTUM_NS
         times += [max(job.owed_from_ns, kept) for job in waiting if job.guaranteed_milli and job.owed_from_ns > now]

@@ -153,7 +153,7 @@ class LiveJob:
             self.set_recall(member, 0)
             if member.is_asking:
                 self.grant_member(member, message)
-            elif self._thinks_it_holds(member):
+            elif self._lease_of(member) == pages.LEASE_HELD:
                 member.is_holding = True
 
     def grant_member(self, member: Member, message: m.Grant) -> None:
@@ -189,10 +189,10 @@ class LiveJob:
         if self.page is not None:
             self.page.words[pages.slot_base(member.slot) + pages.S_RECALL] = value
 
-    def _thinks_it_holds(self, member: Member) -> bool:
-        if self.page is None:
-            return False
-        return self.page.words[pages.slot_base(member.slot) + pages.S_LEASE] == pages.LEASE_HELD
+    def _lease_of(self, member: Member) -> int:
+        """What the member itself says of its turn."""
+        words = self.page.words if self.page is not None else None
+        return words[pages.slot_base(member.slot) + pages.S_LEASE] if words is not None else pages.LEASE_NONE
 
     # --- facts -------------------------------------------------------------------------------------------
 
@@ -262,6 +262,7 @@ class LiveJob:
             parked_bytes=sum(parked.moved_bytes for parked in away),
             is_suspended=self.file.is_suspended,
             is_paced=self.is_paced(),
+            is_waiting=any(self._lease_of(member) == pages.LEASE_ASKED for member in self.members.values()),
             account=account,
         )
 

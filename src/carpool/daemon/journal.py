@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 
+from carpool.core.accounts import UNNOTED_NS, carry_on
 from carpool.core.effects import Effect
 from carpool.core.events import Event
 from carpool.core.model import Account, History
 from carpool.core.views import JobPicture
 from carpool.daemon.translate import plain
+from carpool.units import SECOND
 
-FLUSH_SECONDS = 0.5
+FLUSH_SECONDS = UNNOTED_NS / SECOND
 PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
 ROWS_MAX = 5_000_000
 PRUNE_EVERY = 10_000  # rows written between two looks for old ones
@@ -36,6 +38,7 @@ create table if not exists log (run integer, at_ns integer, kind text, name text
 create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
 create table if not exists histories (fingerprint text primary key, body blob);
 create table if not exists accounts (job text primary key, body blob);
+create table if not exists noted (run integer primary key, at_ns integer);
 """
 
 
@@ -48,6 +51,7 @@ class Journal:
         self._jobs: dict[str, tuple[object, ...]] = {}
         self._histories: dict[str, bytes] = {}
         self._accounts: dict[str, bytes] = {}
+        self._noted_ns = 0  # when every account was the newest there was
         self._retry_at = 0.0
         self._flushed = 0  # rows since old ones were last forgotten
         self.trouble = ""
@@ -102,9 +106,10 @@ class Journal:
     def note_history(self, fingerprint: str, history: History) -> None:
         self._histories[fingerprint] = msgspec.json.encode(history)
 
-    def note_account(self, job: str, account: Account) -> None:
-        """Keep where a live job's time went, until it ends."""
-        self._accounts[job] = self._encode(account)
+    def note_accounts(self, changed: dict[str, Account], *, now: int) -> None:
+        """Keep where the time of live jobs went, until they end; all others do what they did when last noted."""
+        self._accounts |= {job: self._encode(account) for job, account in changed.items()}
+        self._noted_ns = now
 
     def flush(self, *, rows_max: int | None = None) -> None:
         """Write what was collected, at most so many rows of the log; called by the daemon's timer and at its end."""
@@ -121,6 +126,7 @@ class Journal:
             self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
             self._db.executemany("insert or replace into accounts values (?, ?)", self._accounts.items())
             self._db.executemany("delete from accounts where job = ?", [(job,) for job in self._jobs])
+            self._db.execute("insert or replace into noted values (?, ?)", (self.run, self._noted_ns))
             self._flushed += len(rows)
             if self._flushed >= PRUNE_EVERY:
                 self._flushed = 0
@@ -155,12 +161,17 @@ class Journal:
         return found
 
     def account_of(self, job: str) -> Account | None:
-        """Where the time of a job went that an earlier daemon knew."""
+        """Where the time of a job went that an earlier daemon knew, up to when that daemon last noted anything."""
         rows = self._read("select body from accounts where job = ?", job)
         try:
-            return msgspec.json.decode(rows[0][0], type=Account) if rows else None
+            account = msgspec.json.decode(rows[0][0], type=Account) if rows else None
         except msgspec.MsgspecError:
+            account = None
+        if account is None:
             return None
+        its_run = "select max(run) from runs where mono_ns <= ?"  # of this boot: a live job's account is no older
+        noted = self._read(f"select at_ns from noted where run = ({its_run})", account.at_ns)
+        return carry_on(account, noted[0][0]) if noted else account
 
     def last_number(self) -> int:
         """The highest job number ever given out."""

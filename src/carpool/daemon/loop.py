@@ -36,7 +36,7 @@ from carpool.core.effects import (
     UnparkJob,
 )
 from carpool.core.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
-from carpool.core.model import JobId, JobState
+from carpool.core.model import Account, JobId, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.daemon import parking
 from carpool.daemon.jobs import End, LiveJob
@@ -50,6 +50,7 @@ from carpool.wire import messages as m
 log = logging.getLogger("carpool")
 FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
+NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
 LISTEN_SECONDS = 0.1  # how late an allocation that waits is seen at most
 IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
@@ -175,23 +176,30 @@ class Loop:
     def _flush(self) -> None:
         """Write the journal in small pieces, so that no hand-over waits for a big one."""
         self._flusher = None
-        self._note_accounts()
+        if time.monotonic_ns() - self._accounted_ns >= FLUSH_SECONDS * 1e9:
+            self.note_accounts()
         self.journal.flush(rows_max=FLUSH_ROWS)
         if self.journal.is_dirty:
             pause = FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS
             self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
 
-    def _note_accounts(self) -> None:
+    def note_regularly(self) -> None:
+        """Note from now on, also while nothing happens, that everybody still does what he did: a job's account goes
+        up to there if this daemon is killed."""
+        self.note_accounts()
+        self.journal.flush(rows_max=FLUSH_ROWS)
+        asyncio.get_running_loop().call_later(NOTE_SECONDS, self.note_regularly)
+
+    def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
-        now = time.monotonic_ns()
-        if now - self._accounted_ns < FLUSH_SECONDS * 1e9:
-            return
-        self._accounted_ns = now
+        now = self._accounted_ns = time.monotonic_ns()
+        changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
             account = self.scheduler.account_of(job_id, now=now)
             if account.row == "turn" or live.noted_ns != account.row_since_ns:
                 live.noted_ns = account.row_since_ns
-                self.journal.note_account(job_id, account)
+                changed[job_id] = account
+        self.journal.note_accounts(changed, now=now)
 
     def look(self, *, everybody: bool = False) -> None:
         """Report the progress of holders (or of every live job) as the pages and the kernel show it."""

@@ -67,6 +67,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     calls = Calls(loop, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
     desk = Desk(loop, starter, places, calls)
     desk.adopt()
+    loop.note_regularly()
     # We hold the lock, so a socket that is still there is a dead daemon's.
     places.socket.unlink(missing_ok=True)
     server = await running.create_unix_server(desk.connect, path=str(places.socket))
@@ -74,6 +75,8 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         "daemon.ready version=%s pid=%d policy=%s device=%s", __version__, os.getpid(), config.policy, config.device
     )
     await stopped.wait()
+    if not broken.is_set():
+        loop.note_accounts()
     journal.close()
     if broken.is_set():
         return False

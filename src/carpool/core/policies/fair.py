@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from carpool.core.model import JobId, Nanos
 from carpool.core.views import JobView
 from carpool.units import MS, format_ns
+
+_RANK = attrgetter("tenant_level", "tenant", "level", "arrived_ns", "id")
 
 
 class Fair:
@@ -21,11 +24,7 @@ class Fair:
     lanes_max = 1
 
     def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        best = min(
-            wanting,
-            key=lambda job: (job.tenant_level, job.tenant, job.level, job.arrived_ns, job.id),
-            default=None,
-        )
+        best = min(wanting, key=_RANK, default=None)
         return best.id if best else None
 
     def why(self, chosen: JobView, over: JobView) -> str:

@@ -11,8 +11,9 @@ from carpool.units import MS, format_ns
 SWAP_NS = 50 * MS
 
 
-def _counted_ns(job: JobView) -> Nanos:
-    return job.remaining_ns - (SWAP_NS if job.is_holding and not job.remaining_is_known else 0)
+def _rank(job: JobView) -> tuple[Nanos, bool, Nanos, JobId]:
+    counted_ns = job.remaining_ns - (SWAP_NS if job.is_holding and not job.remaining_is_known else 0)
+    return (counted_ns, not job.is_holding, job.arrived_ns, job.id)
 
 
 class ShortestRemaining:
@@ -29,11 +30,7 @@ class ShortestRemaining:
     lanes_max = 1
 
     def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        best = min(
-            wanting,
-            key=lambda job: (_counted_ns(job), not job.is_holding, job.arrived_ns, job.id),
-            default=None,
-        )
+        best = min(wanting, key=_rank, default=None)
         return best.id if best else None
 
     def why(self, chosen: JobView, over: JobView) -> str:

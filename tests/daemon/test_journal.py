@@ -1,0 +1,57 @@
+"""Accounts in the journal: what the next daemon reads of jobs that outlived this one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from carpool.core.model import Account
+from carpool.daemon.journal import Journal
+from carpool.units import SECOND
+
+
+def open_journal(path: Path) -> Journal:
+    return Journal(path / "journal", version="test", config="{}")
+
+
+def account(row: str, *, at_ns: int) -> Account:
+    return Account(
+        arrived_ns=at_ns - SECOND,
+        at_ns=at_ns,
+        row=row,
+        row_since_ns=at_ns - SECOND,
+        spent_ns={row: SECOND},
+        waited_for_ns={},
+        served_ns=SECOND if row == "run" else 0,
+    )
+
+
+def test_an_account_goes_up_to_the_last_note_of_the_daemon_that_kept_it(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    at_ns = time.monotonic_ns()
+    journal.note_accounts({"a-1": account("run", at_ns=at_ns)}, now=at_ns)
+    journal.note_accounts({"b-2": account("idle", at_ns=at_ns + 60 * SECOND)}, now=at_ns + 60 * SECOND)
+    journal.close()
+    found = open_journal(tmp_path).account_of("a-1")
+    assert found is not None
+    assert (found.at_ns, found.spent_ns, found.served_ns) == (at_ns + 60 * SECOND, {"run": 61 * SECOND}, 61 * SECOND)
+
+
+def test_a_daemon_that_did_not_know_a_job_says_nothing_of_it(tmp_path: Path) -> None:
+    first = open_journal(tmp_path)
+    at_ns = time.monotonic_ns()
+    first.note_accounts({"a-1": account("run", at_ns=at_ns)}, now=at_ns)
+    first.close()
+    second = open_journal(tmp_path)
+    second.note_accounts({}, now=time.monotonic_ns())
+    second.close()
+    found = open_journal(tmp_path).account_of("a-1")
+    assert found == account("run", at_ns=at_ns)
+
+
+def test_a_journal_without_notes_still_has_accounts(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    assert journal.account_of("a-1") is None
+    journal.flush()
+    assert journal.account_of("a-1") is None
+    journal.close()
