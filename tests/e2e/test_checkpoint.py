@@ -66,12 +66,16 @@ def refused(ended: Ended, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [CONTINUED[:3], CONTINUED[3:]], ids=["plain, adam, half", "accumulation, gan, loader"]
+    ("batch", "is_whole"),
+    [(CONTINUED[:3], True), (CONTINUED[3:], False)],
+    ids=["plain, adam, half, with all of torch", "accumulation, gan, loader"],
 )
 def test_both_halves_are_the_undisturbed_run(
-    node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]]
+    node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]], is_whole: bool
 ) -> None:
     """Stopped in the middle; continued under another daemon, from a copy of the script in another directory."""
+    for each in (node, elsewhere) if is_whole else ():
+        each.use_whole_torch()
     node.start(quantum="20ms")
     elsewhere.start(quantum="20ms")
     shutil.copytree(PROGRAMS, tmp_path / "copy")
