@@ -97,7 +97,7 @@ def test_a_suspended_job_frees_its_memory_and_others_use_it(node: Node) -> None:
     device = node.status()["devices"][0]
     assert device["promised_bytes"] == job["promised_bytes"] == left
     assert device["lanes"] == []
-    second = start(node, "second", "held.py", "groups", "--width", "4500", "--steps", "6")
+    second = start(node, "second", "held.py", "groups", "--width", "4500", "--steps", "3")
     assert second.wait().code == 0
     assert "carpool resume" in node.job("big")["reason"]
     resume(node, "big")
