@@ -240,7 +240,7 @@ def test_the_wall_time_of_a_parked_job_is_explained_to_the_last_second(node: Nod
 SPAN = ("JobSubmitted", "JobExited")
 
 SAVES = """
-import signal, torch
+import signal, time, torch
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -252,6 +252,7 @@ try:
         optimizer.zero_grad()
         model(torch.randn(4, 500)).mean().backward()
         optimizer.step()
+        time.sleep(0.005)
 except KeyboardInterrupt:
     print("interrupted, weights are there:", bool(torch.isfinite(model.weight).all()), flush=True)
 """
@@ -271,4 +272,5 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(4, 500)).mean().backward()
     optimizer.step()
+    time.sleep(0.005)
 """
