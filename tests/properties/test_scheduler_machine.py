@@ -389,7 +389,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.watched.replay()
 
 
-EXAMPLES = {"fifo": 15, "fair": 40, "las": 20, "priority": 15, "srtf": 20, "pack": 45}
+EXAMPLES = {"fifo": 15, "fair": 40, "las": 20, "priority": 15, "srtf": 20, "pack": 60}
 
 
 @pytest.mark.slow
