@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.e2e.alone import Alone
 from tests.native.gpu import Built, build
 
 
@@ -11,6 +14,14 @@ from tests.native.gpu import Built, build
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The CUDA guest, the stand-in driver and the probe, compiled once a run."""
     return build(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[Alone]:
+    """Programs as they run without carpool, by one process that imported torch once a run."""
+    made = Alone()
+    yield made
+    made.close()
 
 
 @pytest.hookimpl(trylast=True)

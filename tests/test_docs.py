@@ -47,10 +47,11 @@ def test_every_carpool_command_in_the_docs_exists_with_its_options(page: Path) -
         command: click.Command = carpool
         while words and isinstance(command, click.Group) and not words[0].startswith("-"):
             name = words.pop(0).rstrip(",;:.")
-            if name not in command.commands:
+            below = command.get_command(click.Context(command), name)
+            if below is None:
                 assert name.isupper() or "|" in line, f"{page.name}: no command {line!r}"
                 break
-            command = command.commands[name]
+            command = below
         known = {option for param in command.params for option in param.opts} | {"--help", "--version"}
         for word in words:
             if word.startswith("--") and word != "--":

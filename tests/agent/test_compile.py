@@ -10,20 +10,32 @@ from typing import Any
 
 import pytest
 
+from carpool.agent import points
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
+# In a process of its own each way, but torch is imported once for all of them.
 PROGRAM = """
-import copy, json, sys, warnings
+import copy, json, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
+for how in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        break
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"{how} failed")
+else:
+    sys.exit()
+
 from torch import nn
 from carpool.agent import points, turns
 from carpool.agent.torch_hooks import Hooks
 
-how, seen = sys.argv[1], {}
+seen = {}
 if how == "python":
     points.native = None
 real = nn.Module.__call__
@@ -96,17 +108,14 @@ print(json.dumps(seen))
 """
 
 
-def run(how: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.fixture(scope="module")
-def bare() -> dict[str, Any]:
-    return run("bare")
+def seen() -> dict[str, dict[str, Any]]:
+    """What was seen in each way."""
+    ways = ["bare", "python", *(["c"] if points.native is not None else [])]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *ways], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(ways, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-def test_graphs_are_those_of_a_program_without_hooks(bare: dict[str, Any], implementation: str) -> None:
-    assert run(implementation) == bare
+def test_graphs_are_those_of_a_program_without_hooks(seen: dict[str, Any], implementation: str) -> None:
+    assert seen[implementation] == seen["bare"]

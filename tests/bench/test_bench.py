@@ -30,6 +30,7 @@ from carpool.bench.shares import worst_error
 from carpool.cli.bench import finish
 from carpool.devices.libraries import find_library
 from carpool.errors import PeerError, RefusedError, UsageError
+from tests.eager import without_compiler
 
 BENCH_SECONDS = 400
 METRICS = {
@@ -64,8 +65,9 @@ METRICS = {
 
 def run_bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "carpool.cli.main", "bench", *words]
+    environment = without_compiler({**plain_environment(), "OMP_NUM_THREADS": "1"})  # no figure is looked at
     return subprocess.run(
-        command, env=plain_environment(), capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
+        command, env=environment, capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
     )
 
 

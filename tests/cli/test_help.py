@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -23,9 +25,16 @@ SCREEN_COLUMNS = 80
 
 def every_command(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
-    for name, command in group.commands.items():
-        here = (*path, name)
+    for name in group.list_commands(click.Context(group)):
+        here, command = (*path, name), command_in(group, name)
         found += [here, *(every_command(command, here) if isinstance(command, click.Group) else [])]
+    return found
+
+
+def command_in(group: click.Command, name: str) -> click.Command:
+    assert isinstance(group, click.Group)
+    found = group.get_command(click.Context(group), name)
+    assert found is not None, name
     return found
 
 
@@ -36,8 +45,7 @@ NOT_OPTIONS = {"CARPOOL_DIR", "CARPOOL_LOG"}  # read by the daemon and by everyb
 def command_at(path: tuple[str, ...]) -> click.Command:
     found: click.Command = carpool
     for name in path:
-        assert isinstance(found, click.Group)
-        found = found.commands[name]
+        found = command_in(found, name)
     return found
 
 
@@ -67,7 +75,7 @@ def test_the_examples_in_the_help_can_be_typed(path: tuple[str, ...]) -> None:
         words = re.split(r" {3,}", example)[0].split()[1:]
         command: click.Command = carpool
         while isinstance(command, click.Group):
-            command = command.commands[words.pop(0)]
+            command = command_in(command, words.pop(0))
         command.make_context("example", words)
 
 
@@ -103,6 +111,18 @@ def test_no_option_is_read_from_a_variable_with_another_meaning(tmp_path: Path) 
 @pytest.mark.parametrize("command", [("ps",), ("explain",), ("submit",), ("doctor",), ("daemon", "status")])
 def test_every_listing_can_be_json(command: tuple[str, ...]) -> None:
     assert "--json" in CliRunner().invoke(carpool, [*command, "--help"]).output
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "suspend", "cancel"])
+def test_a_command_loads_only_what_it_needs(command: str) -> None:
+    """Somebody waits for each start of it; the scheduler, asyncio and the tables took half of one."""
+    load = f"from carpool.cli.main import carpool; carpool.get_command(None, {command!r})"
+    code = f"import sys; {load}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert "carpool.cli.reach" in loaded
+    assert not loaded & {"asyncio", "carpool.core.scheduler", "carpool.core.events", "carpool.sim", "carpool.bench"}
+    assert command not in ("run", "submit") or "rich" not in loaded
 
 
 def test_the_version_is_the_packages() -> None:

@@ -16,7 +16,8 @@ from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
-from carpool.daemon.jobs import JobFile, LiveJob
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter

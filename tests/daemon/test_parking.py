@@ -9,7 +9,8 @@ import pytest
 from carpool.core.events import JobParked
 from carpool.core.model import JobId, JobSpec, JobState
 from carpool.daemon import parking
-from carpool.daemon.jobs import JobFile, LiveJob, Member
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 from tests.e2e.test_members import Recorder

@@ -14,7 +14,8 @@ from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
-from carpool.daemon.jobs import JobFile, LiveJob, Member
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob, Member
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.alone import Alone
 from tests.e2e.node import Node
 
 
@@ -21,12 +20,5 @@ def node() -> Iterator[Node]:
 def module_node() -> Iterator[Node]:
     """One node for all tests of a module; for what only looks at the same runs."""
     made = Node()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def alone() -> Iterator[Alone]:
-    made = Alone()
     yield made
     made.close()

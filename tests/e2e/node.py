@@ -25,6 +25,7 @@ from carpool.cli.reach import call
 from carpool.errors import CarpoolError
 from carpool.wire import page as pages
 from carpool.wire.places import Places
+from tests import eager
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 PYTHON = sys.executable
@@ -140,7 +141,8 @@ class Node:
         self.files = self.directory / "files"
         self.files.mkdir()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
-        self.environment = {**kept, "CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept |= {"CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = eager.without_compiler(kept)
         self.started: list[Started] = []
         self.daemon: Started | None = None
 
@@ -151,6 +153,10 @@ class Node:
             "CARPOOL_STUB_FILE": str(self.directory / "books"),
             "TMPDIR": str(self.directory),
         }
+
+    def use_whole_torch(self) -> None:
+        """With its compiler, which the programs of a test do not have otherwise: see tests/eager."""
+        self.environment = eager.with_compiler(self.environment)
 
     # --- the daemon ---------------------------------------------------------------------------------------
 

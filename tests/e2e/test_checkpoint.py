@@ -66,12 +66,16 @@ def refused(ended: Ended, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [CONTINUED[:3], CONTINUED[3:]], ids=["plain, adam, half", "accumulation, gan, loader"]
+    ("batch", "is_whole"),
+    [(CONTINUED[:3], True), (CONTINUED[3:], False)],
+    ids=["plain, adam, half, with all of torch", "accumulation, gan, loader"],
 )
 def test_both_halves_are_the_undisturbed_run(
-    node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]]
+    node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]], is_whole: bool
 ) -> None:
     """Stopped in the middle; continued under another daemon, from a copy of the script in another directory."""
+    for each in (node, elsewhere) if is_whole else ():
+        each.use_whole_torch()
     node.start(quantum="20ms")
     elsewhere.start(quantum="20ms")
     shutil.copytree(PROGRAMS, tmp_path / "copy")
@@ -152,7 +156,7 @@ def park_and_bring_back(node: Node, name: str) -> int:
 
 def test_another_program_other_words_and_a_damaged_file_are_refused(node: Node, tmp_path: Path) -> None:
     node.start()
-    program = ["held.py", "sgd", "--steps", "100000", "--width", "64"]
+    program = ["held.py", "sgd", "--steps", "100000", "--width", "64", "--pause", "0.02"]
     script = tmp_path / "held.py"
     shutil.copy(PROGRAMS / "held.py", script)
     job = node.run(*program, options=["--name", "a", "--checkpointable"], cwd=tmp_path)
@@ -185,7 +189,7 @@ def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: N
     jobs = {
         "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
         "it started processes (data workers": record(
-            node, "workers", "replayed.py", "--workers", "1", "--epochs", "1000"
+            node, "workers", "replayed.py", "--workers", "1", "--epochs", "1000", "--pause", "0.02"
         ),
         "its thread watcher": record(node, "threads", write(tmp_path, "threads", THREADS)),
     }

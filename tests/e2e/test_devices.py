@@ -12,7 +12,7 @@ from tests.e2e.node import Node, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-LOOP = ["plain_loop.py", "--width", "64", "--steps", "1000000"]
+LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.002", "--steps", "1000000"]
 GIB = 1 << 30
 
 

@@ -12,7 +12,7 @@ from tests.e2e.node import Node, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 HOG = ["hog.py", "--steps", "10"]
-COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002", "--steps", "100000000"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.005", "--steps", "100000000"]
 
 
 def steps(node: Node, name: str) -> list[Any]:

@@ -15,7 +15,7 @@ from tests.e2e.node import Node, Started, is_alive, kill, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BOOKS_SECONDS = 1.0  # promised are 100 ms; the machine of a test may be busy
-LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]  # rests, as most of the time others import torch
+LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]  # rests, as most of the time others import torch
 
 
 def holds_turn(node: Node, job_id: str, *, wanted: bool) -> bool:

@@ -18,7 +18,7 @@ from tests.e2e.node import Node, Started, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]
 
 
 class Beside(Node):

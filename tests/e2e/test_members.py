@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from carpool.core.model import JobId, JobSpec
-from carpool.daemon.jobs import JobFile, LiveJob, Member, load_file
+from carpool.daemon.files import JobFile, load_file
+from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 

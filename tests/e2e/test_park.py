@@ -97,7 +97,7 @@ def test_a_suspended_job_frees_its_memory_and_others_use_it(node: Node) -> None:
     device = node.status()["devices"][0]
     assert device["promised_bytes"] == job["promised_bytes"] == left
     assert device["lanes"] == []
-    second = start(node, "second", "held.py", "groups", "--width", "4500", "--steps", "6")
+    second = start(node, "second", "held.py", "groups", "--width", "4500", "--steps", "3")
     assert second.wait().code == 0
     assert "carpool resume" in node.job("big")["reason"]
     resume(node, "big")
@@ -240,7 +240,7 @@ def test_the_wall_time_of_a_parked_job_is_explained_to_the_last_second(node: Nod
 SPAN = ("JobSubmitted", "JobExited")
 
 SAVES = """
-import signal, torch
+import signal, time, torch
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -252,6 +252,7 @@ try:
         optimizer.zero_grad()
         model(torch.randn(4, 500)).mean().backward()
         optimizer.step()
+        time.sleep(0.005)
 except KeyboardInterrupt:
     print("interrupted, weights are there:", bool(torch.isfinite(model.weight).all()), flush=True)
 """
@@ -271,4 +272,5 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(4, 500)).mean().backward()
     optimizer.step()
+    time.sleep(0.005)
 """

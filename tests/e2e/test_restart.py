@@ -13,7 +13,7 @@ from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
+LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 SLEEPER = "echo ready; exec sleep 60"
 
@@ -27,6 +27,7 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
     node.start(quantum="10ms")
     ddp = ["ddp.py", "--steps", "800"]
     node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1
+    node.use_whole_torch()  # distributed training asks the compiler for its settings
     options = ["--name", "ranks", "--memory", "700MiB"]
     jobs = {
         "plain": run(node, "plain"),

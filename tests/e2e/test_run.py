@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.node import CARPOOL, PYTHON, Node, is_alive, wait_until
+from tests.e2e.node import CARPOOL, PYTHON, Node, is_alive, wait_until, with_environment
 from tests.e2e.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -170,12 +170,9 @@ def test_nohup_still_means_nohup(shared: Node) -> None:
 def test_a_torch_that_cannot_be_hooked_runs_unmanaged_and_is_shown_so(shared: Node, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.0-stand-in'\n")
-    shared.environment["PYTHONPATH"] = str(tmp_path)
-    try:
+    with with_environment(shared, {"PYTHONPATH": f"{tmp_path}:{shared.environment['PYTHONPATH']}"}):
         program = "import sys, torch; print(torch.__version__, flush=True); sys.stdin.read()"
         started = shared.run(PYTHON, "-c", program, options=["--name", "odd"], stdin=subprocess.PIPE)
-    finally:
-        del shared.environment["PYTHONPATH"]
     started.wait_line("0.0-stand-in")
     job = shared.wait_state("odd", "unmanaged")
     sentence = "runs outside carpool's turns: torch 0.0-stand-in could not be hooked"

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,14 @@ from carpool.errors import PeerError
 from carpool.wire import page as pages
 from tests.e2e import scripts
 from tests.e2e.alone import Alone
-from tests.e2e.node import PYTHON, Ended, Node, Started, wait_until
+from tests.e2e.node import PYTHON, Ended, Node, Started, wait_until, with_environment
+from tests.eager import with_compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_ONCE = 4
-COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.002"]
-COMPANION_LINES = 1000
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.01"]
+COMPANION_LINES = 600
 TURNS_MIN = 4
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 
@@ -43,11 +44,16 @@ class Shape:
     ranks: int = 1
     takers: int = 1  # processes that take turns
     processes: int = 1  # at least so many processes had the byte meter
+    has_compiler: bool = True  # its torch is whole; false where another shape shows the same with all of it
 
 
 def script(name: str, *program: str, steps: int, alone: list[str] | None = None, processes: int = 1) -> Shape:
     """A script of tests/programs; a name of its own where the same script runs in several ways."""
     return Shape(name=name, command=list(program), alone=alone or list(program), steps=steps, processes=processes)
+
+
+def eager(shape: Shape) -> Shape:
+    return replace(shape, has_compiler=False)
 
 
 def torchrun(ranks: int, name: str, program: list[str], *, steps: int) -> Shape:
@@ -71,26 +77,26 @@ WRITTEN = Path(tempfile.mkdtemp(prefix="cp-scripts-"))
 DATALOADER = ["dataloader.py", "--steps", "48"]
 WORKERS = ["--workers", "2"]
 SHAPES = [
-    script("plain_loop", "plain_loop.py", "--steps", "150", steps=150),
+    script("plain_loop", "plain_loop.py", "--steps", "80", steps=80),
     script("accumulate", "accumulate.py", "--steps", "160", steps=40),
-    script("accumulate_16", "accumulate.py", "--steps", "320", "--every", "16", steps=20),
+    eager(script("accumulate_16", "accumulate.py", "--steps", "320", "--every", "16", steps=20)),
     script("two_optimizers", "two_optimizers.py", "--steps", "40", "--batch", "128", steps=40),
     script("inference", "inference.py", "--steps", "60", steps=60),
-    script("loader", *DATALOADER, steps=48),
-    script("loader_fork", *DATALOADER, *WORKERS, steps=48, alone=DATALOADER, processes=3),
+    eager(script("loader", *DATALOADER, steps=48)),
+    eager(script("loader_fork", *DATALOADER, *WORKERS, steps=48, alone=DATALOADER, processes=3)),
     script("loader_spawn", *DATALOADER, *WORKERS, "--context", "spawn", steps=48, alone=DATALOADER, processes=3),
-    script("reexec", "reexec.py", "--steps", "150", steps=150),
-    script("compiled", "compiled.py", "--steps", "100", steps=100),
-    script("manual_update", "manual_update.py", "--steps", "150", steps=150),
-    script("closure", "closure.py", "--steps", "30", steps=30),
+    eager(script("reexec", "reexec.py", "--steps", "80", steps=80)),
+    script("compiled", "compiled.py", "--steps", "60", steps=60),
+    script("manual_update", "manual_update.py", "--steps", "80", steps=80),
+    eager(script("closure", "closure.py", "--steps", "30", steps=30)),
     script("explicit_turn", "explicit_turn.py", "--steps", "60", steps=60),
     # Nine of its forty updates overflow and are skipped.
-    script("grad_scaler_like", "grad_scaler_like.py", "--steps", "40", steps=31),
-    script("package", PYTHON, "-m", "package", "--steps", "150", alone=["package", "--steps", "150"], steps=150),
+    eager(script("grad_scaler_like", "grad_scaler_like.py", "--steps", "40", steps=31)),
+    eager(script("package", PYTHON, "-m", "package", "--steps", "80", alone=["package", "--steps", "80"], steps=80)),
     written("folds", scripts.FOLDS, steps=45),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
-    torchrun(1, "ddp", ["ddp.py", "--steps", "150"], steps=150),
-    torchrun(2, "ddp", ["ddp.py", "--steps", "150"], steps=150),
+    torchrun(1, "ddp", ["ddp.py", "--steps", "80"], steps=80),
+    # Two ranks without a loader: tests/e2e/test_restart.py.
     torchrun(2, "data", [scripts.write(WRITTEN, "ranks", scripts.RANKS_WITH_DATA)], steps=100),
 ]
 
@@ -140,10 +146,10 @@ class Shared:
 
     def _start(self, shape: Shape) -> Running:
         options = ["--name", shape.name, "--memory", "700MiB"]
-        self.node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1 for two ranks
-        started = self.node.run(*shape.command, options=options)
-        del self.node.environment["OMP_NUM_THREADS"]
-        return Running(shape=shape, started=started)
+        environment = with_compiler(self.node.environment) if shape.has_compiler else self.node.environment
+        added = {**environment, "OMP_NUM_THREADS": "2"}  # torchrun would choose 1 for two ranks
+        with with_environment(self.node, added):
+            return Running(shape=shape, started=self.node.run(*shape.command, options=options))
 
     def _look(self, running: list[Running]) -> bool:
         """Note which processes of each job take turns; True when a job has ended."""

@@ -24,6 +24,8 @@ from rich.console import Console
 from carpool.bench import timeline
 from carpool.bench.timeline import Panel, Row
 from carpool.errors import PeerError
+from tests.e2e.alone import Alone
+from tests.eager import without_compiler
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*_*.py"))
@@ -40,11 +42,17 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def start_demo(scratch: Path, out: Path) -> subprocess.Popen[str]:
+# The demo of the shortest of its programs alone: both parts are reached, and little is computed.
+SHORTEST = "import sys, demo; demo.QUICK = demo.QUICK[-1:]; sys.exit(demo.main())"
+
+
+def start_demo(scratch: Path, out: Path, *, is_shortest: bool = False) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    program = ["-c", SHORTEST] if is_shortest else [str(EXAMPLES / "demo.py")]
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--quick", "--out", str(out)],
-        env={**environment, "TMPDIR": str(scratch), "COLUMNS": "80"},
+        [sys.executable, *program, "--quick", "--out", str(out)],
+        env=without_compiler({**environment, "TMPDIR": str(scratch), "COLUMNS": "80"}),
+        cwd=EXAMPLES,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -101,7 +109,7 @@ def test_demo_shows_a_table_a_picture_and_that_no_number_changed(scratch: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["1 of 2", "2 of 2"])
 def test_ctrl_c_leaves_no_process_and_no_file(arm: str, scratch: Path, tmp_path: Path) -> None:
-    demo = start_demo(scratch, tmp_path)
+    demo = start_demo(scratch, tmp_path, is_shortest=True)
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.startswith(arm):
@@ -117,11 +125,9 @@ def test_ctrl_c_leaves_no_process_and_no_file(arm: str, scratch: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_program_runs_by_itself(program: str) -> None:
-    command = [sys.executable, str(EXAMPLES / program), "--steps", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^done steps=2 loss=\S+ weights=[0-9a-f]{40}$", done.stdout, re.MULTILINE)
+def test_program_runs_by_itself(program: str, alone: Alone) -> None:
+    output = alone.output(str(EXAMPLES / program), "--steps", "2").decode()
+    assert re.search(r"^done steps=2 loss=\S+ weights=[0-9a-f]{40}$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -10,7 +10,7 @@ import pytest
 
 from carpool.wire import page as wire
 from carpool.wire.page import Page
-from tests.native.gpu import MIB, Built, build, environment
+from tests.native.gpu import MIB, Built, environment
 
 pytestmark = pytest.mark.slow
 COUNT = 2000
@@ -22,10 +22,10 @@ MANY = 10_000
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(built: Built) -> Built:
     if shutil.which("valgrind") is None:
         pytest.skip("no valgrind: the guest's instructions are NOT counted")
-    return build(tmp_path_factory.mktemp("gpu"))
+    return built
 
 
 def instructions(built: Built, env: dict[str, str], what: int, live: int) -> float:

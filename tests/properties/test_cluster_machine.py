@@ -34,6 +34,7 @@ from carpool.core.placement.base import make_rule
 from carpool.core.placement.model import Fleet, NodeSpec, Placement, Request
 from carpool.core.placement.placer import Placer
 from carpool.units import SECOND
+from tests.properties.effort import share_of_profile
 
 TENANTS = ("a", "b", "c")
 specs = st.builds(
@@ -235,4 +236,4 @@ class ClusterMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("order", ["fifo", "las", "fair", "priority", "srtf", "pack"])
 def test_no_rule_of_the_cluster_is_ever_broken_and_no_machine_overfull(order: str) -> None:
     machine = type(f"Machine_{order}", (ClusterMachine,), {"order": order})
-    run_machine(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_machine(machine, settings=settings(max_examples=share_of_profile(45), stateful_step_count=40, deadline=None))

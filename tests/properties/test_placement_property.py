@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from carpool.core.placement.base import RULES, Outlook, Rule, make_rule
 from carpool.core.placement.model import Fleet, NodeSpec, Placement, Request
 from carpool.core.placement.placer import Placer
+from tests.properties.effort import share_of_profile
 
 MODELS = ("", "", "", "A10", "T4")
 labels = st.sampled_from(["", "", "a", "b"])
@@ -195,4 +196,4 @@ def may_use(fleet: Fleet, request: Request, node: int, card: int) -> bool:
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"random_fit"}))
 def test_no_rule_of_placement_is_ever_broken_and_no_cache_ever_shows(name: str) -> None:
     machine = type(f"Machine_{name}", (PlacementMachine,), {"name": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=share_of_profile(60), stateful_step_count=40))

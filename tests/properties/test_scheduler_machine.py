@@ -36,6 +36,7 @@ from carpool.core.model import ENDED, SHARE_ONE, DeviceId, History, JobId, JobSp
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.units import MS, SECOND
+from tests.properties.effort import share_of_profile
 from tests.properties.watcher import WatchedScheduler
 
 JOBS_MAX = 9
@@ -397,5 +398,5 @@ EXAMPLES = {"fifo": 15, "fair": 40, "las": 20, "priority": 15, "srtf": 20, "pack
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_rule_is_broken_and_nobody_starves_under(policy: str) -> None:
     machine = type(f"{policy.title()}Machine", (SchedulerMachine,), {"policy": policy})
-    tried = settings(max_examples=EXAMPLES[policy] * settings().max_examples // 100, stateful_step_count=40)
+    tried = settings(max_examples=share_of_profile(EXAMPLES[policy]), stateful_step_count=40)
     run_state_machine_as_test(machine, settings=tried)

@@ -75,7 +75,7 @@ class Rig:
 
     def answers(self, env: Mapping[str, str], *lines: str, before: tuple[str, ...] = ()) -> tuple[list[int], str]:
         """What a fresh probe answers to these lines, and what was said on stderr."""
-        command = [*before, sys.executable, "-I", "-c", LOAD, self.probe]
+        command = [*before, sys.executable, "-I", "-S", "-c", LOAD, self.probe]  # site costs callgrind seconds
         done = subprocess.run(
             command,
             env=dict(env),

@@ -57,6 +57,7 @@ SWITCH_NS = 300_000  # what a change of turn costs in a prediction: about the p5
 CALIBRATION_STEPS = 40
 START_SECONDS = 300.0
 RUN_SECONDS = 1200.0
+ENDED_SECONDS = 0.2  # between looks at jobs that end; each is a start of Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +240,7 @@ def _wait_ended(node: Node) -> None:
     while node.status()["jobs"]:
         if time.monotonic() > deadline:
             raise PeerError("the jobs finished their steps but did not end")
+        time.sleep(ENDED_SECONDS)
 
 
 def count_turns(jobs: list[list[tuple[int, int]]]) -> int:

@@ -18,7 +18,6 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from statistics import fmean
 
 from carpool.bench.report import Report, Say, Target
@@ -58,14 +57,14 @@ def measure_jobs(report: Report, say: Say, *, quick: bool) -> None:
 
 
 def make_month(jobs: Sequence[TraceJob], count: int) -> list[TraceJob]:
-    """So many jobs over the month: the given ones at their pace made faster, and every so often one of them twice."""
+    """The first jobs of the month: the given ones at their pace made faster, and every so often one of them twice."""
     span_ns = max(1, jobs[-1].submit_ns - jobs[0].submit_ns)
     month = []
-    for number in range(MONTH_JOBS):
+    for number in range(count):
         job = jobs[number * len(jobs) // MONTH_JOBS]
         submit_ns = (job.submit_ns - jobs[0].submit_ns) * MONTH_NS // span_ns
         month.append(replace(job, id=f"{number}", submit_ns=submit_ns))
-    return list(islice(month, count))
+    return month
 
 
 def _time(jobs: Sequence[TraceJob], nodes: int) -> tuple[float, Result]:

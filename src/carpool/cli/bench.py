@@ -122,7 +122,7 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload:
     from carpool.bench import jct as jct_bench
 
     if quick:
-        found = jct_bench.run(say, jobs=3, seed=seed, steps=30, step_s=0.01, workload=workload)
+        found = jct_bench.run(say, jobs=2, seed=seed, steps=30, step_s=0.01, workload=workload)
         return finish(found, as_json=as_json, quick=quick)
     steps, step_s = jct_bench.steps_for(say, work_s=work)
     found = jct_bench.run(say, jobs=jobs, seed=seed, steps=steps, step_s=step_s, workload=workload)

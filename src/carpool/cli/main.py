@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
 import click
 
 from carpool import __version__
-from carpool.cli.bench import bench
-from carpool.cli.checkpoint import checkpoint
-from carpool.cli.daemon import daemon
-from carpool.cli.doctor import doctor
-from carpool.cli.jobs import cancel, explain, logs, ps, resize, resume, suspend
-from carpool.cli.move import migrate
-from carpool.cli.run import run, submit
-from carpool.cli.sim import sim
-from carpool.cli.top import top
-from carpool.cli.verify import verify
 from carpool.errors import CarpoolError
 
+# Which file has each command. It is imported when the command is called: `carpool run` must not wait for what only
+# tables, benches and the simulator need.
+FILES = {
+    "run": "run",
+    "submit": "run",
+    "ps": "jobs",
+    "top": "top",
+    "explain": "jobs",
+    "logs": "jobs",
+    "suspend": "jobs",
+    "resume": "jobs",
+    "resize": "jobs",
+    "migrate": "move",
+    "checkpoint": "checkpoint",
+    "cancel": "jobs",
+    "daemon": "daemon",
+    "doctor": "doctor",
+    "verify": "verify",
+    "sim": "sim",
+    "bench": "bench",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Commands(click.Group):
+    """The commands, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(FILES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in FILES:
+            return None
+        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
+        read_environment(found)
+        return found
+
+
+def read_environment(command: click.Command) -> None:
+    """Let every option `--some-thing` of a command, and of those below it, be read from CARPOOL_SOME_THING too."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_eager:
+            name = max(parameter.opts, key=len).lstrip("-")
+            parameter.envvar = f"CARPOOL_{name.replace('-', '_').upper()}"
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        read_environment(below)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="carpool")
 def carpool() -> None:
     """Many deep-learning programs share the devices you already have, in turns, unmodified.
@@ -38,41 +75,6 @@ def carpool() -> None:
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
-
-
-for command in (
-    run,
-    submit,
-    ps,
-    top,
-    explain,
-    logs,
-    suspend,
-    resume,
-    resize,
-    migrate,
-    checkpoint,
-    cancel,
-    daemon,
-    doctor,
-    verify,
-    sim,
-    bench,
-):
-    carpool.add_command(command)
-
-
-def read_environment(command: click.Command) -> None:
-    """Let every option `--some-thing` of a command, and of those below it, be read from CARPOOL_SOME_THING too."""
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and not parameter.is_eager:
-            name = max(parameter.opts, key=len).lstrip("-")
-            parameter.envvar = f"CARPOOL_{name.replace('-', '_').upper()}"
-    for below in command.commands.values() if isinstance(command, click.Group) else ():
-        read_environment(below)
-
-
-read_environment(carpool)
 
 
 def wants_json(words: list[str]) -> bool:

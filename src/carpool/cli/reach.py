@@ -1,4 +1,7 @@
-"""The command line's end of the connection, and starting a daemon when there is none."""
+"""The command line's end of the connection, and starting a daemon when there is none.
+
+What only a start needs is imported there: most commands find a daemon, and should not wait for the scheduler's code.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ import socket
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from carpool import __version__
-from carpool.daemon.config import DaemonConfig
-from carpool.devices.base import find_devices
 from carpool.errors import AnsweredError, PeerError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
 from carpool.wire.places import Places, check_private, make_private
+
+if TYPE_CHECKING:
+    from carpool.daemon.config import DaemonConfig
 
 ANSWER_SECONDS = 30.0
 START_SECONDS = 20.0
@@ -123,6 +128,13 @@ def start_daemon(places: Places, config: DaemonConfig) -> bool:
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
 
+def restart_daemon(places: Places) -> None:
+    """Start a daemon again as the last one was told; nothing happens where one runs."""
+    from carpool.daemon.config import DaemonConfig
+
+    start_daemon(places, DaemonConfig.load(places.config))
+
+
 def _last_words(places: Places, code: int) -> str:
     said = (places.state / "daemon.err").read_text(errors="replace").strip()
     if not said and shutil.disk_usage(places.state).free < DISK_MIN_BYTES:
@@ -139,6 +151,8 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
     A running daemon with another policy or other devices is not changed behind its users' backs.
     """
     if not is_running(places):
+        from carpool.daemon.config import DaemonConfig
+
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
         last = DaemonConfig.load(places.config) if places.socket.exists() else DaemonConfig()
         described = device if device is not None and is_description(device) else last.device
@@ -165,5 +179,7 @@ def is_description(device: str) -> bool:
     """Whether `--device` describes devices for a daemon (cpu:4GiB, cuda) rather than naming one (gpu0, cpu1)."""
     if re.fullmatch(r"(gpu|cpu)[0-9]+", device):
         return False
+    from carpool.devices.base import find_devices
+
     find_devices(device)
     return True

@@ -25,9 +25,8 @@ from pathlib import Path
 import msgspec
 
 from carpool import __version__
-from carpool.cli.reach import Wire, start_daemon
-from carpool.daemon.config import DaemonConfig
-from carpool.daemon.jobs import End, load_file
+from carpool.cli.reach import Wire, restart_daemon
+from carpool.daemon.files import End, load_file
 from carpool.errors import CarpoolError, PeerError, UnreachableError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
@@ -183,7 +182,7 @@ class Runner:
             except UnreachableError:
                 if time.monotonic() > deadline and self._places.socket.exists():
                     with contextlib.suppress(CarpoolError, OSError):
-                        start_daemon(self._places, DaemonConfig.load(self._places.config))
+                        restart_daemon(self._places)
                     deadline = time.monotonic() + RESTART_SECONDS
 
     def _spawn(self, added: dict[str, object], mask: set[int]) -> int:

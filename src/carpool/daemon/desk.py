@@ -15,7 +15,8 @@ from carpool.core.events import Event, JobDetached, JobExited, JobSubmitted, Lea
 from carpool.core.model import AWAY, HOLDING, JobId, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
-from carpool.daemon.jobs import End, JobFile, LiveJob, Member, is_parked, is_underway, load_file
+from carpool.daemon.files import End, JobFile, load_file
+from carpool.daemon.jobs import LiveJob, Member, is_parked, is_underway
 from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
 from carpool.daemon.starter import Starter

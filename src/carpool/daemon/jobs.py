@@ -9,7 +9,6 @@ that asks meanwhile and is not there yet is let through, or the others would wai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -21,8 +20,9 @@ from typing import Protocol
 import msgspec
 
 from carpool.core.events import JobAdopted
-from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId, JobSpec, Needs
+from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
 from carpool.daemon import processes
+from carpool.daemon.files import JobFile
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page as pages
@@ -47,24 +47,6 @@ class Member:
     is_asking: bool = False
     parked: m.Parked | None = None  # its answer, while its tensors are on the host
     park_bytes: int = 0  # what it may move at most, as it was told last
-
-
-class JobFile(msgspec.Struct, kw_only=True):
-    """What a restarted daemon must know of a job; `jobs/ID/job.json`."""
-
-    job: str
-    number: int
-    spec: JobSpec
-    argv: list[str]
-    cwd: str
-    environment: dict[str, str] | None = None  # of a submitted job; None for `carpool run`
-    device: str = ""  # empty while queued
-    kind: str = ""
-    runner_pid: int = 0
-    child_pid: int = 0
-    child_birth: int = 0
-    needs: Needs | None = None
-    is_suspended: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -294,13 +276,6 @@ class LiveJob:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def load_file(directory: Path) -> JobFile | None:
-    try:
-        return msgspec.convert(json.loads((directory / "job.json").read_bytes()), JobFile)
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors too
-        return None
-
-
 def is_underway(file: JobFile) -> bool:
     """Whether the job's program runs, or its runner is just starting it."""
     if file.child_pid:
@@ -317,21 +292,3 @@ def is_parked(directory: Path) -> bool:
     leases = [page.words[pages.slot_base(slot) + pages.S_LEASE] for slot in page.pids()]
     page.close()
     return pages.LEASE_PARKED in leases
-
-
-class End(msgspec.Struct, kw_only=True):
-    """How a program ended: its runner writes it before it tells the daemon, which may not be there."""
-
-    code: int
-    signal: int = 0
-
-    def save(self, directory: Path) -> None:
-        with contextlib.suppress(OSError):
-            (directory / "end.json").write_bytes(msgspec.json.encode(self))
-
-    @classmethod
-    def load(cls, directory: Path) -> End | None:
-        try:
-            return msgspec.json.decode((directory / "end.json").read_bytes(), type=cls)
-        except (OSError, msgspec.MsgspecError):
-            return None

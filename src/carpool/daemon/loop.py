@@ -39,7 +39,8 @@ from carpool.core.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, 
 from carpool.core.model import Account, JobId, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.daemon import parking
-from carpool.daemon.jobs import End, LiveJob
+from carpool.daemon.files import End
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.passes import Passes
 from carpool.daemon.starter import Starter

@@ -20,7 +20,8 @@ from carpool.core.events import JobExited
 from carpool.core.model import DeviceId
 from carpool.daemon import processes
 from carpool.daemon.environment import check_cap, job_environment
-from carpool.daemon.jobs import JobFile, LiveJob
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob
 from carpool.devices.base import DeviceFacts
 from carpool.errors import UsageError
 from carpool.wire import messages as m

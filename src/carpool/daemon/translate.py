@@ -13,7 +13,7 @@ from carpool.core.effects import Effect, GrantLease
 from carpool.core.events import NeedsMeasured
 from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobSpec, JobState, Needs, TenantId
 from carpool.core.views import JobPicture
-from carpool.daemon.jobs import End, JobFile
+from carpool.daemon.files import End, JobFile
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
