@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "page.h"
@@ -33,6 +34,15 @@ struct bell_frame { /* as wire/framing.py has it */
     uint64_t word[4];
 };
 enum { BELL_GRANT = 4, BELL_RETURN = 5 };
+
+enum { BELL_SOON_NS = 1000000 }; /* who was knocked at stays awake so long (B4); a longer update is not worth a knock */
+
+static inline int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 static inline void bell_take_down(struct bell *bell)
 {
@@ -74,15 +84,29 @@ static inline uint64_t bell_pass_on(struct bell *bell, Word *slot)
     return pass;
 }
 
-/* The pass that was rung and is offered in this slot, or 0. */
+/* The last piece of a recalled turn begins: wake the process that has it next (B4). */
+static inline void bell_knock(struct bell *bell, const Word *slot)
+{
+    uint64_t pass = slot[CP_S_PASS];
+    if (bell->own >= 0 && pass != 0 && !(pass & CP_PASSED))
+        bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass | CP_PASSED);
+}
+
+/* The pass that was rung and is offered in this slot, or 0; after a knock it is awaited for a moment. */
 static inline uint64_t bell_hear(struct bell *bell, Word *slot)
 {
     uint64_t pass;
-    while (bell->own >= 0 && recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) == (ssize_t)sizeof pass) {
-        if (pass != 0 && pass == slot[CP_S_OFFER]) {
+    int64_t until = 0;
+    while (bell->own >= 0) {
+        if (recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) != (ssize_t)sizeof pass) {
+            if (until == 0 || clock_ns(CLOCK_MONOTONIC) >= until)
+                break;
+        } else if (pass != 0 && pass == slot[CP_S_OFFER]) {
             slot[CP_S_OFFER] = 0;
             bell->rung = bell_serial(pass);
             return pass;
+        } else if (pass == (slot[CP_S_OFFER] | CP_PASSED)) {
+            until = clock_ns(CLOCK_MONOTONIC) + BELL_SOON_NS;
         }
     }
     return 0;

@@ -5,6 +5,7 @@
  * 3 us in a tight loop (docs/design/0002-boundaries.md).
  *
  * Seat        the state of turns.py that these tests need; Turns and Link set its fields, and there is no copy
+ * SoonHook    the optimizer's pre-step hook: wakes the job that has the turn after this step
  * StepHook    the optimizer's post-step hook: counts, stamps, looks for a recall
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
  * FetchCall   stands in for the DataLoader's __next__: how long input took, then a begin point
@@ -17,12 +18,11 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "bell.h"
 #include "page.h"
 
-#define CONTRACT 2 /* with agent/points.py; raise both when names or meanings change */
+#define CONTRACT 3 /* with agent/points.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
 #define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
@@ -47,6 +47,7 @@ typedef struct {
     struct bell bell;
     char is_instant, is_waiting;
     long long left_ns, away_ns;
+    int64_t update_began_ns, update_ns; /* the newest update of the optimizer: its start, and how long the last took */
     unsigned long long sampled_at;
 } Seat;
 
@@ -160,8 +161,12 @@ static PyObject *seat_pass_on(Seat *seat, PyObject *unused)
 
 static PyObject *seat_hear(Seat *seat, PyObject *unused)
 {
+    uint64_t pass;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(bell_hear(&seat->bell, seat->slot));
+    Py_BEGIN_ALLOW_THREADS
+    pass = bell_hear(&seat->bell, seat->slot);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(pass);
 }
 
 static PyMemberDef seat_members[] = {
@@ -200,13 +205,6 @@ static PyMethodDef seat_methods[] = {
 static bool may_compute(const Seat *seat)
 {
     return seat->is_off || (seat->held && seat->slot[CP_S_RECALL] < CP_LAPSED);
-}
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static PyTypeObject SeatType = {
@@ -290,7 +288,32 @@ static int point_set_seat(Point *point, PyObject *value, void *unused)
     return 0;
 }
 
-/* --- StepHook -------------------------------------------------------------------------------------------------- */
+/* --- SoonHook and StepHook -------------------------------------------------------------------------------------------------- */
+
+static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    const Point *hook = (Point *)self;
+    Seat *seat = hook->seat;
+    (void)args, (void)nargsf, (void)kwnames;
+    if (seat != NULL && seat->held && seat->is_instant && PyThread_get_thread_ident() == seat->owner) {
+        uint64_t recall = seat->slot[CP_S_RECALL];
+        seat->update_began_ns = clock_ns(CLOCK_MONOTONIC);
+        if (recall != 0 && recall <= seat->slot[CP_S_STEPS] + 1 && seat->update_ns < BELL_SOON_NS)
+            bell_knock(&seat->bell, seat->slot);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *soon_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+{
+    (void)kwds;
+    if (!PyArg_ParseTuple(args, ":SoonHook"))
+        return NULL;
+    Point *hook = (Point *)type->tp_alloc(type, 0);
+    if (hook != NULL)
+        hook->call = soon_call;
+    return (PyObject *)hook;
+}
 
 /* Counts a step at a point that is known: 0, or the count if more is due. Else -1: nothing was done. */
 static int64_t count_step(Seat *seat, PyObject *optimizer)
@@ -303,8 +326,10 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
         if (!seat->points[at].is_clean)
             return 0;
         uint64_t steps = seat->slot[CP_S_STEPS] + 1;
+        int64_t now = clock_ns(CLOCK_MONOTONIC);
         seat->slot[CP_S_STEPS] = steps;
-        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC);
+        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
+        seat->update_ns = now - seat->update_began_ns;
         bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }
@@ -561,6 +586,8 @@ static PyGetSetDef stand_in_getset[] = {
     .tp_weaklistoffset = offsetof(Point, weak),                                                                   \
     .tp_members = point_members
 
+static PyTypeObject SoonHookType = {POINT_TYPE("SoonHook", "hook(optimizer, args, kwargs)", soon_new, 0),
+                                      .tp_getset = point_getset};
 static PyTypeObject StepHookType = {POINT_TYPE("StepHook", "hook(optimizer, args, kwargs)", step_new, 0),
                                       .tp_getset = point_getset};
 
@@ -610,7 +637,8 @@ static struct PyModuleDef points_module = {
 PyMODINIT_FUNC PyInit_points(void)
 {
     PyObject *module = PyModule_Create(&points_module);
-    if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &StepHookType) < 0
+    if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &SoonHookType) < 0
+        || PyModule_AddType(module, &StepHookType) < 0
         || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
         || PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0
         || PyModule_AddIntConstant(module, "STALL_NS", STALL_NS) < 0

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import pytest
@@ -40,12 +40,14 @@ class Job:
         self.turns.seat.is_instant = is_instant
         optimizer = object()
         self._hook = points.native.StepHook(lambda *_: self.turns.boundary(POINT), self.turns.after_count)
-        self._hook.seat = self.turns.seat
+        self._soon = points.native.SoonHook()
+        self._hook.seat = self._soon.seat = self.turns.seat
         self.turns.seat.know(id(optimizer), True)
         self.step: Callable[[], object] = lambda: self._hook(optimizer, (), {})
+        self.begin_step: Callable[[], object] = lambda: self._soon(optimizer, (), {})
 
     def close(self) -> None:
-        self._hook.seat = None
+        self._hook.seat = self._soon.seat = None
         self.turns.after_fork()
         self.link.page.close()
         for path in (self.desk.directory / "bells").iterdir():
@@ -217,3 +219,45 @@ def test_a_daemon_that_dies_while_a_rung_job_waits_is_waited_for(desk: Desk, job
     with desk.playing(act):
         job.step()
     assert job.turns.seat.held
+
+
+def heard(bell: socket.socket) -> list[int]:
+    """What came to a bell so far."""
+    bell.setblocking(False)
+    words = []
+    with suppress(BlockingIOError):
+        while True:
+            words.append(int.from_bytes(bell.recv(8), "little"))
+    return words
+
+
+def test_b4_a_recalled_holder_knocks_when_its_last_step_begins(desk: Desk, job: Job) -> None:
+    with other_bell(desk) as bell:
+        job.begin_step()
+        assert heard(bell) == []  # not recalled
+        word = arm(desk)
+        job.begin_step()
+        assert heard(bell) == ([word | page.PASSED] if job.turns.seat.is_instant else [])
+        assert desk.words[desk.base + page.S_PASS] == word  # nothing was passed on
+        desk.words[desk.base + page.S_RECALL] = desk.steps + 5
+        job.begin_step()
+        assert heard(bell) == []  # this step is not the last one
+
+
+def test_b4_who_is_knocked_at_takes_no_turn_before_the_bell(desk: Desk, job: Job) -> None:
+    arm(desk)
+
+    def act() -> None:
+        desk.take()
+        word = offer(desk, SERIAL + 1)
+        ring(desk, word | page.PASSED)
+        time.sleep(0.05)  # longer than it stays awake
+        assert desk.lease == page.LEASE_ASKED
+        assert desk.words[desk.base + page.S_OFFER] == word
+        ring(desk, word | page.PASSED)
+        ring(desk, word)
+
+    with other_bell(desk), desk.playing(act):
+        job.step()
+    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert desk.words[desk.base + page.S_OFFER] == 0

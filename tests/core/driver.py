@@ -37,6 +37,7 @@ from carpool.units import GIB, MS
 
 E = TypeVar("E", bound=Effect)
 STEP: Nanos = 10 * MS
+WATCH_NS = Settings().watch_ns
 # What was measured is what is promised, and one unknown job takes all that is free: so that tests can count.
 EXACT = Settings(margin_percent=0, open_share_divisor=1)
 NOBODY_MOVES = Settings(margin_percent=0, open_share_divisor=1, move_percent=0)
@@ -274,6 +275,10 @@ class CoreDriver:
     def tick(self, after_ns: Nanos = 0) -> list[Effect]:
         self.now += after_ns
         return self.send(Tick())
+
+    def look_for(self, span_ns: Nanos) -> list[Effect]:
+        """Nobody does anything for so long; the driver looks as often as it should."""
+        return [effect for _ in range(span_ns // WATCH_NS) for effect in self.tick(WATCH_NS)]
 
     def wait(self, span_ns: Nanos) -> None:
         self.now += span_ns

@@ -46,7 +46,7 @@ def test_a1_the_time_of_a_turn_that_ended_otherwise_is_charged_too(core: CoreDri
     core.detach("a")
     core.settle_in("b", KNOWN)
     core.settle_in("c", KNOWN)
-    core.tick(500 * MS)
+    core.look_for(500 * MS)
     core.wait(3)
     core.exit("c", 1)
     assert core.served_ns("a") == 5

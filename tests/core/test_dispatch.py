@@ -74,7 +74,7 @@ def test_two_newcomers_are_measured_one_after_the_other_the_older_first(make_cor
 def test_a_holder_that_neither_steps_nor_computes_loses_its_turn_to_those_who_wait(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN)
     core.settle_in("b", KNOWN)
-    assert only(core.tick(499 * MS), RevokeLease) == []
+    assert only(core.look_for(250 * MS) + core.tick(249 * MS), RevokeLease) == []
     effects = core.tick(1 * MS)
     reason = "a neither made a step nor computed for 500 ms while others waited"
     assert effects[0] == RevokeLease(job=JobId("a"), reason=reason)
@@ -105,6 +105,7 @@ def test_a_holder_that_barely_uses_its_processor_is_not_computing(core: CoreDriv
     core.settle_in("b", KNOWN)
     core.wait(250 * MS)
     core.report("a", cpu_ns=core.now // 100)
+    core.tick()
     core.wait(250 * MS)
     core.report("a", cpu_ns=core.now // 100)
     assert only(core.tick(), RevokeLease)[0].job == "a"
@@ -126,8 +127,8 @@ def test_a_holder_alone_may_sleep_as_long_as_it_likes(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN)
     assert core.tick(3600 * SECOND) == []
     core.settle_in("b", KNOWN)
-    core.tick()
-    assert core.holders() == ["b"], "but somebody waits now, and it has slept for an hour"
+    core.look_for(500 * MS)
+    assert core.holders() == ["b"], "but somebody waits now, and it goes on sleeping"
 
 
 def test_a_holder_inside_a_long_step_is_not_idle(core: CoreDriver) -> None:
@@ -135,8 +136,20 @@ def test_a_holder_inside_a_long_step_is_not_idle(core: CoreDriver) -> None:
     core.ask("a")
     core.measure("a", KNOWN, step_ns=10 * SECOND)
     core.settle_in("b", KNOWN)
-    assert only(core.tick(29 * SECOND), RevokeLease) == []
-    assert only(core.tick(1 * SECOND), RevokeLease)[0].job == "a"
+    assert only(core.look_for(29 * SECOND), RevokeLease) == []
+    assert only(core.look_for(1 * SECOND), RevokeLease)[0].job == "a"
+
+
+def test_d6_a_machine_that_stood_still_costs_nobody_his_turn(core: CoreDriver) -> None:
+    core.settle_in("a", KNOWN)
+    core.settle_in("b", KNOWN)
+    core.tick()
+    assert only(core.tick(60 * SECOND), RevokeLease) == []  # nobody looked meanwhile
+    assert only(core.tick(), RevokeLease) == []
+    core.wait(100 * MS)
+    core.report("a", cpu_ns=core.now)
+    assert only(core.look_for(250 * MS), RevokeLease) == []
+    assert only(core.look_for(250 * MS), RevokeLease)[0].job == "a"
 
 
 def test_a_turn_recalled_for_the_queue_lapses_though_nobody_waits_for_the_lane(make_core: MakeCore) -> None:
@@ -146,7 +159,8 @@ def test_a_turn_recalled_for_the_queue_lapses_though_nobody_waits_for_the_lane(m
     core.submit("c", cap_bytes=8 * GIB)
     assert core.recalled == ["b"]
     assert core.scheduler.next_wakeup() is not None
-    core.wait(500 * MS)
+    core.look_for(250 * MS)
+    core.wait(250 * MS)
     core.report("a", steps=5)
     assert only(core.tick(), RevokeLease)[0].job == "b"
     core.tick()

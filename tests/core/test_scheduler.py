@@ -121,7 +121,7 @@ def test_a_return_that_comes_after_the_turn_lapsed_still_gets_a_grant(core: Core
     """The return was on its way when the turn was revoked: the job now blocks until it is granted."""
     core.settle_in("a", needs(GIB, GIB))
     core.settle_in("b", needs(GIB, GIB))
-    core.tick(500 * MS)
+    core.look_for(500 * MS)
     assert core.state("a") is JobState.IDLE
     assert core.holders() == ["b"]
     assert core.give_back("a", wants_more=True) == []
@@ -133,7 +133,7 @@ def test_a_return_that_comes_after_the_turn_lapsed_still_gets_a_grant(core: Core
 def test_a_late_return_of_a_job_that_wants_no_more_changes_nothing_but_its_steps(core: CoreDriver) -> None:
     core.settle_in("a", needs(GIB, GIB))
     core.settle_in("b", needs(GIB, GIB))
-    core.tick(500 * MS)
+    core.look_for(500 * MS)
     assert core.give_back("a", wants_more=False, steps=7) == []
     assert core.state("a") is JobState.IDLE
     assert core.job("a").steps == 7

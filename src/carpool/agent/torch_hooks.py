@@ -10,7 +10,7 @@ What is not needed is taken off after a few optimizer steps: the optimizer's pre
 another begin point fires in every iteration, and the Module patch (0.3 µs a module call in Python) once a DataLoader
 gives begin points. Torch's global module hooks would cost five times that and are never used.
 
-The step hook and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
+The step hooks and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
 their slow path.
 """
 
@@ -54,7 +54,7 @@ class Hooks:
         self._is_worker = False
         self._calls: Any = points.PlainCalls()
         self._fetches: Any = points.PlainCalls()
-        self._step_hook: Any = None
+        self._step_hooks: list[Any] = []
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
@@ -80,9 +80,8 @@ class Hooks:
 
     def _seat_is(self, seat: points.PlainSeat | None) -> None:
         """Tell the C points where they find the state of the turn."""
-        self._calls.seat = self._fetches.seat = seat
-        if self._step_hook is not None:
-            self._step_hook.seat = seat
+        for point in (self._calls, self._fetches, *self._step_hooks):
+            point.seat = seat
 
     def make_memory(self, link: Link) -> Memory:
         kind = os.environ.get("CARPOOL_DEVICE_KIND", "cpu")
@@ -120,9 +119,12 @@ class Hooks:
     def make_step_hook(self) -> Callable[[Any, Any, Any], None]:
         if points.native is None:
             return self.after_step
-        self._step_hook = points.native.StepHook(self.after_step, self.after_count)
-        step_hook: Callable[[Any, Any, Any], None] = self._step_hook
-        return step_hook
+        return self._keep(points.native.StepHook(self.after_step, self.after_count))
+
+    def _keep(self, hook: Any) -> Callable[[Any, Any, Any], None]:
+        self._step_hooks.append(hook)
+        kept: Callable[[Any, Any, Any], None] = hook
+        return kept
 
     def after_count(self, steps: int) -> None:
         """The C hook counted this step, and something is due."""
@@ -247,6 +249,8 @@ class Hooks:
 
         torch = self._torch
         self._pre_hook = register_optimizer_step_pre_hook(self.before_step)
+        if points.native is not None:
+            register_optimizer_step_pre_hook(self._keep(points.native.SoonHook()))
         register_optimizer_step_post_hook(self.make_step_hook())
         torch.optim.Optimizer.__init__ = self.wrap_init(torch.optim.Optimizer.__init__)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter

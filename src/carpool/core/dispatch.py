@@ -10,6 +10,8 @@ Rules
   D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
       the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
       change hands then: he is a job whose allocation waits, or the holder gives back what its own waited for (W2).
+  D6  A holder loses its turn by lapse only after several looks that found it silent. A look that comes late counts no
+      more than one in time: perhaps the whole machine stood still, and the holder is in the middle of a step.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from carpool.core import admission, hogs, ledger, packing, parking, reasons, rotation, shares
 from carpool.core.accounts import raise_floors, reset_marks, view_of, views_of
 from carpool.core.effects import Effect, GrantLease, RecallLease, RevokeLease, SetCap
-from carpool.core.model import BLOCKED, Device, Job, JobId, JobState, Lane, LeaseState, Nanos
+from carpool.core.model import BLOCKED, Device, Job, JobId, JobState, Lane, Lease, LeaseState, Nanos
 from carpool.core.node import Node
 from carpool.units import MS, SECOND
 
@@ -213,13 +215,23 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
         lease = job.lease
         if lease is None:
             continue
-        silent_ns = now - max(job.last_active_ns, lease.granted_ns)
+        silent_ns = _silent_ns(node, job, lease, now=now)
         patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.step_ns or 0))
         if silent_ns >= patience and not job.pending_bytes:
             effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
             continue
         effects += hogs.escalate(node, job, now=now)
     return effects
+
+
+def _silent_ns(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
+    """How long a holder has shown no sign of life, as far as it was looked at (D6)."""
+    seen_ns = max(job.last_active_ns, lease.granted_ns)
+    if seen_ns >= job.looked_ns:
+        job.silent_ns = 0
+    job.silent_ns += min(now - max(job.looked_ns, seen_ns), node.settings.watch_ns)
+    job.looked_ns = now
+    return job.silent_ns
 
 
 def _is_watched(node: Node, device: Device) -> bool:

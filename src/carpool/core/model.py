@@ -200,6 +200,8 @@ class Job:
     step_ns: Nanos | None = None
     last_step_ns: Nanos | None = None  # when `steps` last grew
     last_active_ns: Nanos = 0  # when it last made a step or used its processor
+    looked_ns: Nanos = 0  # when a holder was last looked at
+    silent_ns: Nanos = 0  # how long it was silent until then, as far as it was looked at
     cpu_ns: Nanos = 0
     live_bytes: int = 0
     pending_bytes: int = 0  # what its allocations wait for

@@ -198,7 +198,7 @@ class LiveJob:
 
     def cpu_ns(self) -> int:
         """What its processes and, where it is measured, the device have worked for it."""
-        return self.device_ns() + sum(processes.cpu_ns(pid) for pid in self.members)
+        return self.device_ns() + sum(processes.busy_ns(pid) for pid in self.members)
 
     def live_bytes(self) -> int:
         """Bytes its living processes hold together."""

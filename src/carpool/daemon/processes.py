@@ -1,4 +1,4 @@
-"""What the operating system knows of processes: whether they live, and how much processor time they used."""
+"""What the operating system knows of processes: whether they live, and whether they compute."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ def _stat_fields(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def cpu_ns(pid: int) -> int:
-    """Processor time of a process and all its threads; 0 if it is gone."""
+def busy_ns(pid: int) -> int:
+    """Processor time of a process and all its threads, and how long its first thread wanted a processor and had none;
+    0 if it is gone. On a crowded machine a process that computes gets little of the one and much of the other."""
     fields = _stat_fields(pid)
-    return (int(fields[11]) + int(fields[12])) * TICK_NS if fields else 0
+    return (int(fields[11]) + int(fields[12])) * TICK_NS + _delay_ns(pid) if fields else 0
+
+
+def _delay_ns(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):  # gone, or a kernel that does not count it
+        return 0
 
 
 def birth_of(pid: int) -> int | None:
