@@ -28,7 +28,7 @@ def restart_ns(_: TraceJob) -> int:
 PLANS = {
     "srsf (oracle)": Plan(nodes=NODES, order="srsf", knows_lengths=True),
     "las": Plan(nodes=NODES, order="las"),
-    "las, 30 s a restart": Plan(nodes=NODES, order="las", restart_cost=restart_ns),
+    "las, 30 s/park": Plan(nodes=NODES, order="las", restart_cost=restart_ns),
     "tiresias": Plan(nodes=NODES, order="tiresias"),
     "fifo": Plan(nodes=NODES, order="fifo"),
 }
@@ -59,8 +59,8 @@ def run(say: Callable[[str], None], *, quick: bool) -> Study:
         title=f"Philly on 512 cards, {len(jobs):,} jobs, seconds",
         tables=(
             Table(
-                title="Completion time and queueing",
-                columns=("order", "mean", "p50", "p95", "p99", "queue", "parks", "over srsf"),
+                title="Completion time and queueing; ratio: mean over srsf's",
+                columns=("order", "mean", "p50", "p95", "p99", "queue", "parks", "ratio"),
                 rows=tuple(rows),
             ),
         ),
