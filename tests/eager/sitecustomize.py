@@ -1,10 +1,9 @@
 """Runs at the start of the programs of a test whose PYTHONPATH names this directory: their torch has no compiler.
 
 An optimizer imports torch's compiler at its first use, only to keep it out of its own steps, and that takes as long
-as importing torch itself; a quarter of that in turn is what the compiler knows of the shapes that operations give.
-Together this was most of the processor time of most tests. A program that compiles nothing is the same without it, to
-the last bit, and no hook of carpool's touches it. tests/e2e/test_shapes.py runs programs of every shape with all of
-torch. Nor does anybody look for garbage from `import torch` to the first optimizer: a sixth more.
+as importing torch itself: every second processor second of most tests. A program that compiles nothing is the same
+without it, to the last bit, and no hook of carpool's touches it. tests/e2e/test_shapes.py runs programs of every
+shape with all of torch. Nor does anybody look for garbage from `import torch` to the first optimizer: a sixth more.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-LEFT_OUT = {"torch._dynamo", "torch._meta_registrations"}
-
 
 class NoCompiler:
-    """Finds the compiler's modules, with no more in them than what an optimizer calls in every step."""
+    """Finds `torch._dynamo`, with no more in it than what an optimizer calls in every step."""
 
     @classmethod
     def find_spec(
@@ -27,7 +24,7 @@ class NoCompiler:
     ) -> ModuleSpec | None:
         if name == "torch":
             gc.disable()
-        return ModuleSpec(name, cls) if name in LEFT_OUT else None  # type: ignore[arg-type]  # a class will do
+        return ModuleSpec(name, cls) if name == "torch._dynamo" else None  # type: ignore[arg-type]  # a class will do
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
@@ -38,9 +35,8 @@ class NoCompiler:
         def disable(function: Callable[..., object], *_: object, **__: object) -> Callable[..., object]:
             return function
 
-        if module.__name__ == "torch._dynamo":
-            vars(module).update(disable=disable, graph_break=lambda: None)
-            gc.enable()
+        vars(module).update(disable=disable, graph_break=lambda: None)
+        gc.enable()
 
 
 sys.meta_path.insert(0, NoCompiler)

@@ -75,6 +75,7 @@ def run_bare(built: Built, settings: dict[str, str], tmp_path: Path) -> Callable
 @pytest.fixture
 def node(built: Built, settings: dict[str, str]) -> Iterator[Node]:
     node = Node()
+    node.use_whole_torch()
     node.environment |= settings | {
         "CARPOOL_NATIVE": str(built.place),
         "CARPOOL_STUB_FILE": str(node.directory / "books"),
