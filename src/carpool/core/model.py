@@ -303,7 +303,8 @@ class Device:
     quiet_until_ns: Nanos = 0  # and its end (R4)
     moves_bytes: int = 0  # of all moves so far, there and back …
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
-    is_pressed: bool = False  # an allocation waits there, or somebody is to leave for one (waiting.py)
+    is_concerned: bool = False  # an allocation waits there, or somebody is or is to be away for one (waiting.py)
+    is_pressed: bool = False  # and who is to leave for it may be told at any boundary
     has_shares: bool = False  # some job on it has a guarantee or a limit
 
 

@@ -383,7 +383,7 @@ class Scheduler:
         for device in self._node.devices.values():
             effects += watch(self._node, device, now=now)
             is_due = parking.is_due(self._node, now=now) or rotation.is_due(self._node, device, now=now)
-            is_due = is_due or waiting.is_due(self._node, device, now=now)
+            is_due = is_due or waiting.is_due(device, now=now)
             self._bytes_changed = self._bytes_changed or is_due
             if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
                 self._bytes_changed = True

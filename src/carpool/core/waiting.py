@@ -116,7 +116,8 @@ def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
 
 def settle(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Give what there is, have others parked for what there is not, and tell who waits in vain."""
-    if not _is_concerned(node, device):
+    device.is_concerned = any(job.gives_way or is_asking(job) for job in node.jobs_on(device))
+    if not device.is_concerned:
         device.is_pressed = False
         return []
     _give(node, device, now=now)
@@ -124,11 +125,6 @@ def settle(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     here = node.jobs_on(device)
     device.is_pressed = any(is_asking(job) or (job.gives_way and job.state is not JobState.PARKED) for job in here)
     return _deny(node, device, now=now)
-
-
-def _is_concerned(node: Node, device: Device) -> bool:
-    """Whether an allocation waits there, or somebody is or is to be away for one that did."""
-    return any(job.gives_way or is_asking(job) for job in node.jobs_on(device))
 
 
 def _give(node: Node, device: Device, *, now: Nanos) -> None:
@@ -297,13 +293,15 @@ def _may_free(node: Node, job: Job, *, now: Nanos) -> bool:
 # --- time ---------------------------------------------------------------------------------------------------
 
 
-def is_due(node: Node, device: Device, *, now: Nanos) -> bool:
+def is_due(device: Device, *, now: Nanos) -> bool:
     """Whether a Tick should look whether room can be made, whether somebody waits in vain, or may come back."""
-    return device.is_pressed or (now >= device.quiet_until_ns and _is_concerned(node, device))
+    return device.is_pressed or (device.is_concerned and now >= device.quiet_until_ns)
 
 
 def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     """When somebody may have waited long enough, or may come back; None if nobody waits, or is away for one."""
+    if not device.is_concerned:
+        return None
     times: list[Nanos] = []
     watch_ns = now + node.settings.watch_ns
     for job in node.jobs_on(device):
