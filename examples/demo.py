@@ -79,8 +79,8 @@ MIX = (
     Job(name="mlp", steps=120, arrives_s=3.0),
 )
 QUICK = (
-    Job(name="lstm", steps=30, arrives_s=0.0),
-    Job(name="vae", steps=20, arrives_s=0.3),
+    Job(name="lstm", steps=12, arrives_s=0.0),
+    Job(name="vae", steps=12, arrives_s=0.3),
     Job(name="mlp", steps=10, arrives_s=0.6),
 )
 

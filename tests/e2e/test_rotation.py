@@ -24,7 +24,7 @@ ENDLESS = 1_000_000
 
 
 def command(shape: str, steps: int) -> list[str]:
-    return ["held.py", shape, "--steps", str(steps), "--width", "2000", "--pause", "0.2"]
+    return ["held.py", shape, "--steps", str(steps), "--width", "2000", "--pause", "0.4"]
 
 
 def start(node: Node, name: str, *program: str, options: tuple[str, ...] = ()) -> Started:
@@ -64,7 +64,7 @@ def test_a_job_of_high_priority_gets_the_memory_of_others_and_they_come_back_whe
     low = start(node, "low", *command("groups", ENDLESS), "--until", str(enough))
     node.wait_steps("low", 5)
     for name in ("high", "higher"):
-        high = start(node, name, *command("ema", 10), options=("--priority", "9"))
+        high = start(node, name, *command("ema", 6), options=("--priority", "9"))
         node.wait_state(name, "running", seconds=SECONDS)
         assert node.state("low") == "parked"
         if name == "higher":
