@@ -78,13 +78,15 @@ DATALOADER = ["dataloader.py", "--steps", "48"]
 WORKERS = ["--workers", "2"]
 SHAPES = [
     script("plain_loop", "plain_loop.py", "--steps", "80", steps=80),
-    script("accumulate", "accumulate.py", "--steps", "160", steps=40),
+    eager(script("accumulate", "accumulate.py", "--steps", "160", steps=40)),
     eager(script("accumulate_16", "accumulate.py", "--steps", "320", "--every", "16", steps=20)),
     script("two_optimizers", "two_optimizers.py", "--steps", "40", "--batch", "128", steps=40),
     script("inference", "inference.py", "--steps", "60", steps=60),
     eager(script("loader", *DATALOADER, steps=48)),
     eager(script("loader_fork", *DATALOADER, *WORKERS, steps=48, alone=DATALOADER, processes=3)),
-    script("loader_spawn", *DATALOADER, *WORKERS, "--context", "spawn", steps=48, alone=DATALOADER, processes=3),
+    eager(
+        script("loader_spawn", *DATALOADER, *WORKERS, "--context", "spawn", steps=48, alone=DATALOADER, processes=3)
+    ),
     eager(script("reexec", "reexec.py", "--steps", "80", steps=80)),
     script("compiled", "compiled.py", "--steps", "60", steps=60),
     script("manual_update", "manual_update.py", "--steps", "80", steps=80),
@@ -93,7 +95,7 @@ SHAPES = [
     # Nine of its forty updates overflow and are skipped.
     eager(script("grad_scaler_like", "grad_scaler_like.py", "--steps", "40", steps=31)),
     eager(script("package", PYTHON, "-m", "package", "--steps", "80", alone=["package", "--steps", "80"], steps=80)),
-    written("folds", scripts.FOLDS, steps=45),
+    eager(written("folds", scripts.FOLDS, steps=45)),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
     torchrun(1, "ddp", ["ddp.py", "--steps", "80"], steps=80),
     # Two ranks without a loader: tests/e2e/test_restart.py.
