@@ -406,7 +406,8 @@ class WatchedScheduler:
         holders = [job for job in here if job.state in HOLDING]
         for lane in device.lanes:
             if lane.holder is None and waiting & set(lane.jobs):
-                newcomers = [job for job in here if job.state is JobState.WAITING and job.needs is None]
+                may_be_new = (JobState.WAITING, JobState.BLOCKED)  # also in the middle of its very first turn
+                newcomers = [job for job in here if job.state in may_be_new and job.needs is None]
                 is_measuring = any(job.state is JobState.PROFILING for job in holders)
                 assert len(device.lanes) > 1 and holders and (newcomers or is_measuring)
         for job in holders:
