@@ -152,7 +152,8 @@ def test_jobs_that_do_not_fit_together_rotate_and_their_numbers_stay(
     jobs = [start(node, name, TRAIN, *words, memory="300MiB") for name in ("one", "two")]
     for job in jobs:
         assert losses(job) == expected
-    assert len(node.journal("ParkJob")) >= 2
+    assert node.journal("ParkJob")  # how often depends on how fast this machine moves them
+    assert node.journal("JobUnparked")
 
 
 def test_a_job_goes_on_from_its_checkpoint_in_a_new_process(
