@@ -42,7 +42,7 @@ check: setup
 # Compiled first, as hundreds of short processes import carpool and write no bytecode themselves.
 test: check
 	@$(BIN)/python -m compileall -q src
-	PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONHASHSEED=0 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The CUDA build is the one without a local version; '===' keeps a '+cpu' wheel of the same number out. It requires some
 # GB of NVIDIA's libraries, which are not wanted here: stand-ins take their places.

@@ -10,7 +10,8 @@
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
  * FetchCall   stands in for the DataLoader's __next__: how long input took, then a begin point
  *
- * Threads: every field is touched under the interpreter's lock. The page's words have one writer each (rule G1).
+ * Threads: every field is touched under the interpreter's lock, but for the bell's while the owner waits. The page's
+ * words have one writer each (rule G1).
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -297,7 +298,7 @@ static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf,
     const Point *hook = (Point *)self;
     Seat *seat = hook->seat;
     (void)args, (void)nargsf, (void)kwnames;
-    if (seat != NULL && seat->held && seat->is_instant && PyThread_get_thread_ident() == seat->owner) {
+    if (seat != NULL && seat->held && seat->is_instant && !seat->depth && PyThread_get_thread_ident() == seat->owner) {
         uint64_t recall = seat->slot[CP_S_RECALL];
         seat->update_began_ns = clock_ns(CLOCK_MONOTONIC);
         if (seat->update_ns < BELL_SOON_NS) {
@@ -325,6 +326,7 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
 {
     if (seat == NULL || seat->is_off || seat->depth || seat->base == 0 || PyThread_get_thread_ident() != seat->owner)
         return -1;
+    atomic_fetch_and(&seat->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
     for (int at = 0; at < seat->points_known; at++) {
         if (seat->points[at].point != (uintptr_t)optimizer)
             continue;
@@ -335,7 +337,6 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
         seat->slot[CP_S_STEPS] = steps;
         seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
         seat->update_ns = now - seat->update_began_ns;
-        atomic_fetch_and(&seat->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
         bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }

@@ -27,9 +27,9 @@ from tests.eager import with_compiler
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_ONCE = 4
-COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.01"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]
 COMPANION_LINES = 600
-TURNS_MIN = 4
+TURNS_MIN = 3
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 
 
@@ -97,7 +97,7 @@ SHAPES = [
     eager(script("package", PYTHON, "-m", "package", "--steps", "80", alone=["package", "--steps", "80"], steps=80)),
     eager(written("folds", scripts.FOLDS, steps=45)),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
-    torchrun(1, "ddp", ["ddp.py", "--steps", "80"], steps=80),
+    torchrun(1, "ddp", ["ddp.py", "--steps", "200"], steps=200),
     # Two ranks without a loader: tests/e2e/test_restart.py.
     torchrun(2, "data", [scripts.write(WRITTEN, "ranks", scripts.RANKS_WITH_DATA)], steps=100),
 ]

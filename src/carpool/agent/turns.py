@@ -226,11 +226,13 @@ class Turns:
     def _give_back(self, *, wants_more: bool) -> None:
         self._asked_ns = monotonic_ns()
         words, base = self._words, self._link.base
-        if self.seat.is_instant and 0 < self.seat.steady_bytes < self._memory.live_bytes() and self._link.is_up:
+        has_grown = self.seat.is_instant and 0 < self.seat.steady_bytes < self._memory.live_bytes()
+        is_told = has_grown and self._link.is_up and not self._profile.is_learning
+        if is_told:
             self._resample()  # others decide by what it needs
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
-        passed = self.seat.pass_on() if wants_more else 0
+        passed = self.seat.pass_on() if wants_more and not is_told else 0
         self._set_held(is_held=False)
         returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more, passed=passed)
         try:

@@ -197,6 +197,7 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         return
     job.steps = steps
     job.last_step_ns = now
+    job.denial = ""  # it went on
     mark = job.mark
     if mark is None or not is_holding(job):
         return

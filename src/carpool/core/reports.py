@@ -26,7 +26,9 @@ def measured(node: Node, job: Job, event: NeedsMeasured, *, now: Nanos) -> list[
 
 def seen(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effect]:
     """What the page and the operating system say of it now."""
-    used_ns, span_ns = event.cpu_ns - job.cpu_ns, now - job.last_active_ns
+    used_ns = event.cpu_ns - job.cpu_ns
+    # Of a long standstill of the whole machine only what was looked at counts (D6).
+    span_ns = min(now - job.last_active_ns, job.silent_ns + node.settings.watch_ns)
     if event.steps > job.steps or used_ns * 100 >= max(1, span_ns) * ACTIVE_PERCENT:
         job.last_active_ns = now
         job.cpu_ns = event.cpu_ns

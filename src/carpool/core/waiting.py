@@ -80,7 +80,8 @@ def is_asking(job: Job) -> bool:
 def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effect]:
     """Take in how much the job's allocations wait for."""
     before, job.pending_bytes = job.pending_bytes, event.pending_bytes
-    if not before:
+    was_heard = job.denied_ns is not None and now - job.denied_ns >= HEARD_NS
+    if not before or was_heard:  # then this is the next allocation, and its time begins now
         job.asked_ns, job.denied_ns = now, None
     if job.state is JobState.BLOCKED and not event.pending_bytes:
         raise_floors(node, node.device_of(job))

@@ -53,14 +53,14 @@ class Passes:
         taker.page.words[pages.slot_base(waiting.slot) + pages.S_OFFER] = word
         base = pages.slot_base(holder.slot)
         giver.page.words[base + pages.S_PASS] = word
+        self._armed.append(Pass(giver=giver, member=holder, grant=grant, word=word))
         if giver.page.words[base + pages.S_FLAGS] & pages.FLAG_SOON:
             self._knock(waiting.pid, word)
-        self._armed.append(Pass(giver=giver, member=holder, grant=grant, word=word))
 
     def _knock(self, pid: int, word: int) -> None:
         knock, where = (word | pages.PASSED).to_bytes(8, "little"), os.fsencode(self._bells / str(pid))
         # Where that does not go, it is rung asleep.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
             line.sendto(knock, socket.MSG_DONTWAIT, where)
 
     def take_back(self) -> list[Pass]:
