@@ -27,21 +27,13 @@ def begin_together(node: Node, *program: str, options: list[str]) -> list[Starte
     return jobs
 
 
-def test_two_jobs_that_outgrow_the_device_together_both_finish(node: Node, alone: Alone) -> None:
+@pytest.mark.parametrize("program", [GROWS, COMES_LARGE], ids=["in its turns", "before its first turn"])
+def test_two_jobs_that_outgrow_the_device_together_both_finish(node: Node, alone: Alone, program: list[str]) -> None:
     node.start(device=DEVICE, quantum="20ms")
-    for job in begin_together(node, *GROWS, options=[]):
+    for job in begin_together(node, *program, options=[]):
         ended = job.wait()
         assert (ended.code, ended.err) == (0, "")
-        assert ended.out == alone.output(*GROWS)
-    assert not node.journal("DenyMemory")
-
-
-def test_a_job_that_comes_with_more_than_is_free_gets_it_before_its_first_turn(node: Node, alone: Alone) -> None:
-    node.start(device=DEVICE, quantum="20ms")
-    for job in begin_together(node, *COMES_LARGE, options=[]):
-        ended = job.wait()
-        assert (ended.code, ended.err) == (0, "")
-        assert ended.out == alone.output(*COMES_LARGE)
+        assert ended.out == alone.output(*program)
     assert not node.journal("DenyMemory")
 
 

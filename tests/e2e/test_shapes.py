@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 4
 COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]
 COMPANION_LINES = 600
-TURNS_MIN = 3
+TURNS_MIN = 4
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")
 
 

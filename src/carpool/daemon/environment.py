@@ -16,7 +16,7 @@ from carpool.wire.places import Places
 PYTHONS = ("python", "torchrun", "accelerate")
 PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and without them ends in a fatal error
 GRACE_NS = 2 * SECOND  # the core counts the time; a program whose daemon is gone counts itself, so much longer
-PATIENCE_NS = 60 * SECOND  # so long an allocation lets others be parked for it, if nobody said how long it may wait
+FORLORN_NS = 60 * SECOND  # the same where nobody said how long: longer than the core lets it wait (core/waiting.py)
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 
 
@@ -57,7 +57,7 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
             )
         settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns + (GRACE_NS if device.kind == "cpu" else 0))
     elif device.kind == "cpu" and not is_capped:
-        settings["CARPOOL_WAIT_MEMORY_NS"] = str(PATIENCE_NS)
+        settings["CARPOOL_WAIT_MEMORY_NS"] = str(FORLORN_NS)
     if spec.may_oversubscribe:
         if device.kind == "cpu":
             raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
