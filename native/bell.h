@@ -92,24 +92,32 @@ static inline void bell_knock(struct bell *bell, const Word *slot)
         bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass | CP_PASSED);
 }
 
-/* The pass that was rung and is offered in this slot, or 0; after a knock it is awaited for a moment. */
-static inline uint64_t bell_hear(struct bell *bell, Word *slot)
+/* The pass that was rung and is offered in this slot, or 0; notes if there was a knock. Waits for nothing. */
+static inline uint64_t bell_hear(struct bell *bell, Word *slot, bool *is_knocked)
 {
     uint64_t pass;
-    int64_t until = 0;
-    while (bell->own >= 0) {
-        if (recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) != (ssize_t)sizeof pass) {
-            if (until == 0 || clock_ns(CLOCK_MONOTONIC) >= until)
-                break;
-        } else if (pass != 0 && pass == slot[CP_S_OFFER]) {
+    while (bell->own >= 0 && recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) == (ssize_t)sizeof pass) {
+        uint64_t offer = slot[CP_S_OFFER];
+        if (pass != 0 && pass == offer) {
             slot[CP_S_OFFER] = 0;
             bell->rung = bell_serial(pass);
             return pass;
-        } else if (pass == (slot[CP_S_OFFER] | CP_PASSED)) {
-            until = clock_ns(CLOCK_MONOTONIC) + BELL_SOON_NS;
         }
+        *is_knocked |= pass == (offer | CP_PASSED);
     }
     return 0;
+}
+
+/* After a knock: listens awake for a moment. */
+static inline uint64_t bell_listen(struct bell *bell, Word *slot)
+{
+    int64_t until = clock_ns(CLOCK_MONOTONIC) + BELL_SOON_NS;
+    bool is_knocked = false;
+    uint64_t pass;
+    do
+        pass = bell_hear(bell, slot, &is_knocked);
+    while (pass == 0 && clock_ns(CLOCK_MONOTONIC) < until);
+    return pass;
 }
 
 /* Tell the daemon that the turn went on by this pass and that another is wanted; false if it cannot be reached. */
@@ -132,15 +140,16 @@ static inline bool bell_drop_stale(const struct bell *bell)
 /* A signal that comes just before poll does not end it: the program's handler must not wait for the next turn. */
 enum { BELL_LOOK_MS = 1000 };
 
-/* Until a turn is rung: true. False if the connection has something to read, a signal came, or it is time to look whether
- * one did. */
-static inline bool bell_wait(struct bell *bell, Word *slot)
+/* Until a turn is rung: true. False if there was a knock, the connection has something to read, a signal came, or it is
+ * time to look whether one did. */
+static inline bool bell_wait(struct bell *bell, Word *slot, bool *is_knocked)
 {
     struct pollfd both[2] = {{.fd = bell->own, .events = POLLIN}, {.fd = bell->peer, .events = POLLIN}};
+    *is_knocked = false;
     while (poll(both, 2, BELL_LOOK_MS) > 0) {
-        if (both[0].revents && bell_hear(bell, slot))
+        if (both[0].revents && bell_hear(bell, slot, is_knocked))
             return true;
-        if (both[1].revents && !bell_drop_stale(bell))
+        if (*is_knocked || (both[1].revents && !bell_drop_stale(bell)))
             return false;
     }
     return false;

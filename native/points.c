@@ -23,7 +23,7 @@
 #include "bell.h"
 #include "page.h"
 
-#define CONTRACT 4 /* with agent/points.py; raise both when names or meanings change */
+#define CONTRACT 5 /* with agent/points.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
 #define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
@@ -166,7 +166,10 @@ static PyObject *seat_hear(Seat *seat, PyObject *unused)
     uint64_t pass;
     (void)unused;
     Py_BEGIN_ALLOW_THREADS
-    pass = bell_hear(&seat->bell, seat->slot);
+    bool is_knocked = false;
+    pass = bell_hear(&seat->bell, seat->slot, &is_knocked);
+    if (is_knocked && pass == 0)
+        pass = bell_listen(&seat->bell, seat->slot);
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(pass);
 }
@@ -231,6 +234,7 @@ typedef struct {
     Seat *seat; /* NULL until Python made one, and again in a forked child */
     PyObject *slow;  /* Python's whole hook; or what it does before the real call */
     PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
+    PyObject *rehearse; /* what StepHook runs when the turn comes soon */
     PyObject *real, *attach; /* of the two stand-ins */
     PyObject *is_grad_enabled;
     PyObject *dict, *weak;
@@ -247,6 +251,7 @@ static int point_traverse(Point *point, visitproc visit, void *arg)
     Py_VISIT(point->is_grad_enabled);
     Py_VISIT(point->slow);
     Py_VISIT(point->after);
+    Py_VISIT(point->rehearse);
     Py_VISIT(point->dict);
     return 0;
 }
@@ -269,6 +274,7 @@ static void point_dealloc(Point *point)
     Py_XDECREF(point->is_grad_enabled);
     Py_XDECREF(point->slow);
     Py_XDECREF(point->after);
+    Py_XDECREF(point->rehearse);
     Py_TYPE(point)->tp_free((PyObject *)point);
 }
 
@@ -343,29 +349,46 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
     return -1;
 }
 
-/* A recalled turn for which the daemon named a successor: ring it, and wait for the next turn. True if it is held again
- * and there is nothing more to do; false leaves the rest to Python. */
-static bool hand_over(Seat *seat, uint64_t steps)
+/* Waits until the turn is rung: 1. 0 leaves the rest to Python, and -1 says that it raised. A job that was knocked at runs
+ * the code that comes next once for nothing: its caches are cold (B4). */
+static int wait_rung(Seat *seat, PyObject *rehearse)
+{
+    bool is_rung, is_knocked;
+    Py_BEGIN_ALLOW_THREADS
+    is_rung = bell_wait(&seat->bell, seat->slot, &is_knocked);
+    Py_END_ALLOW_THREADS
+    while (is_knocked && !is_rung) {
+        PyObject *done = PyObject_CallNoArgs(rehearse);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+        Py_BEGIN_ALLOW_THREADS
+        is_rung = bell_listen(&seat->bell, seat->slot) || bell_wait(&seat->bell, seat->slot, &is_knocked);
+        Py_END_ALLOW_THREADS
+    }
+    return is_rung;
+}
+
+/* A recalled turn for which the daemon named a successor: ring it, and wait for the next turn. 1 if it is held again and
+ * there is nothing more to do; 0 leaves the rest to Python, and -1 says that it raised. */
+static int hand_over(Seat *seat, uint64_t steps, PyObject *rehearse)
 {
     Word *slot = seat->slot;
     uint64_t recall = slot[CP_S_RECALL];
     if (!seat->held || !seat->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
-        return false;
+        return 0;
     if (seat->steady_bytes && (int64_t)slot[CP_S_LIVE] > seat->steady_bytes)
-        return false; /* what it needs now is told before others decide by it */
+        return 0; /* what it needs now is told before others decide by it */
     uint64_t pass = bell_pass_on(&seat->bell, slot);
     if (pass == 0)
-        return false;
+        return 0;
     seat->held = 0;
     seat->is_waiting = 1;
     seat->left_ns = clock_ns(CLOCK_MONOTONIC);
     slot[CP_S_LEASE] = CP_LEASE_ASKED;
-    bool is_rung = false;
-    Py_BEGIN_ALLOW_THREADS
-    is_rung = bell_say_passed(&seat->bell, steps, pass) && bell_wait(&seat->bell, slot);
-    Py_END_ALLOW_THREADS
-    if (!is_rung)
-        return false;
+    int is_rung = bell_say_passed(&seat->bell, steps, pass) ? wait_rung(seat, rehearse) : 0;
+    if (is_rung != 1)
+        return is_rung;
     seat->is_waiting = 0;
     seat->held = 1;
     slot[CP_S_LEASE] = CP_LEASE_HELD;
@@ -383,16 +406,19 @@ static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf,
         Py_RETURN_NONE;
     if (due < 0)
         return PyObject_Vectorcall(hook->slow, args, (size_t)count, kwnames);
-    if (hand_over(hook->seat, (uint64_t)due))
+    int is_done = hand_over(hook->seat, (uint64_t)due, hook->rehearse);
+    if (is_done > 0)
         Py_RETURN_NONE;
+    if (is_done < 0)
+        return NULL;
     return PyObject_CallFunction(hook->after, "L", (long long)due);
 }
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 {
-    PyObject *slow, *after;
+    PyObject *slow, *after, *rehearse;
     (void)kwds;
-    if (!PyArg_ParseTuple(args, "OO:StepHook", &slow, &after))
+    if (!PyArg_ParseTuple(args, "OOO:StepHook", &slow, &after, &rehearse))
         return NULL;
     Point *hook = (Point *)type->tp_alloc(type, 0);
     if (hook == NULL)
@@ -400,6 +426,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     hook->call = step_call;
     hook->slow = Py_NewRef(slow);
     hook->after = Py_NewRef(after);
+    hook->rehearse = Py_NewRef(rehearse);
     return (PyObject *)hook;
 }
 

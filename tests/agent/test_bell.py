@@ -39,12 +39,19 @@ class Job:
         learn(desk, self.turns)
         self.turns.seat.is_instant = is_instant
         optimizer = object()
-        self._hook = points.native.StepHook(lambda *_: self.turns.boundary(POINT), self.turns.after_count)
+        self.rehearsal: Callable[[], None] = lambda: None
+        self.rehearsals = 0
+        after, rehearse = self.turns.after_count, lambda: self.turns.while_waiting(self._rehearse)
+        self._hook = points.native.StepHook(lambda *_: self.turns.boundary(POINT), after, rehearse)
         self._soon = points.native.SoonHook()
         self._hook.seat = self._soon.seat = self.turns.seat
         self.turns.seat.know(id(optimizer), True)
         self.step: Callable[[], object] = lambda: self._hook(optimizer, (), {})
         self.begin_step: Callable[[], object] = lambda: self._soon(optimizer, (), {})
+
+    def _rehearse(self) -> None:
+        self.rehearsals += 1
+        self.rehearsal()
 
     def close(self) -> None:
         self._hook.seat = self._soon.seat = None
@@ -111,6 +118,7 @@ def test_a_recalled_holder_rings_the_next_job_and_is_rung_itself(desk: Desk, job
         assert desk.words[desk.base + page.S_OFFER] == 0
         assert not desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON
         assert desk.steps == 3 + turn
+        assert job.rehearsals == 0  # nobody knocked
 
 
 def test_b1_a_pass_that_was_taken_back_is_not_used(desk: Desk, job: Job) -> None:
@@ -264,3 +272,31 @@ def test_b4_who_is_knocked_at_takes_no_turn_before_the_bell(desk: Desk, job: Job
         job.step()
     assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
     assert desk.words[desk.base + page.S_OFFER] == 0
+    assert bool(job.rehearsals) == job.turns.seat.is_instant
+
+
+def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_step_asks_anew(desk: Desk) -> None:
+    job = Job(desk, is_instant=True)
+
+    def raise_interrupt() -> None:
+        raise KeyboardInterrupt
+
+    job.rehearsal = raise_interrupt
+    arm(desk)
+
+    def act() -> None:
+        desk.take()
+        ring(desk, offer(desk, SERIAL + 1) | page.PASSED)
+
+    with other_bell(desk), desk.playing(act), pytest.raises(KeyboardInterrupt):
+        job.step()
+    assert (desk.lease, job.turns.seat.held, job.turns.seat.is_waiting) == (page.LEASE_NONE, False, False)
+
+    def take_back() -> None:
+        assert isinstance(desk.accept(), m.Attach)
+        desk.answer(m.Ask)
+
+    with desk.playing(take_back):
+        job.turns.begin()
+    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    job.close()

@@ -523,7 +523,7 @@ def test_a_seat_stays_inside_its_page_and_keeps_it(tmp_path: Path) -> None:
         points.native.Seat(b"x" * 4096)
     with pytest.raises(ValueError, match="at least one slot"):
         points.native.Seat(bytearray(8))
-    hook = points.native.StepHook(print, print)
+    hook = points.native.StepHook(print, print, print)
     hook.seat, optimizer = seat, object()
     seat.owner = threading.get_ident()
     seat.know(id(optimizer), True)
@@ -542,7 +542,7 @@ def test_what_refers_to_itself_is_collected() -> None:
         def act(self, *args: object) -> None: ...
 
     owner = Owner()
-    hook = points.native.StepHook(owner.act, owner.act)
+    hook = points.native.StepHook(owner.act, owner.act, owner.act)
     hook.owner = owner
     owner.hook = hook  # type: ignore[attr-defined]  # the cycle is what this test is about
     gone = weakref.ref(owner), weakref.ref(hook)

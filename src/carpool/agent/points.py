@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-CONTRACT = 4  # with native/points.c: a library of an older checkout is not used
+CONTRACT = 5  # with native/points.c: a library of an older checkout is not used
 
 native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
 try:

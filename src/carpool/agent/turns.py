@@ -265,15 +265,28 @@ class Turns:
         except BaseException as error:
             if not isinstance(error, LinkLostError):
                 self._parking.come_back()
-            # A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. On a new
-            # connection, because a grant that is on its way would later be taken for the next one.
-            if self._link.is_up:
-                self._set_held(is_held=False)
-                self._link.close()
+            self._withdraw()
             raise
         self._is_shared = grant.is_shared
         self._set_held(is_held=True)
         self._memory.turn_began(is_learning=self._profile.is_learning)
+
+    def while_waiting(self, act: Callable[[], None]) -> None:
+        """Do something while the C hook waits for the turn; what a program's signal handler raises ends the wait."""
+        try:
+            act()
+        except BaseException:
+            self.seat.is_waiting = False
+            self._asked_ns = self._left_ns = self.seat.left_ns
+            self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        """A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. It asks again on
+        a new connection, because a grant that is on its way would be taken for the next one."""
+        if self._link.is_up:
+            self._set_held(is_held=False)
+            self._link.close()
 
     def _set_held(self, *, is_held: bool) -> None:
         now = monotonic_ns()

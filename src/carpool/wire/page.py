@@ -207,11 +207,12 @@ class Page:
 
     def pids(self) -> dict[int, int]:
         """Slot to pid of every claimed slot."""
-        found = {}
-        for slot in range(1, SLOTS):
-            pid = self.words[slot_base(slot) + S_PID]
-            if pid:
-                found[slot] = pid
+        words, found = self.words, {}
+        for first, end in ((1, min(words[H_SLOTS_USED], FIRST_LENT)), (FIRST_LENT, min(words[H_LENT_USED], SLOTS))):
+            for slot in range(first, end):
+                pid = words[slot_base(slot) + S_PID]
+                if pid:
+                    found[slot] = pid
         return found
 
     def live_bytes(self, slot: int) -> int:
