@@ -177,6 +177,34 @@ def test_b3_the_daemons_own_grant_of_a_rung_turn_is_not_another_one(desk: Desk, 
     assert job.turns.seat.held
 
 
+def test_b3_a_bell_that_comes_after_the_daemons_own_grant_is_not_another_turn(desk: Desk, job: Job) -> None:
+    """The giver marked the pass as used, and something kept it from ringing for a while."""
+    arm(desk)
+    late = page.make_pass(pid=os.getpid(), is_shared=False, serial=SERIAL + 1)
+
+    def grant_first() -> None:
+        desk.take()
+        assert offer(desk, SERIAL + 1) == late
+        desk.send(m.Grant(lane_bytes=0, is_shared=False, serial=SERIAL + 1))
+
+    with other_bell(desk), desk.playing(grant_first):
+        job.step()
+    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    ring(desk, late)
+    (desk.directory / "bells" / str(OTHER)).unlink()
+    arm(desk)
+
+    def look_and_grant() -> None:
+        desk.take()
+        time.sleep(0.05)
+        assert desk.lease == page.LEASE_ASKED
+        desk.grant()
+
+    with other_bell(desk), desk.playing(look_and_grant):
+        job.step()
+    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+
+
 def test_a_job_that_cannot_be_rung_gets_the_daemons_grant(desk: Desk, job: Job) -> None:
     word = arm(desk)  # no such bell
 

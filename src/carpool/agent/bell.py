@@ -10,6 +10,7 @@ Rules
       The daemon takes it back before it decides anything (daemon/passes.py).
   B2  A bell is believed only if it rings the word that stands as the offer in this process's own slot.
   B3  A bell is only earlier news: the daemon sends the same grant, with the same serial, to every job that was rung.
+      Whichever comes second, bell or grant, is not another turn.
   B4  The holder knocks when the last piece of its turn begins, its optimizer's update: the next job wakes and listens
       for a moment. A knock promises nothing; who heard one and no bell sleeps again. Before it listens it rehearses:
       it runs once for nothing what torch runs after a step, because between two turns that went cold.

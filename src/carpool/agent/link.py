@@ -147,7 +147,10 @@ class Link:
                 if grant is not None:
                     return grant
             message = self.receive()
-            if not isinstance(message, m.Grant) or not message.serial or message.serial != self.seat.rung:
+            if not isinstance(message, m.Grant):
+                return message
+            if not message.serial or message.serial != self.seat.rung:
+                self.words[self.base + page.S_OFFER] = 0  # its bell may still come, and is not another turn (B3)
                 return message
 
     def fileno(self) -> int:

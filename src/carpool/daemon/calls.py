@@ -103,7 +103,7 @@ class Calls:
                 raise UsageError(f"the daemon knows no '{verb}'")
 
     def status(self) -> dict[str, object]:
-        self._loop.look(everybody=True)
+        self._loop.look()
         picture = self._loop.scheduler.picture(now=time.monotonic_ns())
         times = os.times()
         titles = {device.id: (device.kind, device.title) for device in self._devices}
@@ -123,7 +123,7 @@ class Calls:
         }
 
     def ps(self, *, with_ended: bool) -> dict[str, object]:
-        self._loop.look(everybody=True)
+        self._loop.look()
         now = time.monotonic_ns()
         picture = self._loop.scheduler.picture(now=now)
         live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
@@ -133,7 +133,7 @@ class Calls:
 
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
-        self._loop.look(everybody=True)
+        self._loop.look()
         live = self._find_live(wanted)
         if live is not None:
             picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())

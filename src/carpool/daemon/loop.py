@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from carpool.core.effects import (
@@ -46,6 +46,7 @@ from carpool.daemon.passes import Passes
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
+from carpool.units import MS
 from carpool.wire import messages as m
 
 log = logging.getLogger("carpool")
@@ -95,10 +96,10 @@ class Loop:
         if self._passed is not None:
             self.jobs[self._passed.job].grant(grant_from(self._passed))
 
-    def tell(self, event: Event) -> None:
-        """Hand a fact to the core; facts that arise while effects are performed wait for their turn."""
+    def tell(self, *events: Event) -> None:
+        """Hand facts to the core; those that arise while effects are performed wait for their turn."""
         self.collect()
-        self._events.append(event)
+        self._events.extend(events)
         if self._is_telling:
             return
         self._is_telling = True
@@ -151,16 +152,19 @@ class Loop:
             self._timer = None
         if due is not None:
             self._due_ns = due
-            delay = max(0.0, (due - time.monotonic_ns()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._wake)
+            delay_ms = max(0, -((time.monotonic_ns() - due) // MS))  # a loop that counts in milliseconds is not early
+            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
         now = time.monotonic_ns()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
-            self.look()
-        self.tell(Tick())
+            self.tell(*self._looks(self.scheduler.watched()), Tick())
+        elif (self.scheduler.next_wakeup() or self._due_ns) <= now:
+            self.tell(Tick())
+        else:  # what happened since it was armed put it off
+            self._arm()
 
     def _arm_listener(self) -> None:
         """Listen for allocations that wait while there may be some: beside others, or where one may wait long."""
@@ -202,31 +206,18 @@ class Loop:
                 changed[job_id] = account
         self.journal.note_accounts(changed, now=now)
 
-    def look(self, *, everybody: bool = False) -> None:
-        """Report the progress of holders (or of every live job) as the pages and the kernel show it."""
-        for job_id in list(self.jobs) if everybody else self.scheduler.watched():
-            live = self.jobs.get(job_id)
-            if live is not None:
-                self.look_at(live)
+    def look(self) -> None:
+        """Report the progress of every live job."""
+        self.tell(*self._looks(self.jobs))
 
     def look_at(self, live: LiveJob) -> None:
-        if live.page is not None:
-            steps, cpu_ns, live_bytes = live.steps(), live.cpu_ns(), live.live_bytes()
-            pending_bytes = live.pending_bytes()
-            if not live.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
-                return  # nothing new: `top` must not fill the journal
-            live.last_look = (steps, live_bytes, pending_bytes)
-            stall_ns, stall_held_ns = live.stalls_ns()
-            event = ProgressSeen(
-                job=live.id,
-                steps=steps,
-                cpu_ns=cpu_ns,
-                live_bytes=live_bytes,
-                stall_ns=stall_ns,
-                stall_held_ns=stall_held_ns,
-                pending_bytes=pending_bytes,
-            )
-            self.tell(event)
+        seen = _seen(live)
+        if seen is not None:
+            self.tell(seen)
+
+    def _looks(self, jobs: Iterable[JobId]) -> list[ProgressSeen]:
+        found = [_seen(self.jobs[job_id]) for job_id in jobs if job_id in self.jobs]
+        return [seen for seen in found if seen is not None]
 
     def take_idle(self, live: LiveJob) -> None:
         """Take the turn of a job that has it and nothing on the device: it is inside its program's own code, and
@@ -357,3 +348,23 @@ class Loop:
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.scheduler.forget(self._ended.popleft())
+
+
+def _seen(live: LiveJob) -> ProgressSeen | None:
+    """A job's progress as its page and the kernel show it; None if there is nothing new, which need not be told."""
+    if live.page is None:
+        return None
+    steps, live_bytes, pending_bytes = live.steps(), live.live_bytes(), live.pending_bytes()
+    if not live.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
+        return None  # `top` must not fill the journal
+    live.last_look = (steps, live_bytes, pending_bytes)
+    stall_ns, stall_held_ns = live.stalls_ns()
+    return ProgressSeen(
+        job=live.id,
+        steps=steps,
+        cpu_ns=live.cpu_ns(),
+        live_bytes=live_bytes,
+        stall_ns=stall_ns,
+        stall_held_ns=stall_held_ns,
+        pending_bytes=pending_bytes,
+    )
