@@ -15,9 +15,10 @@
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation and could be held by a process that is killed.
  * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
- *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS).
+ *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS). What
+ *     goes over H_CAPACITY fails at once: the device does not have it, or the job's user drew the line there.
  *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
- *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at once.
+ *     so many nanoseconds it fails by itself, for the daemon may be gone.
  * M5  At a boundary the program stands still and it is carpool that works, perhaps to move its memory away. There nothing
  *     waits, and small blocks are not refused: the job may already hold more than its cap, having grown.
  * M6  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
@@ -40,7 +41,7 @@
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
 static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
-static bool cp_is_capped;        /* by its user; else the cap is what others leave of the device. Written once, too */
+static bool cp_began_capped;     /* by its user, from the start. Written once, too */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
 /* The real functions */
@@ -123,6 +124,9 @@ static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
              shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
 }
 
+/* Is the cap its user's? Else it is what others leave of the device. */
+static bool cp_is_capped(void) { return cp_began_capped || GET(cp_page[CP_H_CAPACITY]) & CP_OWN_CAP; }
+
 /* Once a process: the daemon's sentence, if there is one, or what is known here. */
 __attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked, bool by_daemon, bool has_waited) {
     atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
@@ -138,12 +142,13 @@ __attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked
         cp_print_bytes(cap_text, cap, cap);
         cp_print_bytes(held_text, cp_held(false), cap);
         cp_print_bytes(asked_text, asked, asked);
+        bool is_capped = cp_is_capped();
         snprintf(line, sizeof line,
                  "carpool: %s: this job %s hold %s, holds %s and asked for %s more%s; the program gets its own "
                  "out-of-memory error%s\n",
-                 cp_is_capped ? "memory cap reached" : "out of memory", cp_is_capped ? "may" : "can", cap_text,
-                 held_text, asked_text, has_waited ? ", and waited as long as it may" : "",
-                 cp_is_capped ? " (raise the cap with --memory)" : "");
+                 is_capped ? "memory cap reached" : "out of memory", is_capped ? "may" : "can", cap_text, held_text,
+                 asked_text, has_waited ? ", and waited as long as it may" : "",
+                 is_capped ? " (raise the cap with --memory)" : "");
     }
     cp_say(line);
 }
@@ -174,9 +179,9 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uin
     return is_free;
 }
 
-/* Could waiting help: does the device have so much? */
+/* Could waiting help: does the device have so much, and would its user let it? */
 static bool cp_may_wait(uint64_t held, uint64_t asked) {
-    uint64_t most = GET(cp_page[CP_H_CAPACITY]);
+    uint64_t most = GET(cp_page[CP_H_CAPACITY]) & ~CP_OWN_CAP;
     return cp_wait_ns && (most == 0 || (asked <= most && held <= most - asked));
 }
 
@@ -292,7 +297,7 @@ __attribute__((constructor)) static void cp_load(void) {
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
-    cp_is_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
+    cp_began_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

@@ -14,7 +14,7 @@ import pytest
 
 import carpool
 from carpool.devices import cpu
-from carpool.wire import page
+from carpool.wire import caps, page
 from tests.agent.desk import Desk
 
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
@@ -160,3 +160,11 @@ except MemoryError as error:
     assert lines[0].endswith(": raise the cap with --memory")
     desk.words[page.H_CAP] = 64 << 20
     assert run(site, code, job="x-1", desk=desk, **more)[0] == ["torch runs"]
+    del more["CARPOOL_IS_CAPPED"]
+    desk.words[page.H_CAP] = 16 << 20  # drawn with carpool resize: the job was started without one, so it may wait
+    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=False)
+    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    assert [line[:28] for line in lines] == ["importing torch takes about "]
+    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=True)
+    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    assert lines == ["torch runs"], "a larger cap may come"

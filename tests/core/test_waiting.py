@@ -133,6 +133,20 @@ def test_w4_a_job_at_its_own_cap_waits_for_a_larger_one(core: CoreDriver) -> Non
     assert SetCap(job=A, cap_bytes=6 * GIB) in effects
 
 
+def test_w4_one_that_was_not_told_to_wait_fails_at_once_at_a_cap_that_was_drawn_meanwhile(core: CoreDriver) -> None:
+    core.submit("x", cap_bytes=10 * GIB)
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.block("a", 4 * GIB, 3 * GIB)
+    assert only(core.effects, DenyMemory) == [], "x may end"
+    effects = core.resize("a", 5 * GIB)
+    assert [each.reason for each in only(effects, DenyMemory)] == [
+        "memory cap reached: job a may hold 5.00 GiB, holds 4.00 GiB and asked for 3.00 GiB more; raise the cap with"
+        " carpool resize a --memory SIZE"
+    ]
+    core.run(SECOND)
+    assert len(only(core.effects, DenyMemory)) == 1
+
+
 def test_w3_two_half_filled_jobs_do_not_wait_for_each_other(make_core: MakeCore) -> None:
     """a came first; but given the 5 GiB that are free it would need one more, and b four: nobody could end."""
     core = make_core("fifo", settings=NOBODY_MOVES)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.wire import caps
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native import probe
@@ -400,6 +401,24 @@ def test_m4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page
         r" program gets its own out-of-memory error\n",
         waiting.said(),
     )
+
+
+def test_m4_what_goes_over_a_cap_that_the_user_drew_meanwhile_is_not_waited_for(waiting: Probe, page: Page) -> None:
+    page.words[wire.H_CAP] = 12 * MIB
+    caps.tell(page.words, 64 * MIB, 12 * MIB, may_wait=False)
+    assert waiting.ask(f"malloc 1 {8 * MIB}") == (0, errno.ENOMEM)
+    assert re.fullmatch(
+        r"carpool: memory cap reached: this job may hold 12\.0 MiB, holds 10\.\d MiB and asked for 8\.0 MiB more; the"
+        r" program gets its own out-of-memory error \(raise the cap with --memory\)\n",
+        waiting.said(),
+    )
+
+
+def test_m4_where_it_was_told_to_wait_it_waits_at_a_cap_of_its_user_too(waiting: Probe, page: Page) -> None:
+    caps.tell(page.words, 64 * MIB, 16 * MIB, may_wait=True)
+    ask_and_wait(waiting, page)
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB
 
 
 def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(

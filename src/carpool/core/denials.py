@@ -13,11 +13,14 @@ def waited_long(job: Job, device: Device, here: list[Job], waited_ns: Nanos) -> 
     waited = f"waited {format_ns(waited_ns)}, as long as --wait-memory allows"
     cap = job.spec.cap_bytes
     if cap is not None and job.live_bytes + job.pending_bytes > cap:
-        return (
-            f"memory cap reached: job {job.id} may hold {format_bytes(cap)}, {_asked(job)}, and {waited}; raise"
-            " the cap with --memory, or while it waits with carpool resize"
-        )
+        remedy = "raise the cap with --memory, or while it waits with carpool resize"
+        return f"{_cap_reached(job, cap)}, and {waited}; {remedy}"
     return f"{_out_of_memory(job, device, here)}; it {waited}"
+
+
+def at_its_cap(job: Job) -> str:
+    """It is over the cap that its user drew, and was not told to wait for a larger one."""
+    return f"{_cap_reached(job, job.spec.cap_bytes or 0)}; raise the cap with carpool resize {job.id} --memory SIZE"
 
 
 def not_told_to_wait(job: Job, device: Device, here: list[Job]) -> str:
@@ -32,6 +35,10 @@ def nobody_goes_on(job: Job, device: Device, here: list[Job]) -> str:
         f"{_out_of_memory(job, device, here)}; nobody there can go on without more, and this job has the least to"
         f" lose ({format_ns(job.served_ns)} of device time); give --memory, or start them one by one"
     )
+
+
+def _cap_reached(job: Job, cap_bytes: int) -> str:
+    return f"memory cap reached: job {job.id} may hold {format_bytes(cap_bytes)}, {_asked(job)}"
 
 
 def _asked(job: Job) -> str:

@@ -10,7 +10,8 @@ Rules
       known to need, one after the other, each from what is free and what those before it gave back at the end of
       their turns (the banker's algorithm). So two half-filled jobs never wait for each other. Where needs have grown
       so that there is no such order any more, the first in the order of the policy gets what there is.
-  W4  Nobody gets more than its own cap; a larger one (resize.py) frees a waiting allocation.
+  W4  Nobody gets more than its own cap. An allocation over it that was told to wait (--wait-memory) is freed by a
+      larger one (resize.py); any other fails at once: no waiting could help.
   W5  Where parking others gives it what it asks for, they are parked at once: the last in the order of the policy, no
       more than needed. They come back by themselves, not before the device was quiet for as long as R4 says: a job
       that grew is likely to grow on. Where it does not, others go on, but only those whose needs are covered.
@@ -232,7 +233,7 @@ def _let_back(node: Node, device: Device, *, now: Nanos) -> None:
             job.gives_way = False
 
 
-# --- who waits in vain (W6, W7) -----------------------------------------------------------------------------
+# --- who waits in vain (W4, W6, W7) -------------------------------------------------------------------------
 
 
 def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -241,8 +242,11 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     for job in here:
         wait_ns = job.spec.wait_memory_ns
         is_late = wait_ns is not None and now - job.asked_ns >= wait_ns
-        if is_late and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
-            effects += _tell(job, denials.waited_long(job, device, here, now - job.asked_ns), now=now)
+        is_capped = wait_ns is None and not _is_under_cap(job)
+        if (is_late or is_capped) and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
+            waited_ns = now - job.asked_ns
+            why = denials.at_its_cap(job) if is_capped else denials.waited_long(job, device, here, waited_ns)
+            effects += _tell(job, why, now=now)
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
         return effects
     stuck = _stuck(node, device, now=now)

@@ -199,6 +199,7 @@ class Calls:
             raise RefusedError(reason)
         self._loop.tell(event)
         live.file.spec = self._loop.scheduler.spec_of(job)
+        self._starter.resized(live)
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         return self.job(job)

@@ -24,6 +24,7 @@ from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.errors import PeerError
+from carpool.wire import caps
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 
@@ -85,9 +86,10 @@ class LiveJob:
         self.page = pages.Page.create(path)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Tell its programs how much its device has: more than that is not worth waiting for."""
+        """Tell its programs how much its device has and whether its user drew a cap: no more is worth waiting for."""
+        spec = self.file.spec
         if self.page is not None:
-            self.page.words[pages.H_CAPACITY] = capacity_bytes
+            caps.tell(self.page.words, capacity_bytes, spec.cap_bytes, may_wait=spec.wait_memory_ns is not None)
 
     def deny(self, reason: str) -> None:
         """Its allocations that wait now fail."""
