@@ -28,7 +28,7 @@ framework. docs/design/0012-growth.md has the reasons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carpool.core import admission, denials, leavers, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
@@ -245,8 +245,8 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
         is_capped = wait_ns is None and not _is_under_cap(job)
         if (is_late or is_capped) and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
             waited_ns = now - job.asked_ns
-            why = denials.at_its_cap(job) if is_capped else denials.waited_long(job, device, here, waited_ns)
-            effects += _tell(job, why, now=now)
+            facts = _facts(node, device, job)
+            effects += _tell(job, denials.at_its_cap(job) if is_capped else facts.waited_long(waited_ns), now=now)
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
         return effects
     stuck = _stuck(node, device, now=now)
@@ -255,12 +255,12 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     ]
     if unwilling:
         job = min(unwilling, key=_loss)
-        return effects + _tell(job, denials.not_told_to_wait(job, device, here), now=now)
+        return effects + _tell(job, _facts(node, device, job).not_told_to_wait(), now=now)
     if not all(job.spec.wait_memory_ns is None for job in stuck) and not any(
         _may_free(node, job, now=now) for job in here
     ):
         job = min(stuck, key=_loss)
-        return effects + _tell(job, denials.nobody_goes_on(job, device, here), now=now)
+        return effects + _tell(job, _facts(node, device, job).nobody_goes_on(), now=now)
     return effects
 
 
@@ -272,6 +272,26 @@ def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     coming = [other for other in others if other.state in COMING and (not is_asking(other) or _has_it(node, other))]
     missing = _wanted_bytes(job) - job.promised_bytes
     return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
+
+
+def _facts(node: Node, device: Device, job: Job) -> denials.Facts:
+    others = [other for other in node.jobs_on(device) if other is not job]
+    return denials.Facts(job=job, device=device, others=others, room_bytes=_could_have(node, device, job))
+
+
+def _could_have(node: Node, device: Device, job: Job) -> int:
+    """What it would be given if it asked for that much: all that is free, or no more than it has (W3)."""
+    if job.state is not JobState.BLOCKED:
+        return admission.room_bytes(node, job)
+    more, part = max(0, ledger.free_bytes(device)), part_of(job)
+    if job.spec.cap_bytes is not None:
+        more = min(more, max(0, job.spec.cap_bytes - job.promised_bytes))
+    has = job.promised_bytes + more
+    claim = max(has, job.needs.total_bytes if job.needs is not None else 0)
+    others = [part_of(other) for other in node.jobs_on(device) if is_asking(other) and other is not job]
+    was_safe = is_safe(more, [*others, replace(part, claim_bytes=claim)])
+    is_still = is_safe(ledger.free_bytes(device) - more, [*others, replace(part, has_bytes=has, claim_bytes=claim)])
+    return has if is_still or not was_safe else job.promised_bytes
 
 
 def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
