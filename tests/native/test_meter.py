@@ -433,11 +433,47 @@ def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
     assert "this job may hold 16.0 MiB, holds 10.0 MiB and asked for 8.0 MiB more, and waited as long" in probe.said()
 
 
-def test_m5_at_a_boundary_nothing_waits_and_small_blocks_pass(waiting: Probe, page: Page) -> None:
+def test_m5_at_a_boundary_the_thread_there_waits_for_nothing_and_small_blocks_pass(
+    waiting: Probe, page: Page
+) -> None:
+    assert waiting.ask("turns") == (1, 0)
     page.words[wire.H_CAP] = 8 * MIB  # it has grown beyond
     page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
     assert waiting.ask("malloc 1 100000")[0] >= 100000
     assert waiting.ask(f"malloc 2 {8 * MIB}") == (0, errno.ENOMEM)
+    assert "waited" not in waiting.said()
+
+
+def test_m5_small_blocks_of_other_threads_do_not_pass_the_cap_meanwhile(start: Start, page: Page) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    probe = start()
+    assert probe.ask(f"malloc 0 {16 * MIB - 65536}")[0]
+    page.words[slot_base(slot_of(page, probe.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
+    assert probe.ask("malloc 1 100000") == (0, errno.ENOMEM)
+
+
+@pytest.mark.slow
+def test_m5_other_threads_wait_but_not_as_long_as_the_turn_is_away(waiting: Probe, page: Page) -> None:
+    page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
+    ask_and_wait(waiting, page)
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB, "there is room before that"
+    page.words[wire.H_CAP] = 16 * MIB
+    began = time.monotonic()
+    assert waiting.ask(f"malloc 2 {8 * MIB}") == (0, errno.ENOMEM)
+    assert 1.5 < time.monotonic() - began < WAIT_SECONDS - 1
+
+
+@pytest.mark.slow
+def test_m5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
+    lease = slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE
+    page.words[lease] = wire.LEASE_ASKED
+    ask_and_wait(waiting, page)
+    page.words[lease] = wire.LEASE_HELD
+    time.sleep(2.5)  # longer than it may wait while the turn is away
+    assert page.pending() == [(waiting.pid, 8 * MIB)]
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB
 
 
 def test_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:

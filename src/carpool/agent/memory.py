@@ -124,6 +124,12 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
     sys.excepthook = excepthook
 
 
+def name_turn_taker() -> None:
+    """Tell the meter that this thread takes the turns (M5 of native/meter.c)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).carpool_takes_turns()
+
+
 def give_back_heap() -> None:
     """Freed blocks stay in the C library's hands otherwise."""
     with contextlib.suppress(AttributeError, OSError):
