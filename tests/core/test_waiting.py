@@ -1,4 +1,4 @@
-"""W1 to W7: an allocation waits for memory: others go on, make room, or it is told that there will be none."""
+"""W1 to W8: an allocation waits for memory: others go on, make room, or it is told that there will be none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.effects import DenyMemory, GrantLease, ParkJob, RevokeLease, SetCap
+from carpool.core.effects import DenyMemory, GrantLease, ParkJob, RevokeLease, SetCap, StopJob
 from carpool.core.model import ENDED, HOLDING, JobId, JobState
 from carpool.core.node import Settings
 from carpool.core.waiting import Part, is_safe
@@ -368,6 +368,35 @@ def test_w7_at_its_deadline_it_fails_with_the_numbers(core: CoreDriver) -> None:
         "memory cap reached: job a may hold 4.00 GiB, holds 3.00 GiB and asked for 2.00 GiB more, and waited 2.0 s,"
         " as long as --wait-memory allows; raise the cap with --memory, or while it waits with carpool resize"
     ]
+
+
+def test_w8_what_waits_fails_when_somebody_wants_the_job_to_end_each_time(core: CoreDriver) -> None:
+    core.submit("a", cap_bytes=4 * GIB, wait_memory_ns=DAY)
+    core.ask("a")
+    assert core.cancel("a", is_told=True) == [], "nothing of it waits"
+    core.measure("a", SMALL)
+    for more in (2 * GIB, 3 * GIB):
+        core.block("a", 3 * GIB, more)
+        core.run(5 * SECOND)
+        denied = only(core.cancel("a", is_told=True), DenyMemory)
+        assert [each.reason for each in denied] == [
+            f"job a holds 3.00 GiB and asked for {more // GIB}.00 GiB more, and was told to end while it waited for"
+            " that"
+        ]
+        core.report("a", live_bytes=3 * GIB)
+        assert core.state("a") is JobState.IDLE
+        core.ask("a")
+    assert [type(effect) for effect in core.cancel("a")] == [StopJob]
+    core.block("a", 3 * GIB, 2 * GIB)
+    assert [type(effect) for effect in core.cancel("a")] == [StopJob, DenyMemory]
+
+
+def test_w8_it_need_not_have_lost_its_turn_yet(core: CoreDriver) -> None:
+    core.submit("a", cap_bytes=4 * GIB, wait_memory_ns=DAY)
+    core.ask("a")
+    core.report("a", live_bytes=3 * GIB, pending_bytes=2 * GIB)
+    assert core.state("a") is JobState.PROFILING
+    assert [type(effect) for effect in core.cancel("a", is_told=True)] == [DenyMemory]
 
 
 def can_have(core: CoreDriver) -> int:

@@ -1,4 +1,4 @@
-"""The sentences for allocations that wait in vain (waiting.py, W4 to W7): what was asked, who has it, what to do."""
+"""The sentences for allocations that wait in vain (waiting.py, W4 to W8): what was asked, who has it, what to do."""
 
 from __future__ import annotations
 
@@ -74,6 +74,10 @@ class Facts:
 def at_its_cap(job: Job) -> str:
     """It is over the cap that its user drew, and was not told to wait for a larger one."""
     return f"{_cap_reached(job, job.spec.cap_bytes or 0)}; raise the cap with carpool resize {job.id} --memory SIZE"
+
+
+def is_to_end(job: Job) -> str:
+    return f"job {job.id} {_asked(job)}, and was told to end while it waited for that"
 
 
 def _cap_reached(job: Job, cap_bytes: int) -> str:

@@ -21,6 +21,8 @@ Rules
       any. One fails at a time: that of the job which had the least device time, of several the youngest; the others
       wait for what becomes of it.
   W7  At its deadline an allocation fails.
+  W8  Whoever wants the job to end (Ctrl-C, cancel) ends what waits then, each time: inside an allocation the program
+      cannot hear of it. What it asks for later, to save its work perhaps, may wait again.
 
 An allocation that fails is told so by the driver, with the sentence why, and the program gets the error of its
 framework. docs/design/0012-growth.md has the reasons.
@@ -233,7 +235,7 @@ def _let_back(node: Node, device: Device, *, now: Nanos) -> None:
             job.gives_way = False
 
 
-# --- who waits in vain (W4, W6, W7) -------------------------------------------------------------------------
+# --- who waits in vain (W4, W6, W7, W8) ---------------------------------------------------------------------
 
 
 def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -297,6 +299,11 @@ def _could_have(node: Node, device: Device, job: Job) -> int:
 def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
     """What would be lost with the job: of several the least, of these the youngest."""
     return job.served_ns, -job.arrived_ns, job.id
+
+
+def give_up(job: Job, *, now: Nanos) -> list[Effect]:
+    """Somebody wants it to end (W8)."""
+    return _tell(job, denials.is_to_end(job), now=now) if job.pending_bytes else []
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:

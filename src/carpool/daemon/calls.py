@@ -149,6 +149,7 @@ class Calls:
         live = self._find_live(wanted)
         if live is None:
             raise self._missing(wanted)
+        self._loop.look_at(self._loop.jobs[live])  # an allocation of it that waits is given up (W8)
         self._loop.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
         return {"job": live}
 
