@@ -174,9 +174,39 @@ class LiveJob:
             self.page.words[pages.slot_base(member.slot) + pages.S_RECALL] = value
 
     def _lease_of(self, member: Member) -> int:
-        """What the member itself says of its turn."""
-        words = self.page.words if self.page is not None else None
-        return words[pages.slot_base(member.slot) + pages.S_LEASE] if words is not None else pages.LEASE_NONE
+        """What the member itself says of its turn; one that went on outside the turns left its word as it was."""
+        if self.page is None or member.pid in self.file.detached_pids:
+            return pages.LEASE_NONE
+        return self.page.words[pages.slot_base(member.slot) + pages.S_LEASE]
+
+    # --- who takes turns ---------------------------------------------------------------------------------
+
+    def detach(self, member: Member, reason: str) -> None:
+        """It goes on outside the turns, also for the next daemon."""
+        self.revoke()
+        member.is_asking = False
+        self.file.detached = reason
+        self.file.detached_pids = [*self.file.detached_pids, member.pid]
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether nobody of it takes turns any more."""
+        return bool(self.file.detached) and set(self.members) <= set(self.file.detached_pids)
+
+    def find_members(self) -> None:
+        """Take in the processes of a job that outlived its daemon, as the page tells it."""
+        if self.page is None:
+            return
+        words = self.page.words
+        for slot, pid in self.page.pids().items():
+            base = pages.slot_base(slot)
+            self.page.clear_pass(slot)
+            if processes.is_alive(pid) and (words[base + pages.S_LEASE] or words[base + pages.S_STEPS]):
+                member = self.members[pid] = Member(peer=None, pid=pid, slot=slot)
+                lease = self._lease_of(member)
+                member.is_holding = lease == pages.LEASE_HELD
+                if lease == pages.LEASE_PARKED:
+                    member.parked = m.Parked(moved_bytes=words[base + pages.S_PARKED], move_ns=0, reason="")
 
     # --- facts -------------------------------------------------------------------------------------------
 
