@@ -265,7 +265,7 @@ void cp_settle_graph(uint64_t bytes) {
 bool cp_view(uint64_t *free, uint64_t *total) {
     cp_word *slot = cp_my_slot();
     uint64_t cap = slot ? GET(cp_page[CP_H_CAP]) : 0;
-    if (!cap || !cp_must_cap)
+    if (!cap || !(cp_must_cap || GET(cp_page[CP_H_CAPACITY]) & CP_OWN_CAP)) /* one that is not its user's changes */
         return false;
     int saved = errno;
     uint64_t held = cp_held(true), room = held < cap ? cap - held : 0;

@@ -15,11 +15,15 @@
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation and could be held by a process that is killed.
  * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
- *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS).
+ *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS). What
+ *     goes over H_CAPACITY fails at once: the device does not have it, or the job's user drew the line there.
  *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
- *     so many nanoseconds it fails by itself, for the daemon may be gone; what is larger than the device fails at once.
- * M5  At a boundary the program stands still and it is carpool that works, perhaps to move its memory away. There nothing
- *     waits, and small blocks are not refused: the job may already hold more than its cap, having grown.
+ *     so many nanoseconds it fails by itself, for the daemon may be gone.
+ * M5  At a boundary the thread that takes the turns (T4 of agent/turns.py) stands still and it is carpool that works on it,
+ *     perhaps to move memory away. There it waits for nothing, and small blocks are not refused to it: the job may already
+ *     hold more than its cap, having grown. The program's other threads go on meanwhile, and are refused what any thread
+ *     is. They wait, but while it stands there no longer than ASIDE_NS: one that waits with the interpreter's lock
+ *     keeps the process from hearing of its turn, or that it is to make room.
  * M6  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
@@ -35,12 +39,14 @@
 
 #define COUNTED_FROM 4096
 #define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
+#define ASIDE_NS 2000000000 /* M5; most turns come sooner */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
 #define EXPORT __attribute__((visibility("default")))
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
 static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
-static bool cp_is_capped;        /* by its user; else the cap is what others leave of the device. Written once, too */
+static bool cp_began_capped;     /* by its user, from the start. Written once, too */
+static _Thread_local bool cp_takes_turns __attribute__((tls_model("initial-exec"))); /* set by the agent */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
 /* The real functions */
@@ -123,6 +129,9 @@ static void cp_print_bytes(char out[48], uint64_t bytes, uint64_t scale) {
              shift == 30 ? 'G' : shift == 20 ? 'M' : 'K');
 }
 
+/* Is the cap its user's? Else it is what others leave of the device. */
+static bool cp_is_capped(void) { return cp_began_capped || GET(cp_page[CP_H_CAPACITY]) & CP_OWN_CAP; }
+
 /* Once a process: the daemon's sentence, if there is one, or what is known here. */
 __attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked, bool by_daemon, bool has_waited) {
     atomic_fetch_add_explicit(&cp_page[CP_H_DENIED_COUNT], 1, memory_order_relaxed);
@@ -138,12 +147,13 @@ __attribute__((cold, noinline)) static void cp_deny(uint64_t cap, uint64_t asked
         cp_print_bytes(cap_text, cap, cap);
         cp_print_bytes(held_text, cp_held(false), cap);
         cp_print_bytes(asked_text, asked, asked);
+        bool is_capped = cp_is_capped();
         snprintf(line, sizeof line,
                  "carpool: %s: this job %s hold %s, holds %s and asked for %s more%s; the program gets its own "
                  "out-of-memory error%s\n",
-                 cp_is_capped ? "memory cap reached" : "out of memory", cp_is_capped ? "may" : "can", cap_text,
-                 held_text, asked_text, has_waited ? ", and waited as long as it may" : "",
-                 cp_is_capped ? " (raise the cap with --memory)" : "");
+                 is_capped ? "memory cap reached" : "out of memory", is_capped ? "may" : "can", cap_text, held_text,
+                 asked_text, has_waited ? ", and waited as long as it may" : "",
+                 is_capped ? " (raise the cap with --memory)" : "");
     }
     cp_say(line);
 }
@@ -158,9 +168,12 @@ static bool cp_is_denied(uint64_t since) {
     return atomic_load_explicit(&cp_page[CP_H_DENIED_NS], memory_order_acquire) >= since;
 }
 
+static bool cp_at_boundary(void) { return GET(cp_my_slot()[CP_S_LEASE]) > CP_LEASE_HELD; }
+
 /* Wait until all that the job holds, with what we ask for, is under its cap; false if that is not to be. */
 __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uint64_t since) {
     cp_word *slot = cp_my_slot();
+    uint64_t now = since, went_on = since; /* when the thread that takes turns was last seen to go on */
     bool is_free = false;
     atomic_fetch_add(&slot[CP_S_LIVE], asked);
     atomic_fetch_add(&slot[CP_S_PENDING], asked);
@@ -168,15 +181,18 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uin
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         uint64_t cap = GET(cp_page[CP_H_CAP]);
         is_free = cap == 0 || cp_held(true) <= cap;
-    } while (!is_free && !cp_is_denied(since) && cp_now() - since < cp_wait_ns);
+        now = cp_now();
+        if (!cp_at_boundary())
+            went_on = now;
+    } while (!is_free && !cp_is_denied(since) && now - since < cp_wait_ns && now - went_on < ASIDE_NS);
     atomic_fetch_sub(&slot[CP_S_PENDING], asked);
     atomic_fetch_sub(&slot[CP_S_LIVE], asked);
     return is_free;
 }
 
-/* Could waiting help: does the device have so much? */
+/* Could waiting help: does the device have so much, and would its user let it? */
 static bool cp_may_wait(uint64_t held, uint64_t asked) {
-    uint64_t most = GET(cp_page[CP_H_CAPACITY]);
+    uint64_t most = GET(cp_page[CP_H_CAPACITY]) & ~CP_OWN_CAP;
     return cp_wait_ns && (most == 0 || (asked <= most && held <= most - asked));
 }
 
@@ -191,12 +207,12 @@ static bool cp_denied(size_t size, size_t before) {
     uint64_t held = cp_held(false);
     if (held <= cap && asked <= cap - held)
         return false;
-    bool at_boundary = GET(cp_my_slot()[CP_S_LEASE]) > CP_LEASE_HELD;
-    if (at_boundary && asked < SMALL_BYTES)
+    bool is_carpools = cp_takes_turns && cp_at_boundary();
+    if (is_carpools && asked < SMALL_BYTES)
         return false;
     int saved = errno;
     held = cp_held(true);
-    bool denied = held > cap || asked > cap - held, waits = denied && !at_boundary && cp_may_wait(held, asked);
+    bool denied = held > cap || asked > cap - held, waits = denied && !is_carpools && cp_may_wait(held, asked);
     uint64_t since = waits ? cp_now() : 0;
     if (waits && cp_wait_for_room(asked, since))
         denied = false;
@@ -271,6 +287,10 @@ EXPORT void free(void *block) {
     GET(real_free)(block);
 }
 
+/* The agent says that it is this thread which takes the turns (M5). */
+EXPORT void carpool_takes_turns(void);
+void carpool_takes_turns(void) { cp_takes_turns = true; }
+
 /* Load, fork, exit */
 
 static void cp_claim(void) {
@@ -292,7 +312,7 @@ __attribute__((constructor)) static void cp_load(void) {
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
-    cp_is_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
+    cp_began_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

@@ -11,7 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from carpool.cli.accounts import ROWS
 from carpool.cli.main import carpool
+from carpool.core.pictures import WAITS
 from carpool.core.policies.base import POLICIES
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
@@ -132,3 +134,17 @@ def test_the_contributors_rules_are_the_ones_that_are_checked() -> None:
     rows = [line for line in text.splitlines() if " · " in line and "|" not in line]
     layers = [{word.strip() for word in re.split(r" {2,}", row)[0].split(" · ")} for row in rows]
     assert layers == [layer for layer in LAYERS[::-1] if len(layer) > 1]
+
+
+def test_what_the_column_waited_is_made_of_is_told() -> None:
+    words = {"turn": "for turns", "limit": "at its compute limit", "memory": "for memory", "parked": "parked"}
+    [line] = [
+        line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if "| had, waited |" in line
+    ]
+    assert [row for row in WAITS if words[row] not in line] == []
+
+
+def test_every_row_of_an_account_is_explained() -> None:
+    text = (ROOT / "docs" / "parking.md").read_text().partition("## Where the time went")[2]
+    titles = {title.partition(" (")[0] for title in ROWS.values()}
+    assert [title for title in sorted(titles) if not re.search(rf"^\|.*\b{re.escape(title)}\b.*\|", text, re.M)] == []

@@ -14,7 +14,7 @@ import pytest
 
 import carpool
 from carpool.devices import cpu
-from carpool.wire import page
+from carpool.wire import caps, page
 from tests.agent.desk import Desk
 
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
@@ -141,6 +141,35 @@ def test_a_broken_sitecustomize_is_named_and_breaks_nothing_else(site: Path) -> 
     assert "Traceback" not in err
 
 
+def test_m5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk) -> None:
+    meter = cpu.meter_path()
+    if meter is None:
+        pytest.skip("the meter is not built; install gcc, then 'make native'")
+    code = """
+import threading
+from carpool.agent import session
+from carpool.wire import page
+turns = session.current()
+words, base, kept = turns._words, turns._link.base, []
+def take(who):
+    try:
+        kept.append(bytearray(100000))
+        print(who, "has it")
+    except MemoryError:
+        print(who, "is refused")
+other, go = threading.Thread(target=lambda: (go.wait(), take("another thread"))), threading.Event()
+other.start()
+words[base + page.S_LEASE] = page.LEASE_ASKED
+words[page.H_CAP] = words[base + page.S_LIVE]
+take("the thread that takes turns")
+go.set()
+other.join()
+words[page.H_CAP] = 0
+"""
+    lines, _ = run(site, code, job="x-1", desk=desk, LD_PRELOAD=meter, CARPOOL_DEVICE_KIND="cpu")
+    assert lines == ["the thread that takes turns has it", "another thread is refused"]
+
+
 def test_torch_is_not_imported_where_the_cap_has_no_room_for_it(site: Path, desk: Desk) -> None:
     """Its C++ would end the whole process; a program can catch this."""
     meter = cpu.meter_path()
@@ -160,3 +189,11 @@ except MemoryError as error:
     assert lines[0].endswith(": raise the cap with --memory")
     desk.words[page.H_CAP] = 64 << 20
     assert run(site, code, job="x-1", desk=desk, **more)[0] == ["torch runs"]
+    del more["CARPOOL_IS_CAPPED"]
+    desk.words[page.H_CAP] = 16 << 20  # drawn with carpool resize: the job was started without one, so it may wait
+    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=False)
+    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    assert [line[:28] for line in lines] == ["importing torch takes about "]
+    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=True)
+    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    assert lines == ["torch runs"], "a larger cap may come"

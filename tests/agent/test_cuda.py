@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from carpool.agent.cuda import ALLOCATED, PEAK, STUCK, CudaSource, cap_from_the_start
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, Profile
-from carpool.wire import page
+from carpool.wire import caps, page
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -147,6 +148,24 @@ def test_the_allocators_fraction_follows_a_cap_that_is_resized(
     assert cuda.fraction == pytest.approx(0.25)
 
 
+def test_a_cap_that_resize_draws_where_there_was_none_is_followed_and_explained(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    link.words[page.H_CAP] = 4 * GIB  # what others leave of the device
+    caps.tell(link.words, 16 * GIB, None, may_wait=False)
+    source = source_of(cuda, link)
+    cuda.live = 3 * GIB
+    source.live_bytes()
+    sys.excepthook(MemoryError, MemoryError(), None)
+    assert (cuda.fraction, capsys.readouterr().err) == (None, "")
+    caps.tell(link.words, 16 * GIB, 4 * GIB, may_wait=False)  # the same number, but now the user's
+    source.live_bytes()
+    assert cuda.fraction == pytest.approx(0.25)
+    sys.excepthook(MemoryError, MemoryError(), None)
+    assert "job-1 may hold 4.00 GiB and holds 3.00 GiB; raise the cap with --memory" in capsys.readouterr().err
+
+
 def test_where_the_guest_keeps_the_cap_the_allocator_has_no_limit_of_its_own(
     cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,8 +201,6 @@ def test_after_learning_the_programs_own_peak_is_not_reset(cuda: StandInCuda, li
 def test_an_uncaught_out_of_memory_error_gets_carpools_sentence(
     cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
     class OutOfMemoryError(RuntimeError):
         """Named like torch's."""
 

@@ -36,6 +36,7 @@ RUNS: dict[str, object] = {
     "hog_after_ns": 2000 * MS,
     "host_bytes_max": 1 << 30,
     "host_bytes": 1 << 20,
+    "kept_bytes": 2 << 20,
 }
 SAME = ["--device", "cpu:64MiB", "--host-memory", "1GiB"]
 
@@ -69,6 +70,7 @@ def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, 
     lines = CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()
     assert lines[1] == "policy fair, quantum 100 ms, share policy fixed, hog after 2.0 s"
     assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
+    assert lines[3] == "beside that, jobs that are back keep 2.00 MiB for their next move"
     assert all(len(line) <= 80 for line in lines)
 
 

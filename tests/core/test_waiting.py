@@ -1,14 +1,16 @@
-"""W1 to W7: an allocation waits for memory: others go on, make room, or it is told that there will be none."""
+"""W1 to W8: an allocation waits for memory: others go on, make room, or it is told that there will be none."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.effects import DenyMemory, GrantLease, ParkJob, RevokeLease, SetCap
+from carpool.core.effects import DenyMemory, GrantLease, ParkJob, RevokeLease, SetCap, StopJob
 from carpool.core.model import ENDED, HOLDING, JobId, JobState
 from carpool.core.node import Settings
 from carpool.core.waiting import Part, is_safe
@@ -131,6 +133,20 @@ def test_w4_a_job_at_its_own_cap_waits_for_a_larger_one(core: CoreDriver) -> Non
     effects = core.resize("a", 6 * GIB)
     assert [type(effect) for effect in effects if not isinstance(effect, SetCap)][:1] == [GrantLease]
     assert SetCap(job=A, cap_bytes=6 * GIB) in effects
+
+
+def test_w4_one_that_was_not_told_to_wait_fails_at_once_at_a_cap_that_was_drawn_meanwhile(core: CoreDriver) -> None:
+    core.submit("x", cap_bytes=10 * GIB)
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.block("a", 4 * GIB, 3 * GIB)
+    assert only(core.effects, DenyMemory) == [], "x may end"
+    effects = core.resize("a", 5 * GIB)
+    assert [each.reason for each in only(effects, DenyMemory)] == [
+        "memory cap reached: job a may hold 5.00 GiB, holds 4.00 GiB and asked for 3.00 GiB more; raise the cap with"
+        " carpool resize a --memory SIZE"
+    ]
+    core.run(SECOND)
+    assert len(only(core.effects, DenyMemory)) == 1
 
 
 def test_w3_two_half_filled_jobs_do_not_wait_for_each_other(make_core: MakeCore) -> None:
@@ -256,9 +272,9 @@ def test_w6_what_was_not_told_to_wait_fails_where_no_room_can_be_made(core: Core
     core.settle_in("b", SMALL)
     core.block("a", 4 * GIB, 3 * GIB)
     assert [each.reason for each in only(core.effects, DenyMemory)] == [
-        "out of memory: job a holds 4.00 GiB and asked for 3.00 GiB more; of the 16.0 GiB of gpu0 it can have 5.00"
-        " GiB: x has 10.0 GiB and b has 1.00 GiB, which cannot be parked for it now; let it wait with --wait-memory,"
-        " or start it when they have ended"
+        "out of memory: job a holds 4.00 GiB and asked for 3.00 GiB more; of the 16.0 GiB of gpu0 it can have 4.00"
+        " GiB: x has 10.0 GiB, b has 1.00 GiB and 1.00 GiB is for turns; they cannot be parked for it now: let it"
+        " wait with --wait-memory, or start it when they have ended"
     ]
     core.report("a", live_bytes=4 * GIB)
     assert core.state("a") is JobState.IDLE, "its program has the error, and goes on as it likes"
@@ -319,7 +335,7 @@ def test_w6_of_two_half_filled_jobs_the_one_with_least_to_lose_fails_at_once(
     assert f"job {loser} holds 8.00 GiB and asked for 3.00 GiB more" in denied.reason
     assert denied.reason.endswith(
         f": {winner} has 8.00 GiB; nobody there can go on without more, and this job has the least to lose"
-        f" ({'10' if served == 'a' else '5.0'} ms of device time); give --memory, or start them one by one"
+        f" ({'10' if served == 'a' else '5.0'} ms of device time): start them with --memory, or one by one"
     )
     core.run(SECOND)
     assert len(only(core.effects, DenyMemory)) == 1, "the other waits for what becomes of it"
@@ -351,6 +367,113 @@ def test_w7_at_its_deadline_it_fails_with_the_numbers(core: CoreDriver) -> None:
     assert [each.reason for each in only(core.effects, DenyMemory)] == [
         "memory cap reached: job a may hold 4.00 GiB, holds 3.00 GiB and asked for 2.00 GiB more, and waited 2.0 s,"
         " as long as --wait-memory allows; raise the cap with --memory, or while it waits with carpool resize"
+    ]
+
+
+def test_w8_what_waits_fails_when_somebody_wants_the_job_to_end_each_time(core: CoreDriver) -> None:
+    core.submit("a", cap_bytes=4 * GIB, wait_memory_ns=DAY)
+    core.ask("a")
+    assert core.cancel("a", is_told=True) == [], "nothing of it waits"
+    core.measure("a", SMALL)
+    for more in (2 * GIB, 3 * GIB):
+        core.block("a", 3 * GIB, more)
+        core.run(5 * SECOND)
+        denied = only(core.cancel("a", is_told=True), DenyMemory)
+        assert [each.reason for each in denied] == [
+            f"job a holds 3.00 GiB and asked for {more // GIB}.00 GiB more, and was told to end while it waited for"
+            " that"
+        ]
+        core.report("a", live_bytes=3 * GIB)
+        assert core.state("a") is JobState.IDLE
+        core.ask("a")
+    assert [type(effect) for effect in core.cancel("a")] == [StopJob]
+    core.block("a", 3 * GIB, 2 * GIB)
+    assert [type(effect) for effect in core.cancel("a")] == [StopJob, DenyMemory]
+
+
+def test_w8_it_need_not_have_lost_its_turn_yet(core: CoreDriver) -> None:
+    core.submit("a", cap_bytes=4 * GIB, wait_memory_ns=DAY)
+    core.ask("a")
+    core.report("a", live_bytes=3 * GIB, pending_bytes=2 * GIB)
+    assert core.state("a") is JobState.PROFILING
+    assert [type(effect) for effect in core.cancel("a", is_told=True)] == [DenyMemory]
+
+
+def can_have(core: CoreDriver) -> int:
+    """What the newest denial says, in whole GiB."""
+    said = re.search(r"it can have (\d+\.0+) GiB", only(core.effects, DenyMemory)[-1].reason)
+    assert said is not None, only(core.effects, DenyMemory)
+    return int(float(said[1])) * GIB
+
+
+def beside_lanes(core: CoreDriver) -> None:
+    """x has 5 GiB and takes no turns; b needs 1 GiB and 4 more in its turns."""
+    core.submit("x", cap_bytes=5 * GIB)
+    core.detach("x")
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.settle_in("b", needs(GIB, 4 * GIB))
+
+
+def while_it_starts(core: CoreDriver) -> None:
+    """x has 6 GiB and takes no turns."""
+    core.submit("x", cap_bytes=6 * GIB)
+    core.detach("x")
+    core.submit("a")
+
+
+@pytest.mark.parametrize("scene", [beside_lanes, while_it_starts])
+def test_what_a_denial_says_that_it_can_have_is_what_it_gets(
+    make_core: MakeCore, scene: Callable[[CoreDriver], None]
+) -> None:
+    told = make_core(settings=NOBODY_MOVES)
+    scene(told)
+    told.block("a", 3 * GIB, 12 * GIB)
+    told.run(31 * SECOND)
+    said = can_have(told)
+    for more, is_denied in ((0, False), (1, True)):
+        core = make_core(settings=NOBODY_MOVES)
+        scene(core)
+        core.block("a", 3 * GIB, said - 3 * GIB + more)
+        core.run(31 * SECOND)
+        assert bool(only(core.effects, DenyMemory)) == is_denied
+        assert is_denied or caps(core)[-1] >= said
+
+
+def test_w3_what_another_needs_to_end_its_turn_is_not_said_to_be_there(make_core: MakeCore) -> None:
+    """3 GiB are free. b has what it asked for, and may need 2 more before it gives any back."""
+    core = make_core("fifo", settings=NOBODY_MOVES)
+    core.settle_in("c", needs(GIB, 0))
+    core.give_back("c", wants_more=False)
+    core.wait(1)
+    core.settle_in("a", needs(2 * GIB, 8 * GIB))
+    core.settle_in("b", needs(2 * GIB, 7 * GIB))
+    core.block("a", 5 * GIB, 9 * GIB)
+    core.ask("c")
+    core.block("b", 6 * GIB, GIB)
+    assert (core.holders(), core.job("b").promised_bytes, core.device().free_bytes) == (["c"], 7 * GIB, 3 * GIB)
+    core.run(31 * SECOND)
+    assert can_have(core) == 5 * GIB, "what it has"
+
+
+def test_a_job_that_is_alone_is_told_what_it_can_do_about_that(core: CoreDriver) -> None:
+    core.settle_in("a", needs(2 * GIB, GIB))
+    core.block("a", 4 * GIB, 13 * GIB)
+    assert [each.reason for each in only(core.effects, DenyMemory)] == [
+        "out of memory: job a holds 4.00 GiB and asked for 13.0 GiB more; of the 16.0 GiB of gpu0 it can have 16.0"
+        " GiB: ask for less, or use a larger device"
+    ]
+
+
+def test_at_the_deadline_beside_others_it_is_told_what_can_be_done(core: CoreDriver) -> None:
+    core.submit("x", cap_bytes=10 * GIB)
+    core.detach("x")
+    core.settle_in("a", needs(2 * GIB, GIB), wait_memory_ns=2 * SECOND)
+    core.block("a", 4 * GIB, 3 * GIB)
+    core.run(3 * SECOND)
+    assert [each.reason for each in only(core.effects, DenyMemory)] == [
+        "out of memory: job a holds 4.00 GiB and asked for 3.00 GiB more; of the 16.0 GiB of gpu0 it can have 6.00"
+        " GiB: x has 10.0 GiB; it waited 2.0 s, as long as --wait-memory allows: let it wait longer, or start it when"
+        " they have ended"
     ]
 
 

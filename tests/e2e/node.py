@@ -161,12 +161,20 @@ class Node:
     # --- the daemon ---------------------------------------------------------------------------------------
 
     def start(
-        self, *, policy: str = "fair", device: str = "cpu:4GiB", quantum: str = "", hog_after: str = ""
+        self,
+        *,
+        policy: str = "fair",
+        device: str = "cpu:4GiB",
+        quantum: str = "",
+        hog_after: str = "",
+        park_to: str = "",
     ) -> None:
         """Start a daemon as a child of the test, so that its death is seen at once."""
         for directory in (self.places.run, self.places.state, self.places.jobs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        config = json.dumps({"policy": policy, "device": device, "quantum": quantum, "hog_after": hog_after})
+        config = json.dumps(
+            {"policy": policy, "device": device, "quantum": quantum, "hog_after": hog_after, "park_to": park_to}
+        )
         self.daemon = Started(self, [PYTHON, "-m", "carpool.daemon.main", config])
         self.wait_daemon()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -49,6 +50,25 @@ def suspend(node: Node, name: str) -> dict[str, object]:
 def resume(node: Node, name: str) -> None:
     done = node.carpool("resume", name)
     assert done.code == 0, done.err
+
+
+def test_pages_kept_for_the_next_move_are_shown_beside_the_budget(node: Node) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        node.start(park_to=directory)
+        job = start(node, "a", *command("groups", 1_000_000))
+        node.wait_steps("a", 5)
+        moved = int(str(suspend(node, "a")["parked_bytes"]))
+        away = node.status()
+        assert (away["host_bytes"], away["kept_bytes"]) == (moved, 0)
+        resume(node, "a")
+        node.wait_steps("a", node.job("a")["steps"] + 5)
+        back = node.status()
+        assert (back["host_bytes"], moved <= back["kept_bytes"] < moved + 4 * MIB) == (0, True), back["kept_bytes"]
+        assert "beside that, jobs that are back keep " in node.carpool("daemon", "status").out.decode()
+        job.process.terminate()
+        assert job.wait().code == 143
 
 
 def test_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node: Node, alone: Alone) -> None:

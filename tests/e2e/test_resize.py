@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,26 @@ def test_a_job_grows_and_shrinks_while_it_runs_and_is_parked_where_it_cannot(nod
     ended = job.wait()
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == alone.output(*program)
+
+
+def test_a_cap_drawn_while_it_runs_is_kept_as_one_from_the_start_is(node: Node, tmp_path: Path) -> None:
+    """Nobody told it to wait for memory, and no waiting could help."""
+    node.start()
+    hungry = tmp_path / "hungry"
+    program = ["eats_memory.py", "--mib", "200", "--steps", "1000000", "--catch", "--when", str(hungry)]
+    job = node.run(*program, options=["--name", "a"])
+    wait_until(lambda: (node.find("a") or {"needs": None})["needs"], "it is measured")
+    resize(node, "a", "--memory", "150MiB")
+    wait_until(lambda: cap_in_page(node, "a") == 150 * MIB, "it keeps to its cap")
+    hungry.touch()
+    wait_until(lambda: [line for line in job.lines if line.startswith("caught: ")], "it is refused", seconds=20.0)
+    assert node.carpool("cancel", "a").code == 0
+    ended = job.wait()
+    assert re.match(
+        r"carpool: memory cap reached: this job may hold 150\.0 MiB, holds \d+\.\d MiB and asked for 200\.0 MiB more;"
+        r" the program gets its own out-of-memory error \(raise the cap with --memory\)\n",
+        ended.err,
+    ), ended.err
 
 
 def test_what_makes_no_sense_is_refused_and_a_job_is_ended_only_when_told_to(node: Node) -> None:

@@ -155,6 +155,25 @@ def test_a_job_whose_daemon_died_before_it_noted_the_runner_runs_once(
     wait_until(lambda: not is_alive(text["runner_pid"]), "the one that was too many left")
 
 
+def test_a_job_that_runs_outside_the_turns_is_taken_back_as_that(node: Node, tmp_path: Path) -> None:
+    node.start()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.0-stand-in'\n")
+    node.environment["PYTHONPATH"] = f"{tmp_path}:{node.environment['PYTHONPATH']}"
+    program = "import time, torch; print('ready', flush=True); time.sleep(300)"
+    job = node.run(PYTHON, "-c", program, options=["--name", "odd"])
+    job.wait_line("ready")
+    before = node.wait_state("odd", "unmanaged")
+    node.kill_daemon()
+    node.start()
+    after = node.job("odd")
+    assert (after["state"], after["pids"]) == ("unmanaged", before["pids"])
+    reason = "runs outside carpool's turns: torch 0.0-stand-in could not be hooked"
+    assert after["reason"].startswith(reason) and before["reason"].startswith(reason)
+    job.process.terminate()
+    assert job.wait().code == 143
+
+
 def test_a_job_that_ends_while_no_daemon_runs_is_not_a_ghost_afterwards(node: Node) -> None:
     node.start()
     runs = node.run("/bin/sh", "-c", SLEEPER, options=["--name", "ghost", "--memory", "4GiB"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 
 import pytest
 
@@ -68,3 +70,26 @@ def test_a_larger_cap_frees_a_waiting_allocation(node: Node, alone: Alone) -> No
     ended = job.wait()
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == alone.output(*GREEDY)
+
+
+def test_ctrl_c_ends_the_wait_each_time_and_a_harmless_signal_does_not(node: Node) -> None:
+    """The program is inside malloc, where Python cannot run its handlers; nobody has to wait for the deadline."""
+    node.start()
+    options = ["--name", "a", "--memory", "100MiB", "--wait-memory", "10m"]
+    job = node.run("is_interrupted.py", options=options)
+    job.wait_line("ready")
+    for attempt in (1, 2):
+        wait_until(lambda: node.job("a")["pending_bytes"], "it waits")
+        job.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        assert node.job("a")["pending_bytes"], "it still waits"
+        job.process.send_signal(signal.SIGINT)
+        job.wait_line(f"interrupted {attempt} usr1={attempt}")
+    ended = job.wait()
+    assert ended.code == 7
+    assert re.match(
+        r"carpool: job a-1 holds \d+\.?\d* MiB and asked for 16\.0 MiB more, and was told to end while it waited for"
+        r" that; the program gets its own out-of-memory error\n",
+        ended.err,
+    ), ended.err
+    assert node.wait_state("a", "cancelled", "failed")["state"] == "cancelled"

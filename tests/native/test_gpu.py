@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.wire import caps
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native.gpu import (
@@ -352,6 +353,23 @@ def test_an_uncapped_job_whose_account_cannot_be_opened_runs_on(
     probe = start(env=env)
     assert probe.alloc("plain", 0, MIB) == 0
     assert "memory of this process is not counted" in probe.said()
+
+
+def test_a_cap_that_its_user_draws_meanwhile_is_what_the_program_sees_of_the_card(
+    built: Built, start: Start, page: Page, books: Path
+) -> None:
+    env = environment(built, books, page=page.path)
+    del env["CARPOOL_IS_CAPPED"]
+    page.words[wire.H_CAP] = 200 * MIB  # what others leave: that of a moment
+    probe = start(env=env)
+    total = probe.ask("total")[1]
+    assert total > 200 * MIB
+    page.words[wire.H_CAP] = 100 * MIB
+    caps.tell(page.words, total, 100 * MIB, may_wait=False)
+    assert probe.ask("total") == (0, 100 * MIB)
+    assert probe.alloc("plain", 0, 101 * MIB) == OUT_OF_MEMORY
+    assert probe.alloc("plain", 0, 60 * MIB) == 0
+    assert probe.info() == (40 * MIB, 100 * MIB)
 
 
 def test_other_programs_find_what_is_behind_them(start: Start) -> None:

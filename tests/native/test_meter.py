@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.wire import caps
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native import probe
@@ -402,6 +403,24 @@ def test_m4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page
     )
 
 
+def test_m4_what_goes_over_a_cap_that_the_user_drew_meanwhile_is_not_waited_for(waiting: Probe, page: Page) -> None:
+    page.words[wire.H_CAP] = 12 * MIB
+    caps.tell(page.words, 64 * MIB, 12 * MIB, may_wait=False)
+    assert waiting.ask(f"malloc 1 {8 * MIB}") == (0, errno.ENOMEM)
+    assert re.fullmatch(
+        r"carpool: memory cap reached: this job may hold 12\.0 MiB, holds 10\.\d MiB and asked for 8\.0 MiB more; the"
+        r" program gets its own out-of-memory error \(raise the cap with --memory\)\n",
+        waiting.said(),
+    )
+
+
+def test_m4_where_it_was_told_to_wait_it_waits_at_a_cap_of_its_user_too(waiting: Probe, page: Page) -> None:
+    caps.tell(page.words, 64 * MIB, 16 * MIB, may_wait=True)
+    ask_and_wait(waiting, page)
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB
+
+
 def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
     built: Built, start: Start, page: Page
 ) -> None:
@@ -414,11 +433,47 @@ def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
     assert "this job may hold 16.0 MiB, holds 10.0 MiB and asked for 8.0 MiB more, and waited as long" in probe.said()
 
 
-def test_m5_at_a_boundary_nothing_waits_and_small_blocks_pass(waiting: Probe, page: Page) -> None:
+def test_m5_at_a_boundary_the_thread_there_waits_for_nothing_and_small_blocks_pass(
+    waiting: Probe, page: Page
+) -> None:
+    assert waiting.ask("turns") == (1, 0)
     page.words[wire.H_CAP] = 8 * MIB  # it has grown beyond
     page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
     assert waiting.ask("malloc 1 100000")[0] >= 100000
     assert waiting.ask(f"malloc 2 {8 * MIB}") == (0, errno.ENOMEM)
+    assert "waited" not in waiting.said()
+
+
+def test_m5_small_blocks_of_other_threads_do_not_pass_the_cap_meanwhile(start: Start, page: Page) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    probe = start()
+    assert probe.ask(f"malloc 0 {16 * MIB - 65536}")[0]
+    page.words[slot_base(slot_of(page, probe.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
+    assert probe.ask("malloc 1 100000") == (0, errno.ENOMEM)
+
+
+@pytest.mark.slow
+def test_m5_other_threads_wait_but_not_as_long_as_the_turn_is_away(waiting: Probe, page: Page) -> None:
+    page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
+    ask_and_wait(waiting, page)
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB, "there is room before that"
+    page.words[wire.H_CAP] = 16 * MIB
+    began = time.monotonic()
+    assert waiting.ask(f"malloc 2 {8 * MIB}") == (0, errno.ENOMEM)
+    assert 1.5 < time.monotonic() - began < WAIT_SECONDS - 1
+
+
+@pytest.mark.slow
+def test_m5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
+    lease = slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE
+    page.words[lease] = wire.LEASE_ASKED
+    ask_and_wait(waiting, page)
+    page.words[lease] = wire.LEASE_HELD
+    time.sleep(2.5)  # longer than it may wait while the turn is away
+    assert page.pending() == [(waiting.pid, 8 * MIB)]
+    page.words[wire.H_CAP] = 32 * MIB
+    assert waiting.answer()[0] >= 8 * MIB
 
 
 def test_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:

@@ -1,7 +1,8 @@
 """Trains while it hoards one more tensor of `--mib` MiB every step; with `--catch` it survives being refused.
 
 After a refusal it keeps what it has, asks for no more, and trains on to the end. `--first` MiB are there before the
-first step; with `--after FILE` that comes only once the file is there; `--thread` keeps a thread of its own.
+first step; with `--after FILE` that comes only once the file is there; `--thread` keeps a thread of its own. With
+`--when FILE` it hoards only once that file is there.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="MiB held from the start")
     parser.add_argument("--catch", action="store_true")
     parser.add_argument("--after", default="")
+    parser.add_argument("--when", default="")
     parser.add_argument("--thread", action="store_true")
     args = parser.parse_args()
 
@@ -45,7 +47,7 @@ def main() -> None:
     held = [torch.ones(args.first, 1024, 1024, dtype=torch.uint8)]
     refused, value = False, 0.0
     for step in range(1, args.steps + 1):
-        if not refused:
+        if not refused and (not args.when or Path(args.when).exists()):
             try:
                 hoard.append(torch.ones(args.mib, 1024, 1024, dtype=torch.uint8))
             except RuntimeError as error:

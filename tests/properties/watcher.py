@@ -314,13 +314,15 @@ class WatchedScheduler:
             assert effect.cap_bytes >= max(known, job.cap_bytes or 0)
 
     def _check_denial(self, effect: DenyMemory) -> None:
-        """W6 and W7: only what waits and has no room fails; before its deadline only while nobody moves, and if it
-        was told to wait only where everybody waits for memory."""
+        """W4 to W8: only what waits and has no room fails; under its cap, before its deadline, only while nobody
+        moves, and if it was told to wait only where everybody waits for memory."""
         node = self.picture()
         job = next(each for each in node.jobs if each.id == effect.job)
-        assert job.pending_bytes and job.promised_bytes < job.live_bytes + job.pending_bytes
-        assert NUMBER.search(effect.reason)
-        if "as long as --wait-memory allows" in effect.reason:
+        assert job.pending_bytes and NUMBER.search(effect.reason)
+        if "was told to end" in effect.reason:
+            return
+        assert job.promised_bytes < job.live_bytes + job.pending_bytes
+        if "as long as --wait-memory allows" in effect.reason or effect.reason.startswith("memory cap reached"):
             return
         here = [each for each in node.jobs if each.device == job.device and each.state not in ENDED]
         assert not any(each.state in (JobState.PARKING, JobState.UNPARKING) for each in here)

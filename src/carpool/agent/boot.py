@@ -73,22 +73,23 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 def lacks_room() -> str:
     """Why the program cannot import torch under its cap, if it cannot: torch's own C++ would end the whole process
     where this is an error that a program can catch."""
-    if os.environ.get("CARPOOL_DEVICE_KIND") != "cpu" or os.environ.get("CARPOOL_WAIT_MEMORY_NS"):
+    if os.environ.get("CARPOOL_DEVICE_KIND") != "cpu":
         return ""
     from pathlib import Path
 
     from carpool.errors import PeerError
     from carpool.units import format_bytes
-    from carpool.wire import page
+    from carpool.wire import caps, page
 
     try:
         shared = page.Page.open(Path(os.environ["CARPOOL_PAGE"]))
     except (KeyError, PeerError):
         return ""
-    slot, cap = shared.slot_of(os.getpid()), shared.words[page.H_CAP] if os.environ.get("CARPOOL_IS_CAPPED") else 0
+    slot, cap = shared.slot_of(os.getpid()), shared.words[page.H_CAP] if caps.is_own(shared.words) else 0
     held = shared.live_bytes(slot) if slot is not None else 0
+    waits = os.environ.get("CARPOOL_WAIT_MEMORY_NS") and caps.is_worth_waiting(shared.words, held + TORCH_BYTES)
     shared.close()
-    if slot is None or not cap or held + TORCH_BYTES <= cap:
+    if slot is None or not cap or waits or held + TORCH_BYTES <= cap:
         return ""
     return (
         f"importing torch takes about {format_bytes(TORCH_BYTES)}; job {os.environ.get('CARPOOL_JOB')} may hold"

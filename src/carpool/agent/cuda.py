@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.agent.link import Link
 from carpool.agent.memory import explain_out_of_memory
-from carpool.wire import page
+from carpool.wire import caps, page
 
 ALLOCATED = "allocated_bytes.all.current"
 PEAK = "allocated_bytes.all.peak"
@@ -25,7 +25,7 @@ def is_counted(link: Link) -> bool:
 
 def cap_from_the_start(cuda: Any, link: Link) -> None:
     """Limit the allocator as soon as the program makes its context, before it allocates anything."""
-    if link.words[page.H_CAP] and os.environ.get("CARPOOL_IS_CAPPED"):
+    if link.words[page.H_CAP] and caps.is_own(link.words):
         cuda._lazy_call(lambda: limit_allocator(cuda, link))  # torch's own way to defer a call
 
 
@@ -51,7 +51,7 @@ class CudaSource:
         self._cuda = torch.cuda
         self._link = link
         self._base_peak_bytes = 0  # the allocator's all-time peak when ours was last reset
-        self._cap_bytes = link.words[page.H_CAP]  # as the allocator knows it
+        self._cap_bytes = link.words[page.H_CAP] if caps.is_own(link.words) else 0  # as the allocator knows it
         explain_out_of_memory(link, self)
 
     def _stats(self) -> dict[str, int]:
@@ -70,9 +70,9 @@ class CudaSource:
         return live
 
     def _follow_cap(self) -> None:
-        """`carpool resize` changes the word in the page."""
+        """`carpool resize` changes the cap in the page, or draws one where there was none."""
         cap_bytes = self._link.words[page.H_CAP]
-        if cap_bytes != self._cap_bytes and os.environ.get("CARPOOL_IS_CAPPED") and self._cuda.is_initialized():
+        if cap_bytes != self._cap_bytes and caps.is_own(self._link.words) and self._cuda.is_initialized():
             self._cap_bytes = cap_bytes
             limit_allocator(self._cuda, self._link)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import resource
 import sys
 import time
@@ -19,8 +18,8 @@ from typing import Protocol
 from carpool.agent.link import Link
 from carpool.agent.parking import Movable
 from carpool.units import format_bytes
+from carpool.wire import caps, page
 from carpool.wire import messages as m
-from carpool.wire import page
 
 CLEAN_SLACK_PERCENT = 5
 CLEAN_SLACK_BYTES = 1 << 20
@@ -75,7 +74,7 @@ class ResidentSource:
     def enforce_cap(self) -> None:
         """Limit this process's data to what it has now plus the cap; once, before the program's own allocations."""
         cap = self._link.words[page.H_CAP]
-        if cap and os.environ.get("CARPOOL_IS_CAPPED"):
+        if cap and caps.is_own(self._link.words):
             data = _status_kib("VmData") * 1024
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             with contextlib.suppress(ValueError, OSError):
@@ -107,14 +106,15 @@ def _status_kib(field: str) -> int:
 
 
 def explain_out_of_memory(link: Link, source: Source) -> None:
-    """Where the framework itself enforces the cap, add carpool's sentence to an uncaught out-of-memory error."""
-    if not os.environ.get("CARPOOL_IS_CAPPED"):
-        return
+    """Add carpool's sentence to an uncaught out-of-memory error at a cap that the user drew, by now."""
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError" or "allocate memory" in str(error):
+        is_it = (
+            isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+        )
+        if is_it and caps.is_own(link.words):
             cap, live = link.words[page.H_CAP], source.live_bytes()
             sys.stderr.write(
                 f"carpool: memory cap reached: job {link.job} may hold {format_bytes(cap)} and holds"
@@ -122,6 +122,12 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
             )
 
     sys.excepthook = excepthook
+
+
+def name_turn_taker() -> None:
+    """Tell the meter that this thread takes the turns (M5 of native/meter.c)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).carpool_takes_turns()
 
 
 def give_back_heap() -> None:

@@ -22,7 +22,7 @@ from threading import get_ident
 from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError, say
-from carpool.agent.memory import Memory, Profile
+from carpool.agent.memory import Memory, Profile, name_turn_taker
 from carpool.agent.parking import Parking
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -48,6 +48,7 @@ class Turns:
         self.seat = link.seat
         self.seat.owner = get_ident()
         self.seat.is_instant = memory.is_instant
+        name_turn_taker()
         self._is_shared = False
         self._was_alone = False
         self._profile = Profile(memory)

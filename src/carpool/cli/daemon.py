@@ -161,6 +161,9 @@ def status(as_json: bool) -> None:
     )
     told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
     print(f"{', '.join(told[:4])}\n{', '.join(told[4:])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
+    if answer["kept_bytes"]:
+        kept = format_bytes(int(str(answer["kept_bytes"])))
+        print(f"beside that, jobs that are back keep {kept} for their next move")
     if answer["journal_trouble"]:
         print(f"warning: {answer['journal_trouble']}")
     show(device_table(answer))

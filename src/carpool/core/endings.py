@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core import admission, lanes, ledger
+from carpool.core import admission, lanes, ledger, waiting
 from carpool.core.accounts import raise_floors, reset_marks
 from carpool.core.effects import CloseJob, Effect, RememberJob, StopJob
 from carpool.core.events import CancelAsked, JobDetached, JobExited
@@ -56,7 +56,7 @@ def cancel(node: Node, job: Job, event: CancelAsked, *, now: Nanos) -> list[Effe
     job.is_cancelled = True
     if job.state is not JobState.QUEUED:
         job.end_reason = job.end_reason or event.reason
-        return [] if event.is_told else [StopJob(job=job.id)]
+        return [*([] if event.is_told else [StopJob(job=job.id)]), *waiting.give_up(job, now=now)]
     node.queue.remove(job.id)
     node.move(job, CancelAsked, now=now)
     job.reason = "cancelled before it started"

@@ -10,7 +10,8 @@ Rules
       known to need, one after the other, each from what is free and what those before it gave back at the end of
       their turns (the banker's algorithm). So two half-filled jobs never wait for each other. Where needs have grown
       so that there is no such order any more, the first in the order of the policy gets what there is.
-  W4  Nobody gets more than its own cap; a larger one (resize.py) frees a waiting allocation.
+  W4  Nobody gets more than its own cap. An allocation over it that was told to wait (--wait-memory) is freed by a
+      larger one (resize.py); any other fails at once: no waiting could help.
   W5  Where parking others gives it what it asks for, they are parked at once: the last in the order of the policy, no
       more than needed. They come back by themselves, not before the device was quiet for as long as R4 says: a job
       that grew is likely to grow on. Where it does not, others go on, but only those whose needs are covered.
@@ -20,6 +21,8 @@ Rules
       any. One fails at a time: that of the job which had the least device time, of several the youngest; the others
       wait for what becomes of it.
   W7  At its deadline an allocation fails.
+  W8  Whoever wants the job to end (Ctrl-C, cancel) ends what waits then, each time: inside an allocation the program
+      cannot hear of it. What it asks for later, to save its work perhaps, may wait again.
 
 An allocation that fails is told so by the driver, with the sentence why, and the program gets the error of its
 framework. docs/design/0012-growth.md has the reasons.
@@ -27,7 +30,7 @@ framework. docs/design/0012-growth.md has the reasons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carpool.core import admission, denials, leavers, ledger, parking, reasons
 from carpool.core.accounts import raise_floors, reset_marks, view_of
@@ -232,7 +235,7 @@ def _let_back(node: Node, device: Device, *, now: Nanos) -> None:
             job.gives_way = False
 
 
-# --- who waits in vain (W6, W7) -----------------------------------------------------------------------------
+# --- who waits in vain (W4, W6, W7, W8) ---------------------------------------------------------------------
 
 
 def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -241,8 +244,11 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     for job in here:
         wait_ns = job.spec.wait_memory_ns
         is_late = wait_ns is not None and now - job.asked_ns >= wait_ns
-        if is_late and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
-            effects += _tell(job, denials.waited_long(job, device, here, now - job.asked_ns), now=now)
+        is_capped = wait_ns is None and not _is_under_cap(job)
+        if (is_late or is_capped) and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
+            waited_ns = now - job.asked_ns
+            facts = _facts(node, device, job)
+            effects += _tell(job, denials.at_its_cap(job) if is_capped else facts.waited_long(waited_ns), now=now)
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
         return effects
     stuck = _stuck(node, device, now=now)
@@ -251,12 +257,12 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     ]
     if unwilling:
         job = min(unwilling, key=_loss)
-        return effects + _tell(job, denials.not_told_to_wait(job, device, here), now=now)
+        return effects + _tell(job, _facts(node, device, job).not_told_to_wait(), now=now)
     if not all(job.spec.wait_memory_ns is None for job in stuck) and not any(
         _may_free(node, job, now=now) for job in here
     ):
         job = min(stuck, key=_loss)
-        return effects + _tell(job, denials.nobody_goes_on(job, device, here), now=now)
+        return effects + _tell(job, _facts(node, device, job).nobody_goes_on(), now=now)
     return effects
 
 
@@ -270,9 +276,34 @@ def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
 
 
+def _facts(node: Node, device: Device, job: Job) -> denials.Facts:
+    others = [other for other in node.jobs_on(device) if other is not job]
+    return denials.Facts(job=job, device=device, others=others, room_bytes=_could_have(node, device, job))
+
+
+def _could_have(node: Node, device: Device, job: Job) -> int:
+    """What it would be given if it asked for that much: all that is free, or no more than it has (W3)."""
+    if job.state is not JobState.BLOCKED:
+        return admission.room_bytes(node, job)
+    more, part = max(0, ledger.free_bytes(device)), part_of(job)
+    if job.spec.cap_bytes is not None:
+        more = min(more, max(0, job.spec.cap_bytes - job.promised_bytes))
+    has = job.promised_bytes + more
+    claim = max(has, job.needs.total_bytes if job.needs is not None else 0)
+    others = [part_of(other) for other in node.jobs_on(device) if is_asking(other) and other is not job]
+    was_safe = is_safe(more, [*others, replace(part, claim_bytes=claim)])
+    is_still = is_safe(ledger.free_bytes(device) - more, [*others, replace(part, has_bytes=has, claim_bytes=claim)])
+    return has if is_still or not was_safe else job.promised_bytes
+
+
 def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
     """What would be lost with the job: of several the least, of these the youngest."""
     return job.served_ns, -job.arrived_ns, job.id
+
+
+def give_up(job: Job, *, now: Nanos) -> list[Effect]:
+    """Somebody wants it to end (W8)."""
+    return _tell(job, denials.is_to_end(job), now=now) if job.pending_bytes else []
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,6 +20,7 @@ from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
+from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
@@ -112,6 +113,7 @@ class Calls:
             "pid": os.getpid(),
             **self._config.facts(),
             "host_bytes": picture.host_bytes,
+            "kept_bytes": self._kept_bytes(picture.jobs),
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
             "jobs": len(self._loop.jobs),
@@ -121,6 +123,13 @@ class Calls:
                 for device in picture.devices
             ],
         }
+
+    def _kept_bytes(self, jobs: Iterable[JobPicture]) -> int:
+        """What jobs that are not away keep of the store for their next move; on a disk they keep nothing."""
+        if not self._config.park_to:
+            return 0
+        here = [self._loop.jobs[job.id] for job in jobs if job.id in self._loop.jobs and not job.parked_bytes]
+        return kept_bytes(self._starter.places.parked, {pid for live in here for pid in live.pids()})
 
     def ps(self, *, with_ended: bool) -> dict[str, object]:
         self._loop.look()
@@ -149,6 +158,7 @@ class Calls:
         live = self._find_live(wanted)
         if live is None:
             raise self._missing(wanted)
+        self._loop.look_at(self._loop.jobs[live])  # an allocation of it that waits is given up (W8)
         self._loop.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
         return {"job": live}
 
@@ -199,6 +209,7 @@ class Calls:
             raise RefusedError(reason)
         self._loop.tell(event)
         live.file.spec = self._loop.scheduler.spec_of(job)
+        self._starter.resized(live)
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
         return self.job(job)

@@ -141,8 +141,8 @@ class Desk:
             case m.Parked() | m.Unparked():
                 self._tell(parking.answer(live, member, message, self._state_of(live)))
             case m.Detach():
-                live.revoke()
-                member.is_asking = False
+                live.detach(member, message.reason)
+                self._save(live)
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.is_asking():  # the other ranks still take turns
                     self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
@@ -335,16 +335,7 @@ class Desk:
             return
         live.file.device = device
         live.set_capacity(self._starter.capacity_of(device))
-        words = live.page.words
-        for slot, pid in live.page.pids().items():
-            base = pages.slot_base(slot)
-            live.page.clear_pass(slot)
-            lease = words[base + pages.S_LEASE]
-            if processes.is_alive(pid) and (lease != pages.LEASE_NONE or words[base + pages.S_STEPS]):
-                member = Member(peer=None, pid=pid, slot=slot, is_holding=lease == pages.LEASE_HELD)
-                if lease == pages.LEASE_PARKED:
-                    member.parked = m.Parked(moved_bytes=words[base + pages.S_PARKED], move_ns=0, reason="")
-                live.members[pid] = member
+        live.find_members()
         self._loop.jobs[live.id] = live
         event = live.adopted(self._loop.journal.account_of(live.id))
         self._loop.tell(event)
@@ -353,6 +344,8 @@ class Desk:
             del self._loop.jobs[live.id]
             return
         live.is_granted = state in HOLDING
+        if live.is_detached:
+            self._loop.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:
             self._watch_child(live, live.file.child_pid)
         else:

@@ -30,6 +30,8 @@ class JobFile(msgspec.Struct, kw_only=True):
     child_birth: int = 0
     needs: Needs | None = None
     is_suspended: bool = False
+    detached: str = ""  # why it, or a process of it, goes on outside the turns
+    detached_pids: list[int] = []  # which ones do
 
 
 def load_file(directory: Path) -> JobFile | None:

@@ -24,6 +24,7 @@ from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.errors import PeerError
+from carpool.wire import caps
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 
@@ -85,9 +86,10 @@ class LiveJob:
         self.page = pages.Page.create(path)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Tell its programs how much its device has: more than that is not worth waiting for."""
+        """Tell its programs how much its device has and whether its user drew a cap: no more is worth waiting for."""
+        spec = self.file.spec
         if self.page is not None:
-            self.page.words[pages.H_CAPACITY] = capacity_bytes
+            caps.tell(self.page.words, capacity_bytes, spec.cap_bytes, may_wait=spec.wait_memory_ns is not None)
 
     def deny(self, reason: str) -> None:
         """Its allocations that wait now fail."""
@@ -172,9 +174,39 @@ class LiveJob:
             self.page.words[pages.slot_base(member.slot) + pages.S_RECALL] = value
 
     def _lease_of(self, member: Member) -> int:
-        """What the member itself says of its turn."""
-        words = self.page.words if self.page is not None else None
-        return words[pages.slot_base(member.slot) + pages.S_LEASE] if words is not None else pages.LEASE_NONE
+        """What the member itself says of its turn; one that went on outside the turns left its word as it was."""
+        if self.page is None or member.pid in self.file.detached_pids:
+            return pages.LEASE_NONE
+        return self.page.words[pages.slot_base(member.slot) + pages.S_LEASE]
+
+    # --- who takes turns ---------------------------------------------------------------------------------
+
+    def detach(self, member: Member, reason: str) -> None:
+        """It goes on outside the turns, also for the next daemon."""
+        self.revoke()
+        member.is_asking = False
+        self.file.detached = reason
+        self.file.detached_pids = [*self.file.detached_pids, member.pid]
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether nobody of it takes turns any more."""
+        return bool(self.file.detached) and set(self.members) <= set(self.file.detached_pids)
+
+    def find_members(self) -> None:
+        """Take in the processes of a job that outlived its daemon, as the page tells it."""
+        if self.page is None:
+            return
+        words = self.page.words
+        for slot, pid in self.page.pids().items():
+            base = pages.slot_base(slot)
+            self.page.clear_pass(slot)
+            if processes.is_alive(pid) and (words[base + pages.S_LEASE] or words[base + pages.S_STEPS]):
+                member = self.members[pid] = Member(peer=None, pid=pid, slot=slot)
+                lease = self._lease_of(member)
+                member.is_holding = lease == pages.LEASE_HELD
+                if lease == pages.LEASE_PARKED:
+                    member.parked = m.Parked(moved_bytes=words[base + pages.S_PARKED], move_ns=0, reason="")
 
     # --- facts -------------------------------------------------------------------------------------------
 

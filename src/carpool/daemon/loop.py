@@ -76,6 +76,7 @@ class Loop:
         self._listener: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
         self._looked_ns = self._accounted_ns = 0
+        self._has_news = False  # something happened since the accounts were last noted
         self._passed: GrantLease | None = None
         self._passes = Passes(starter.places.bells)
 
@@ -125,6 +126,7 @@ class Loop:
             self._give_up()
             raise
         finally:
+            self._has_news = True
             self.journal.note(now, event, effects)
 
     def _after(self) -> None:
@@ -179,14 +181,21 @@ class Loop:
         self._arm_listener()
 
     def _flush(self) -> None:
-        """Write the journal in small pieces, so that no hand-over waits for a big one."""
+        """Write the journal in small pieces, so that no hand-over waits for a big one. What happens between two of
+        them is in the accounts FLUSH_SECONDS later at most."""
         self._flusher = None
-        if time.monotonic_ns() - self._accounted_ns >= FLUSH_SECONDS * 1e9:
+        if self._has_news and self._account_in_seconds() <= 0:
             self.note_accounts()
         self.journal.flush(rows_max=FLUSH_ROWS)
+        pauses = [self._account_in_seconds()] if self._has_news else []
         if self.journal.is_dirty:
-            pause = FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS
-            self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
+            pauses.append(FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS)
+        if pauses:
+            self._flusher = asyncio.get_running_loop().call_later(max(0.0, min(pauses)), self._flush)
+
+    def _account_in_seconds(self) -> float:
+        """How long it is until what happened since the accounts were last noted must be in them."""
+        return FLUSH_SECONDS - (time.monotonic_ns() - self._accounted_ns) / 1e9
 
     def note_regularly(self) -> None:
         """Note from now on, also while nothing happens, that everybody still does what he did: a job's account goes
@@ -198,6 +207,7 @@ class Loop:
     def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
         now = self._accounted_ns = time.monotonic_ns()
+        self._has_news = False
         changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
             account = self.scheduler.account_of(job_id, now=now)

@@ -89,6 +89,11 @@ class Starter:
         except OSError as error:
             log.warning("job.unsaved job=%s reason=%s", live.id, error)
 
+    def resized(self, live: LiveJob) -> None:
+        """The user drew another cap; one that has not started gets it with its page."""
+        if live.page is not None:
+            live.set_capacity(self.capacity_of(live.file.device))
+
     def send_start(self, live: LiveJob) -> None:
         if live.runner is not None and live.page is not None:
             live.runner.send(m.Start(job=live.id, environment=self._environment(live, live.page.path)))
