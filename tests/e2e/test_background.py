@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ def test_a_submitted_job_runs_to_its_end_and_keeps_its_output(shared: Node) -> N
     path = shared.places.logs / f"{job_id}.log"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(shared.places.logs.stat().st_mode) == 0o700
+
+
+def test_the_daemon_steps_back_and_what_it_starts_does_not(shared: Node) -> None:
+    tell = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+    job = shared.submit(sys.executable, "-c", tell)
+    shared.wait_state(job["id"], "finished")
+    assert shared.carpool("logs", job["id"]).lines == ["True"]
+    daemon = json.loads(shared.carpool("daemon", "status", "--json").out)["pid"]
+    assert os.sched_getscheduler(daemon) == os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
 
 
 def test_of_ended_jobs_the_newest_thousand_logs_are_kept(node: Node) -> None:
