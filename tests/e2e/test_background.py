@@ -53,7 +53,7 @@ def test_the_daemon_steps_back_and_what_it_starts_does_not(shared: Node) -> None
     shared.wait_state(job["id"], "finished")
     assert shared.carpool("logs", job["id"]).lines == ["True"]
     daemon = json.loads(shared.carpool("daemon", "status", "--json").out)["pid"]
-    assert os.sched_getscheduler(daemon) == os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+    assert os.sched_getscheduler(daemon) == os.SCHED_BATCH
 
 
 def test_of_ended_jobs_the_newest_thousand_logs_are_kept(node: Node) -> None:

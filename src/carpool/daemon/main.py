@@ -20,6 +20,7 @@ from carpool.core.events import DeviceAdded, HistoryLoaded
 from carpool.core.model import DeviceId
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
+from carpool.daemon import processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.desk import Desk
@@ -98,13 +99,6 @@ def _start_log(places: Places) -> None:
     log.setLevel(level)
 
 
-def _step_back() -> None:
-    """Never push a job off its processor: the daemon is woken by every hand-over, when the next job just begins, and
-    one of the processors is about to be free. What it starts runs as everybody does."""
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-
-
 def _run(serving: Coroutine[object, object, bool]) -> bool:
     try:
         uvloop = importlib.import_module("uvloop")
@@ -133,7 +127,7 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"carpool daemon: {error.strerror}: {error.filename}\n")
         return 1
-    _step_back()
+    processes.step_back()
     try:
         return 0 if _run(serve(places, config)) else 1
     finally:

@@ -1,8 +1,10 @@
-"""What the operating system knows of processes: whether they live, and whether they compute."""
+"""What the operating system knows of processes: whether they live, whether they compute, and whom it prefers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 PROC_BYTES = 4096
@@ -66,3 +68,24 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None
+
+
+def step_back() -> None:
+    """Never push a job off its processor: the daemon is woken by every hand-over, when the next job just begins, and
+    one of the processors is about to be free."""
+    _set_policy(os.SCHED_BATCH)
+
+
+@contextlib.contextmanager
+def stepped_up() -> Iterator[None]:
+    """What is started here runs as everybody does."""
+    _set_policy(os.SCHED_OTHER)
+    try:
+        yield
+    finally:
+        step_back()
+
+
+def _set_policy(policy: int) -> None:
+    with contextlib.suppress(OSError):  # where it may not, it runs as everybody does
+        os.sched_setscheduler(0, policy, os.sched_param(0))

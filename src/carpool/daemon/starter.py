@@ -107,7 +107,7 @@ class Starter:
         if self._spawned % LOOK_EVERY == 0:
             self._prune_logs()
         self._spawned += 1
-        with open(self.log_path(live.id), "ab", opener=_private) as sink:
+        with open(self.log_path(live.id), "ab", opener=_private) as sink, processes.stepped_up():
             self._runners[live.id] = subprocess.Popen(
                 [sys.executable, "-m", "carpool.cli.runner", str(live.directory)],
                 stdin=subprocess.DEVNULL,
