@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from carpool.agent import stores
+from carpool.agent import moves, pages, stores
 from carpool.agent.storages import Storages
 from carpool.agent.stores import LOCKED_BYTES, FileStore, MemoryStore, Piece, PinnedStore, Store
 
@@ -161,8 +162,13 @@ def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> N
     store.reserve(100)
 
 
-def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages) -> None:
+@pytest.mark.parametrize("way", ["C", "plain"])
+def test_large_and_odd_sizes_come_back_whole_again_and_again(
+    storages: Storages, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pieces of several threads, parts of several files, pages that are kept: sizes that are no multiple of any."""
+    if way == "plain":
+        monkeypatch.setattr(moves, "native", None)
     sizes = [4096, 3 * stores.PIECE_BYTES + 13, 5000, stores.PIECE_BYTES, stores.PIECE_BYTES + 1, 777_777]
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
     copies = [tensor.clone().numpy().tobytes() for tensor in tensors]
@@ -173,6 +179,129 @@ def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages)
         assert [tensor.clone().numpy().tobytes() for tensor in tensors] == copies
         tensors[1] += 1  # what is written over kept pages is not what was there
         copies[1] = tensors[1].clone().numpy().tobytes()
+
+
+def test_many_small_storages_come_back_whole(storages: Storages) -> None:
+    """Hundreds in one block of memory, and some that lie across two."""
+    tensors = [torch.full((1024 + 16 * number,), float(number)) for number in range(700)]
+    storages.move_out(1 << 40)
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+    storages.move_in()
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_a_block_of_memory_is_one_threads_work() -> None:
+    tensors = [torch.empty(size, dtype=torch.uint8) for size in (5000, 9 * stores.PIECE_BYTES + 5, 70_000, 8192)]
+    offset, moves_out = 0, []
+    for tensor in tensors:
+        moves_out.append(stores.Moved(tensor.untyped_storage(), tensor.nbytes, offset))
+        offset += tensor.nbytes
+    found = stores.blocks(moves_out)
+    for block in found:
+        assert (
+            len(
+                {end // stores.PIECE_BYTES for each in block for end in (each.address, each.address + each.count - 1)}
+            )
+            == 1
+        )
+    assert len({block[0].address // stores.PIECE_BYTES for block in found}) == len(found)
+    covered = sorted((piece.offset, piece.count, piece.address) for block in found for piece in block)
+    whole = [(begin, count) for begin, count, _ in covered]
+    assert [begin for begin, _ in whole] == [
+        sum(count for _, count in whole[:number]) for number in range(len(whole))
+    ]
+    assert sum(count for _, count in whole) == offset
+    for moved in moves_out:
+        mine = [(o, a) for o, _, a in covered if moved.offset <= o < moved.offset + moved.count]
+        assert all(a - moved.storage.data_ptr() == o - moved.offset for o, a in mine)
+
+
+def pmd_mapped_bytes(address: int) -> int:
+    """How much of the mapping there is in large pages of a tmpfs, by the kernel's account."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(each, 16) for each in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "ShmemPmdMapped:":
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def test_a_store_in_memory_has_large_pages_from_its_first_byte_on() -> None:
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    store = MemoryStore(MEMORY)
+    room = 8 * pages.HUGE_BYTES
+    store.reserve(room)
+    try:
+        with pages.mapped(store._fd, room) as base:
+            pages.populate(base, room, pages.MADV_POPULATE_READ)
+            try:
+                pages.take_large_page(base)
+            except OSError as error:
+                pytest.skip(f"this kernel gives no large pages: they are NOT tested ({error})")
+            assert pmd_mapped_bytes(base) >= room // 2, "a busy page may have stayed small, not all of them"
+            assert bytes((ctypes.c_char * room).from_address(base)) == bytes(room)
+    finally:
+        store._drop()
+
+
+def test_a_kernel_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+
+    def refuse(address: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(stores, "take_large_page", refuse)
+    store = MemoryStore(MEMORY)
+    storages, weights = Storages(torch, "cpu", store), torch.arange(2 << 20)
+    copy = weights.clone().numpy().tobytes()
+    for _ in range(2):
+        storages.move_out(1 << 40)
+        assert weights.untyped_storage().nbytes() == 0
+        assert os.fstat(store._fd).st_blocks * 512 >= len(copy), "room is there before the first byte is"
+        storages.move_in()
+        assert weights.clone().numpy().tobytes() == copy
+    store._drop()
+
+
+def test_a_return_without_memory_fails_and_can_be_tried_again(
+    storages: Storages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = torch.arange(COUNT)
+    storages.move_out(1 << 40)
+    if not isinstance(storages._store, MemoryStore):
+        pytest.skip("a store on a disk asks for no pages")
+
+    def refuse(address: int, count: int, how: int) -> None:
+        raise OSError(12, "there was no page to be had")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no page"):
+        patch.setattr(stores, "populate", refuse)
+        storages.move_in()
+    storages.undo_move_in()
+    assert storages.away_bytes > 0
+    assert weights.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert weights.tolist() == list(range(COUNT))
+
+
+def test_neighbours_share_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(address: int, count: int, how: int) -> bool:
+        assert how == pages.MADV_HUGEPAGE
+        asked.append((address, count))
+        return True
+
+    monkeypatch.setattr(pages, "advise", note)
+    huge, start = pages.HUGE_BYTES, 64 * pages.HUGE_BYTES
+    near = [(start + 64, huge), (start + huge + 128, huge // 2), (start + 3 * huge // 2 + 192, huge)]
+    pages.prefer_large_pages([(start + 10 * huge - 1, 2 * huge), *reversed(near), (start + 20 * huge, huge // 2)])
+    assert asked == [(start + huge, huge), (start + 10 * huge, huge)]
 
 
 def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) -> None:
