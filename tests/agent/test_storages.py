@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import tempfile
@@ -214,58 +213,6 @@ def test_a_block_of_memory_is_one_threads_work() -> None:
     for moved in moves_out:
         mine = [(o, a) for o, _, a in covered if moved.offset <= o < moved.offset + moved.count]
         assert all(a - moved.storage.data_ptr() == o - moved.offset for o, a in mine)
-
-
-def pmd_mapped_bytes(address: int) -> int:
-    """How much of the mapping there is in large pages of a tmpfs, by the kernel's account."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            begin, end = (int(each, 16) for each in first.split("-"))
-            inside = begin <= address < end
-        elif inside and first == "ShmemPmdMapped:":
-            return int(line.split()[1]) << 10
-    return 0
-
-
-def test_a_store_in_memory_has_large_pages_from_its_first_byte_on() -> None:
-    if not MEMORY.is_dir():
-        pytest.skip("no tmpfs to put a store into")
-    store = MemoryStore(MEMORY)
-    room = 8 * pages.HUGE_BYTES
-    store.reserve(room)
-    try:
-        with pages.mapped(store._fd, room) as base:
-            pages.populate(base, room, pages.MADV_POPULATE_READ)
-            try:
-                pages.take_large_page(base)
-            except OSError as error:
-                pytest.skip(f"this kernel gives no large pages: they are NOT tested ({error})")
-            assert pmd_mapped_bytes(base) >= room // 2, "a busy page may have stayed small, not all of them"
-            assert bytes((ctypes.c_char * room).from_address(base)) == bytes(room)
-    finally:
-        store._drop()
-
-
-def test_a_kernel_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not MEMORY.is_dir():
-        pytest.skip("no tmpfs to put a store into")
-
-    def refuse(address: int) -> None:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(stores, "take_large_page", refuse)
-    store = MemoryStore(MEMORY)
-    storages, weights = Storages(torch, "cpu", store), torch.arange(2 << 20)
-    copy = weights.clone().numpy().tobytes()
-    for _ in range(2):
-        storages.move_out(1 << 40)
-        assert weights.untyped_storage().nbytes() == 0
-        assert os.fstat(store._fd).st_blocks * 512 >= len(copy), "room is there before the first byte is"
-        storages.move_in()
-        assert weights.clone().numpy().tobytes() == copy
-    store._drop()
 
 
 def test_a_return_without_memory_fails_and_can_be_tried_again(

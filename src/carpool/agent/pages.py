@@ -21,7 +21,7 @@ GAP_BYTES = 4096  # between two neighbours on the heap: the allocator's own word
 
 
 @contextlib.contextmanager
-def mapped(fd: int, count: int) -> Iterator[int]:
+def mapped(fd: int, count: int, offset: int = 0) -> Iterator[int]:
     """The file's address while the block lasts, one where large pages fit; a forked child does not have it."""
     libc, span = system(), ctypes.c_size_t(count + HUGE_BYTES)
     libc.mmap.restype = ctypes.c_void_p
@@ -32,7 +32,7 @@ def mapped(fd: int, count: int) -> Iterator[int]:
         base = -(-held // HUGE_BYTES) * HUGE_BYTES
         place, access = ctypes.c_void_p(base), mmap.PROT_READ | mmap.PROT_WRITE
         how = mmap.MAP_SHARED | MAP_FIXED
-        if libc.mmap(place, ctypes.c_size_t(count), access, how, fd, ctypes.c_long(0)) == MAP_FAILED:
+        if libc.mmap(place, ctypes.c_size_t(count), access, how, fd, ctypes.c_long(offset)) == MAP_FAILED:
             raise _trouble("the store could not be mapped")
         advise(base, count, MADV_DONTFORK)
         yield base
@@ -45,16 +45,6 @@ def populate(address: int, count: int, how: int) -> None:
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     if not advise(begin, address + count - begin, how) and ctypes.get_errno() != errno.EINVAL:
         raise _trouble("there was no page to be had")  # EINVAL: an old kernel gets them one by one
-
-
-def take_large_page(address: int) -> None:
-    """Have a large page of a tmpfs where nothing was written yet; an OSError if there is none to be had.
-
-    The kernel puts small pages together, and one is enough: it clears the rest of the large one.
-    """
-    populate(address, mmap.PAGESIZE, MADV_POPULATE_WRITE)
-    if not advise(address, HUGE_BYTES, MADV_COLLAPSE) and ctypes.get_errno() != errno.EAGAIN:
-        raise _trouble("no large page")  # EAGAIN: it is in use just now, and stays small
 
 
 def prefer_large_pages(ranges: Sequence[tuple[int, int]]) -> None:

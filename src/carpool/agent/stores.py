@@ -6,8 +6,8 @@ threads copy bytes and run no code of the program.
 Three stores. On a disk: files without a name, written and read, not mapped, so that a disk in trouble is an error
 and not a signal; dropped as soon as the bytes are back, so that what was not yet written to the disk never is. In
 memory (a directory on a tmpfs): one file without a name, mapped while a move lasts, which saves the kernel's own,
-slower copy; in large pages where the kernel has them, and kept for the next time where there is plenty of room, since
-new ones are what costs. For GPUs: memory that is locked while the bytes are in it.
+slower copy; its pages are kept for the next time where there is plenty of room, since new ones are what costs. For
+GPUs: memory that is locked while the bytes are in it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing import Any, Protocol, TypeVar
 from carpool.agent.moves import copy
 from carpool.agent.pages import (
     HUGE_BYTES,
+    MADV_COLLAPSE,
     MADV_POPULATE_READ,
     MADV_POPULATE_WRITE,
+    advise,
     mapped,
     populate,
     prefer_large_pages,
     system,
-    take_large_page,
 )
 
 T = TypeVar("T")
@@ -141,6 +142,8 @@ class MemoryStore:
         self._directory = directory
         self._fd = -1
         self._room = 0
+        self._huge_bytes = 0  # from its beginning on, in large pages
+        self._effort: object = None  # what puts pages together goes on while this is the one it knows
         os.register_at_fork(after_in_child=self._drop)  # or a data worker would keep the pages
 
     def reserve(self, count: int) -> None:
@@ -150,10 +153,7 @@ class MemoryStore:
         room = max(1, -(-count // HUGE_BYTES)) * HUGE_BYTES
         self._fd = _open_nameless(self._directory)
         try:
-            os.ftruncate(self._fd, room)
-            with mapped(self._fd, room) as base, contextlib.suppress(OSError):
-                share_out(range(base, base + room, HUGE_BYTES), take_large_page)
-            os.posix_fallocate(self._fd, 0, room)  # small ones for the rest: an error where there is no room
+            os.posix_fallocate(self._fd, 0, room)
         except OSError:
             self._drop()
             raise
@@ -167,8 +167,11 @@ class MemoryStore:
                 copy(base + piece.offset, piece.address, piece.count)
 
             share_out(cut(moves), put)
+        self._effort = effort = object()
+        start_aside(self._put_together, effort)
 
     def read(self, moves: Sequence[Moved]) -> None:
+        self._effort = None
         _prefer_large_pages(moves)
         with mapped(self._fd, self._room) as base:
 
@@ -186,10 +189,25 @@ class MemoryStore:
             if disk.f_bavail * disk.f_frsize < KEPT_PART * self._room:
                 self._drop()
 
+    def _put_together(self, effort: object) -> None:
+        """Have the kernel make large pages of the small ones: from then on they are mapped five hundred at a time.
+
+        It takes as long as several moves. So it is done aside while the program is away, stops when that comes back,
+        and goes on the next time. An older kernel refuses.
+        """
+        with contextlib.suppress(OSError):
+            while self._effort is effort and self._huge_bytes < self._room:
+                count = min(PIECE_BYTES, self._room - self._huge_bytes)
+                with mapped(self._fd, count, self._huge_bytes) as base:
+                    populate(base, count, MADV_POPULATE_READ)
+                    advise(base, count, MADV_COLLAPSE)
+                self._huge_bytes += count
+
     def _drop(self) -> None:
+        self._effort = None
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._room = -1, 0
+        self._fd, self._room, self._huge_bytes = -1, 0, 0
 
 
 class PinnedStore:
