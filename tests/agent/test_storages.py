@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from carpool.agent import stores
+from carpool.agent import moves, pages, stores
 from carpool.agent.storages import Storages
 from carpool.agent.stores import LOCKED_BYTES, FileStore, MemoryStore, Piece, PinnedStore, Store
 
@@ -161,8 +161,13 @@ def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> N
     store.reserve(100)
 
 
-def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages) -> None:
+@pytest.mark.parametrize("way", ["C", "plain"])
+def test_large_and_odd_sizes_come_back_whole_again_and_again(
+    storages: Storages, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pieces of several threads, parts of several files, pages that are kept: sizes that are no multiple of any."""
+    if way == "plain":
+        monkeypatch.setattr(moves, "native", None)
     sizes = [4096, 3 * stores.PIECE_BYTES + 13, 5000, stores.PIECE_BYTES, stores.PIECE_BYTES + 1, 777_777]
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
     copies = [tensor.clone().numpy().tobytes() for tensor in tensors]
@@ -173,6 +178,77 @@ def test_large_and_odd_sizes_come_back_whole_again_and_again(storages: Storages)
         assert [tensor.clone().numpy().tobytes() for tensor in tensors] == copies
         tensors[1] += 1  # what is written over kept pages is not what was there
         copies[1] = tensors[1].clone().numpy().tobytes()
+
+
+def test_many_small_storages_come_back_whole(storages: Storages) -> None:
+    """Hundreds in one block of memory, and some that lie across two."""
+    tensors = [torch.full((1024 + 16 * number,), float(number)) for number in range(700)]
+    storages.move_out(1 << 40)
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+    storages.move_in()
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_a_block_of_memory_is_one_threads_work() -> None:
+    tensors = [torch.empty(size, dtype=torch.uint8) for size in (5000, 9 * stores.PIECE_BYTES + 5, 70_000, 8192)]
+    offset, moves_out = 0, []
+    for tensor in tensors:
+        moves_out.append(stores.Moved(tensor.untyped_storage(), tensor.nbytes, offset))
+        offset += tensor.nbytes
+    found = stores.blocks(moves_out)
+    for block in found:
+        assert (
+            len(
+                {end // stores.PIECE_BYTES for each in block for end in (each.address, each.address + each.count - 1)}
+            )
+            == 1
+        )
+    assert len({block[0].address // stores.PIECE_BYTES for block in found}) == len(found)
+    covered = sorted((piece.offset, piece.count, piece.address) for block in found for piece in block)
+    whole = [(begin, count) for begin, count, _ in covered]
+    assert [begin for begin, _ in whole] == [
+        sum(count for _, count in whole[:number]) for number in range(len(whole))
+    ]
+    assert sum(count for _, count in whole) == offset
+    for moved in moves_out:
+        mine = [(o, a) for o, _, a in covered if moved.offset <= o < moved.offset + moved.count]
+        assert all(a - moved.storage.data_ptr() == o - moved.offset for o, a in mine)
+
+
+def test_a_return_without_memory_fails_and_can_be_tried_again(
+    storages: Storages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = torch.arange(COUNT)
+    storages.move_out(1 << 40)
+    if not isinstance(storages._store, MemoryStore):
+        pytest.skip("a store on a disk asks for no pages")
+
+    def refuse(address: int, count: int, how: int) -> None:
+        raise OSError(12, "there was no page to be had")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no page"):
+        patch.setattr(stores, "populate", refuse)
+        storages.move_in()
+    storages.undo_move_in()
+    assert storages.away_bytes > 0
+    assert weights.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert weights.tolist() == list(range(COUNT))
+
+
+def test_neighbours_share_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(address: int, count: int, how: int) -> bool:
+        assert how == pages.MADV_HUGEPAGE
+        asked.append((address, count))
+        return True
+
+    monkeypatch.setattr(pages, "advise", note)
+    huge, start = pages.HUGE_BYTES, 64 * pages.HUGE_BYTES
+    near = [(start + 64, huge), (start + huge + 128, huge // 2), (start + 3 * huge // 2 + 192, huge)]
+    pages.prefer_large_pages([(start + 10 * huge - 1, 2 * huge), *reversed(near), (start + 20 * huge, huge // 2)])
+    assert asked == [(start + huge, huge), (start + 10 * huge, huge)]
 
 
 def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) -> None:

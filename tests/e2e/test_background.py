@@ -218,6 +218,7 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
         "torch": "ok",
         "hooks": "ok",
         "points": "ok",
+        "moves": "ok",
         "daemon": "ok",
     }
     ended = done.wait()

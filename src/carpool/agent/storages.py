@@ -11,11 +11,11 @@ another process, is too small to matter, or was handed to numpy (torch then forb
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 from pathlib import Path
 from typing import Any
 
+from carpool.agent.moves import living, with_heirs
+from carpool.agent.pages import system
 from carpool.agent.stores import Moved, PinnedStore, Store, store_in
 
 LEAST_BYTES = 4096  # smaller storages are not worth a copy
@@ -46,12 +46,8 @@ class Storages:
         """Every storage worth moving, once; reads no tensor's values."""
         found: dict[int, Any] = {}
         self._sent = _sent_to_others(self._torch) if self._kind == "cuda" else set()
-        # Not isinstance: it asks a lazy proxy for its class, which may run the program's code. And few classes among
-        # many objects: to look a class up costs a fifth of asking what it derives from.
-        classes = _with_heirs(self._torch.Tensor)
         with self._torch._C.DisableTorchFunctionSubclass():
-            tensors: list[Any] = [each for each in gc.get_objects() if type(each) in classes]
-            for each in tensors:
+            for each in living(with_heirs(self._torch.Tensor)):
                 self._note(each, found)
                 with contextlib.suppress(Exception):
                     if (each.is_leaf or each.retains_grad) and each.grad is not None:
@@ -116,21 +112,7 @@ class Storages:
             self._torch.cuda.empty_cache()
         else:
             with contextlib.suppress(AttributeError, OSError):
-                _libc().malloc_trim(0)
-
-
-def _with_heirs(parent: type) -> set[type]:
-    """The class and every class derived from it."""
-    heirs, fresh = {parent}, [parent]
-    while fresh:
-        derived: list[type] = type.__subclasses__(fresh.pop())
-        fresh += [each for each in derived if each not in heirs]
-        heirs.update(derived)
-    return heirs
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+                system().malloc_trim(0)
 
 
 def _sent_to_others(torch: Any) -> set[int]:
@@ -140,7 +122,7 @@ def _sent_to_others(torch: Any) -> set[int]:
 
 def _has_graphs(torch: Any) -> bool:
     graph_class = getattr(torch.cuda, "CUDAGraph", None)
-    return graph_class is not None and any(issubclass(type(each), graph_class) for each in gc.get_objects())
+    return graph_class is not None and bool(living(with_heirs(graph_class)))
 
 
 def make_storages(torch: Any, kind: str, directory: str | None) -> Storages | None:

@@ -15,20 +15,29 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
-import errno
-import functools
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from carpool.agent.moves import copy
+from carpool.agent.pages import (
+    HUGE_BYTES,
+    MADV_COLLAPSE,
+    MADV_POPULATE_READ,
+    MADV_POPULATE_WRITE,
+    advise,
+    mapped,
+    populate,
+    prefer_large_pages,
+    system,
+)
+
+T = TypeVar("T")
 
 WORKERS_MAX = 4  # more do not make memory faster
 PIECE_BYTES = 4 << 20  # large enough for a copy at full speed, small enough to be shared out evenly
-MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_COLLAPSE = 10, 14, 22, 23, 25
-PROT_NONE, MAP_FIXED, MAP_FAILED = 0, 0x10, ctypes.c_void_p(-1).value
-HUGE_BYTES = 2 << 20
 LOCKED_BYTES = 64 << 20  # torch rounds page-locked memory up to a power of two: one piece of 5 GiB would take 8
 TMPFS = 0x01021994  # as statfs names its type
 KEPT_PART = 4  # pages are kept while at least so many times as much is free beside them
@@ -91,7 +100,7 @@ class FileStore:
         share_out(self._spread(moves), self._put)
 
     def read(self, moves: Sequence[Moved]) -> None:
-        _ask_for_huge_pages(moves)
+        _prefer_large_pages(moves)
         share_out(self._spread(moves), self._get)
 
     def _spread(self, moves: Sequence[Moved]) -> list[Piece]:
@@ -154,8 +163,8 @@ class MemoryStore:
         with mapped(self._fd, self._room) as base:
 
             def put(piece: Piece) -> None:
-                _populate(base + piece.offset, piece.count, MADV_POPULATE_WRITE)
-                ctypes.memmove(base + piece.offset, piece.address, piece.count)
+                populate(base + piece.offset, piece.count, MADV_POPULATE_WRITE)
+                copy(base + piece.offset, piece.address, piece.count)
 
             share_out(cut(moves), put)
         self._effort = effort = object()
@@ -163,14 +172,16 @@ class MemoryStore:
 
     def read(self, moves: Sequence[Moved]) -> None:
         self._effort = None
-        _ask_for_huge_pages(moves)
+        _prefer_large_pages(moves)
         with mapped(self._fd, self._room) as base:
 
-            def get(piece: Piece) -> None:
-                _populate(base + piece.offset, piece.count, MADV_POPULATE_READ)
-                ctypes.memmove(piece.address, base + piece.offset, piece.count)
+            def get(block: Sequence[Piece]) -> None:
+                for piece in block:
+                    populate(piece.address, piece.count, MADV_POPULATE_WRITE)
+                    populate(base + piece.offset, piece.count, MADV_POPULATE_READ)
+                    copy(piece.address, base + piece.offset, piece.count)
 
-            share_out(cut(moves), get)
+            share_out(blocks(moves), get)
 
     def clear(self) -> None:
         if self._fd >= 0:
@@ -188,8 +199,8 @@ class MemoryStore:
             while self._effort is effort and self._huge_bytes < self._room:
                 count = min(PIECE_BYTES, self._room - self._huge_bytes)
                 with mapped(self._fd, count, self._huge_bytes) as base:
-                    _populate(base, count, MADV_POPULATE_READ)
-                    _libc().madvise(ctypes.c_void_p(base), ctypes.c_size_t(count), MADV_COLLAPSE)
+                    populate(base, count, MADV_POPULATE_READ)
+                    advise(base, count, MADV_COLLAPSE)
                 self._huge_bytes += count
 
     def _drop(self) -> None:
@@ -247,7 +258,7 @@ class PinnedStore:
 def store_in(directory: Path) -> Store:
     """For the CPU device: as the directory is on a disk or in memory."""
     facts = ctypes.create_string_buffer(256)  # more than any struct statfs; its first word is the type
-    is_known = _libc().statfs(os.fsencode(directory), facts) == 0
+    is_known = system().statfs(os.fsencode(directory), facts) == 0
     if is_known and ctypes.c_long.from_buffer(facts).value == TMPFS:
         return MemoryStore(directory)
     return FileStore(directory)
@@ -270,21 +281,41 @@ def cut(moves: Sequence[Moved], part_bytes: int = PIECE_BYTES) -> list[Piece]:
     return pieces
 
 
+def blocks(moves: Sequence[Moved]) -> list[list[Piece]]:
+    """Pieces by the block of the program's memory they lie in: a block is one thread's work.
+
+    Two threads that touch the same new page at once would both clear one.
+    """
+    found: dict[int, list[Piece]] = {}
+    for moved in moves:
+        address, done = moved.storage.data_ptr(), 0
+        while done < moved.count:
+            block, within = divmod(address + done, PIECE_BYTES)
+            count = min(moved.count - done, PIECE_BYTES - within)
+            found.setdefault(block, []).append(Piece(address + done, count, moved.offset + done))
+            done += count
+    return list(found.values())
+
+
+def _prefer_large_pages(moves: Sequence[Moved]) -> None:
+    prefer_large_pages([(moved.storage.data_ptr(), moved.count) for moved in moves])
+
+
 def worker_count() -> int:
     return min(WORKERS_MAX, len(os.sched_getaffinity(0)))
 
 
-def share_out(pieces: Sequence[Piece], work: Callable[[Piece], None]) -> None:
-    """Do the work on all pieces, in as many threads as there are cores; raises the first error after all ended."""
-    left = iter(pieces)  # one step of it is never interrupted by another thread
+def share_out(items: Sequence[T], work: Callable[[T], None]) -> None:
+    """Do the work on all items, in as many threads as there are cores; raises the first error after all ended."""
+    left = iter(items)  # one step of it is never interrupted by another thread
     errors: list[Exception] = []
 
     def labour() -> None:
         try:
-            for piece in left:
+            for item in left:
                 if errors:
                     return
-                work(piece)
+                work(item)
         except Exception as error:  # noqa: BLE001 - raised below, in the thread that asked for the work
             errors.append(error)
 
@@ -293,7 +324,7 @@ def share_out(pieces: Sequence[Piece], work: Callable[[Piece], None]) -> None:
         over.release()
 
     waited = []
-    for _ in range(min(worker_count(), len(pieces)) - 1):
+    for _ in range(min(worker_count(), len(items)) - 1):
         over = _thread.allocate_lock()
         over.acquire()
         if start_aside(labour_aside, over):
@@ -316,50 +347,7 @@ def start_aside(work: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
-# --- the kernel ---------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def mapped(fd: int, count: int, offset: int = 0) -> Iterator[int]:
-    """The file's address while the block lasts, one where large pages fit; a forked child does not have it."""
-    libc, span = _libc(), ctypes.c_size_t(count + HUGE_BYTES)
-    libc.mmap.restype = ctypes.c_void_p
-    held = libc.mmap(None, span, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))
-    if held == MAP_FAILED:
-        raise _trouble("the store could not be mapped")
-    try:
-        base = -(-held // HUGE_BYTES) * HUGE_BYTES
-        place, access = ctypes.c_void_p(base), mmap.PROT_READ | mmap.PROT_WRITE
-        how = mmap.MAP_SHARED | MAP_FIXED
-        if libc.mmap(place, ctypes.c_size_t(count), access, how, fd, ctypes.c_long(offset)) == MAP_FAILED:
-            raise _trouble("the store could not be mapped")
-        libc.madvise(place, ctypes.c_size_t(count), MADV_DONTFORK)
-        yield base
-    finally:
-        libc.munmap(ctypes.c_void_p(held), span)
-
-
-def _populate(address: int, count: int, how: int) -> None:
-    """Get pages of a mapping at once; where there is no room that is an error here, and would be a signal later."""
-    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
-    failed = _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(address + count - begin), how)
-    if failed and ctypes.get_errno() != errno.EINVAL:  # an old kernel gets them one by one
-        raise _trouble("the store gave no page")
-
-
-def _trouble(what: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def _ask_for_huge_pages(moves: Sequence[Moved]) -> None:
-    """Let the kernel back fresh memory in large pieces; one that cannot only takes longer."""
-    for moved in moves:
-        address = moved.storage.data_ptr()
-        begin = -(-address // HUGE_BYTES) * HUGE_BYTES
-        length = (address + moved.count - begin) // HUGE_BYTES * HUGE_BYTES
-        if length > 0:
-            _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_HUGEPAGE)
+# --- places ------------------------------------------------------------------------------------------------
 
 
 def _memory(piece: Piece) -> memoryview:
@@ -377,8 +365,3 @@ def _open_nameless(directory: Path) -> int:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         path.unlink()
         return fd
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

@@ -33,6 +33,11 @@ except ImportError as error:
     print(json.dumps({"torch": None, "why": str(error)})); sys.exit()
 call = torch.nn.Module.__call__
 facts = {"torch": torch.__version__, "cuda": torch.cuda.is_available(), "version": sys.version.split()[0]}
+try:
+    from carpool.agent.moves import native
+    facts["moves"] = native is not None
+except ImportError:
+    facts["moves"] = False
 print(json.dumps({**facts, "hooked": hasattr(call, "__wrapped__"), "kind": type(call).__name__}))
 """
 
@@ -41,7 +46,7 @@ print(json.dumps({**facts, "hooked": hasattr(call, "__wrapped__"), "kind": type(
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
 def doctor(as_json: bool, python: str) -> int:
-    """Check this machine: device, torch, driver, hooks, meter, points, daemon.
+    """Check this machine: device, torch, driver, hooks, meter, points, moves, daemon.
 
     \b
     carpool doctor --python ~/venvs/train/bin/python
@@ -132,5 +137,10 @@ def _examine_torch(python: str, add: AddFinding) -> None:
         else:
             why = f"not built for Python {answer['version']}: boundaries are counted in pure Python, 10 to 20 µs each"
             add("note", "points", f"the C points are {why} (install gcc, reinstall with that Python)")
+        if answer["moves"]:
+            add("ok", "moves", "tensors are found and copied in C")
+        else:
+            why = f"not built for Python {answer['version']}: parking finds and copies tensors in pure Python, slower"
+            add("note", "moves", f"the C moves are {why} (install gcc, reinstall with that Python)")
     else:
         add("missing", "hooks", f"not installed: {done.stderr.strip()[:200] or 'sitecustomize did not run'}")

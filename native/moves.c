@@ -1,0 +1,236 @@
+/* What moves of a program's tensors spend their time on, as an extension module; agent/moves.py says when it is used.
+ *
+ * living  the objects of some classes among all that the collector knows: a program with torch has 300,000, and a list
+ *         of them takes longer to make and to drop than to look through
+ * copy    bytes past the caches: a copy of many megabytes through them reads its target first, only to overwrite it
+ *
+ * Threads: `living` runs under the interpreter's lock and calls no code that could let go of it; `copy` runs without it.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if PY_VERSION_HEX < 0x030C0000
+#define Py_BUILD_CORE /* for two structs, of objects' heads and of generations, which are the same in all of 3.11 */
+#undef _PyGC_FINALIZED /* defined by both headers */
+#include <internal/pycore_gc.h>
+#endif
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#define CONTRACT 1 /* with agent/moves.py; raise both when names or meanings change */
+
+/* --- living ---------------------------------------------------------------------------------------------------- */
+
+/* The classes looked for, in a table with many holes: nearly every object's class meets one at once. */
+typedef struct {
+    PyTypeObject **slots;
+    size_t mask;
+    PyObject **found; /* each with a reference */
+    size_t count, room;
+    bool is_short; /* of memory */
+} Search;
+
+static size_t slot_of(const Search *search, PyTypeObject *type)
+{
+    size_t at = ((uintptr_t)type >> 4) & search->mask;
+    while (search->slots[at] != NULL && search->slots[at] != type)
+        at = (at + 1) & search->mask;
+    return at;
+}
+
+/* 1 to go on, 0 to stop. Makes no Python object, so that no collection moves the lists meanwhile. */
+static int look_at(PyObject *object, void *arg)
+{
+    Search *search = arg;
+    if (search->slots[slot_of(search, Py_TYPE(object))] == NULL)
+        return 1;
+    if (search->count == search->room) {
+        size_t room = search->room ? 2 * search->room : 1024;
+        PyObject **found = realloc(search->found, room * sizeof *found);
+        if (found == NULL) {
+            search->is_short = true;
+            return 0;
+        }
+        search->found = found;
+        search->room = room;
+    }
+    search->found[search->count++] = Py_NewRef(object);
+    return 1;
+}
+
+#if PY_VERSION_HEX < 0x030C0000
+/* The lists of the collector. An object that was made just now is the last in the youngest generation's list, so what
+ * follows it is that list's head; the others stand behind it. Their thresholds must be those that Python knows. */
+static struct gc_generation *generations(PyObject *fresh)
+{
+    PyGC_Head *last = _Py_AS_GC(fresh);
+    if (!PyObject_GC_IsTracked(fresh) || _PyGCHead_PREV(_PyGCHead_NEXT(last)) != last)
+        return NULL;
+    struct gc_generation *all = (struct gc_generation *)_PyGCHead_NEXT(last);
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *known = gc == NULL ? NULL : PyObject_CallMethod(gc, "get_threshold", NULL);
+    Py_XDECREF(gc);
+    bool is_so = known != NULL && PyTuple_CheckExact(known) && PyTuple_GET_SIZE(known) == NUM_GENERATIONS;
+    for (int each = 0; is_so && each < NUM_GENERATIONS; each++)
+        is_so = PyLong_AsLong(PyTuple_GET_ITEM(known, each)) == all[each].threshold;
+    Py_XDECREF(known);
+    PyErr_Clear();
+    return is_so ? all : NULL;
+}
+
+/* From both ends until they meet: the time goes into waiting for memory, and two can be waited for at once. */
+static void look_along(PyGC_Head *head, Search *search)
+{
+    PyGC_Head *first = _PyGCHead_NEXT(head), *last = _PyGCHead_PREV(head);
+    bool is_over = first == head;
+    while (!is_over) {
+        PyGC_Head *next = _PyGCHead_NEXT(first), *previous = _PyGCHead_PREV(last);
+        is_over = first == last || next == last;
+        if (!look_at((PyObject *)(first + 1), search) || (first != last && !look_at((PyObject *)(last + 1), search)))
+            return;
+        first = next;
+        last = previous;
+    }
+}
+
+static bool look_at_all(Search *search)
+{
+    PyObject *fresh = PyList_New(0);
+    struct gc_generation *all = fresh == NULL ? NULL : generations(fresh);
+    for (int each = 0; all != NULL && each < NUM_GENERATIONS; each++)
+        look_along(&all[each].head, search);
+    Py_XDECREF(fresh);
+    return all != NULL;
+}
+#else
+static bool look_at_all(Search *search)
+{
+    PyUnstable_GC_VisitObjects(look_at, search);
+    return true;
+}
+#endif
+
+static PyObject *as_list(const Search *search)
+{
+    PyObject *list = PyList_New((Py_ssize_t)search->count);
+    for (size_t each = 0; each < search->count; each++) {
+        if (list != NULL)
+            PyList_SET_ITEM(list, (Py_ssize_t)each, search->found[each]);
+        else
+            Py_DECREF(search->found[each]);
+    }
+    return list;
+}
+
+static PyObject *living(PyObject *self, PyObject *classes)
+{
+    (void)self;
+    PyObject *row = PySequence_Tuple(classes);
+    if (row == NULL)
+        return NULL;
+    Search search = {.mask = 255};
+    while (search.mask < 8 * (size_t)PyTuple_GET_SIZE(row))
+        search.mask = 2 * search.mask + 1;
+    search.slots = calloc(search.mask + 1, sizeof *search.slots);
+    PyObject *list = NULL;
+    bool is_seen = false;
+    if (search.slots != NULL) {
+        for (Py_ssize_t each = 0; each < PyTuple_GET_SIZE(row); each++) {
+            PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(row, each);
+            search.slots[slot_of(&search, type)] = type;
+        }
+        is_seen = look_at_all(&search);
+        list = as_list(&search);
+    }
+    if (search.slots == NULL || search.is_short) {
+        Py_CLEAR(list);
+        PyErr_NoMemory();
+    } else if (!is_seen && list != NULL) {
+        Py_SETREF(list, Py_NewRef(Py_None)); /* this Python's lists are not where they should be */
+    }
+    free(search.found);
+    free(search.slots);
+    Py_DECREF(row);
+    return list;
+}
+
+/* --- copy ------------------------------------------------------------------------------------------------------ */
+
+#define PAGE_BYTES 4096
+#define PAGES 4 /* at once: the memory is busy with several rows then */
+
+#ifdef __SSE2__
+static void copy_pages(char *to, const char *from)
+{
+    for (size_t line = 0; line < PAGE_BYTES; line += 64) {
+        for (size_t at = line; at < PAGES * PAGE_BYTES; at += PAGE_BYTES) {
+            const __m128i *source = (const __m128i *)(from + at);
+            __m128i *target = (__m128i *)(to + at);
+            __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+            __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+            _mm_stream_si128(target, a);
+            _mm_stream_si128(target + 1, b);
+            _mm_stream_si128(target + 2, c);
+            _mm_stream_si128(target + 3, d);
+        }
+    }
+}
+
+static void copy_bytes(char *to, const char *from, size_t count)
+{
+    size_t odd = -(uintptr_t)to % sizeof(__m128i); /* such stores need an aligned target */
+    if (count >= odd + PAGES * PAGE_BYTES) {
+        memcpy(to, from, odd);
+        to += odd, from += odd, count -= odd;
+        for (; count >= PAGES * PAGE_BYTES; count -= PAGES * PAGE_BYTES) {
+            copy_pages(to, from);
+            to += PAGES * PAGE_BYTES, from += PAGES * PAGE_BYTES;
+        }
+        _mm_sfence();
+    }
+    memcpy(to, from, count);
+}
+#else
+static void copy_bytes(char *to, const char *from, size_t count)
+{
+    memcpy(to, from, count);
+}
+#endif
+
+static PyObject *copy(PyObject *self, PyObject *args)
+{
+    unsigned long long to, from, count;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKK:copy", &to, &from, &count))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    copy_bytes((char *)(uintptr_t)to, (const char *)(uintptr_t)from, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef moves_methods[] = {
+    {"living", living, METH_O, "living(classes): objects of exactly these classes; None where it cannot look"},
+    {"copy", copy, METH_VARARGS, "copy(to, from, count): bytes between two places that do not overlap"},
+    {NULL},
+};
+
+static struct PyModuleDef moves_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "carpool._native.moves",
+    .m_doc = "What moves of a program's tensors spend their time on.",
+    .m_size = -1,
+    .m_methods = moves_methods,
+};
+
+PyMODINIT_FUNC PyInit_moves(void)
+{
+    PyObject *module = PyModule_Create(&moves_module);
+    if (module != NULL && PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0)
+        Py_CLEAR(module);
+    return module;
+}
