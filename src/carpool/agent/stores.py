@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from carpool.agent.memory import name_turn_taker
 from carpool.agent.moves import copy
 from carpool.agent.pages import (
     HUGE_BYTES,
@@ -320,6 +321,7 @@ def share_out(items: Sequence[T], work: Callable[[T], None]) -> None:
             errors.append(error)
 
     def labour_aside(over: _thread.LockType) -> None:
+        name_turn_taker()  # it works for that thread, and is refused no more than it
         labour()
         over.release()
 
