@@ -276,6 +276,7 @@ def test_the_slot_of_a_process_that_ended_abruptly_goes_to_the_next_one(start: S
 def test_without_a_free_slot_the_process_runs_uncounted_and_says_so_once(start: Start, page: Page) -> None:
     for slot in range(1, wire.FIRST_LENT):
         page.words[slot_base(slot) + wire.S_PID] = os.getpid()
+    page.words[wire.H_SLOTS_USED] = wire.FIRST_LENT
     probe = start()
     assert probe.ask(f"malloc 0 {MIB}")[0] >= MIB
     assert probe.said() == f"carpool: every slot of the shared page is taken; {NOT_COUNTED}"
