@@ -98,7 +98,6 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; wha
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */
 void cp_read_samples(void);               /* learn from what has ended */
-extern _Atomic uint64_t cp_own_trial;     /* what we wrote into H_TRIAL; not 0: one of the samples was never measured */
 #define CP_KERNELS 1024 /* a power of two */
 struct cp_kernel {
     _Alignas(64) _Atomic uint64_t key; /* a size that is quick to multiply by */

@@ -353,9 +353,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
     struct cp_kernel *kernel = &cp_kernels[cp_home_of(key)];
     int64_t cost = (int64_t)GET(kernel->cost_ns), left = GET(kernel->until_sample_ns) - cost;
     if (GET(kernel->key) != key || left <= 0 || GET(captures) || GET(*GET(cp_turn)) ||
-        (stream != GET(cp_only_stream) && !GET(cp_has_streams)))
-        return false;
-    if (!cp_take_from_purse(cost))
+        (stream != GET(cp_only_stream) && !GET(cp_has_streams)) || !cp_take_from_purse(cost))
         return false;
     PUT(kernel->until_sample_ns, left);
     return true;
@@ -411,6 +409,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 
 #define WAIT(symbol, params, args, ...)       \
     CUresult cp_##symbol params {             \
+        cp_read_samples();                    \
         CUresult result = real_##symbol args; \
         cp_end_step();                        \
         return result;                        \

@@ -280,8 +280,7 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
 /* The program waited for the device: that is a step. A recalled turn goes back here, and is asked for at the next
  * launch; who went on alone looks for a daemon again. */
 void cp_end_step(void) {
-    if (GET(cp_own_trial)) /* others may be waiting for it */
-        cp_read_samples();
+    cp_read_samples(); /* others may be waiting for it */
     cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
     bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
     if (must_retry)

@@ -11,8 +11,9 @@
  *     the least, for then the others' work lies between the events too.
  * C4  What was never measured is launched by one process at a time (H_TRIAL), and nobody of the job pays for another
  *     launch meanwhile: it is paid by guess, and the rest when its end was seen, as of its begin, so that nobody gets far on a
- *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours. Only
- *     the next launch of the same kernel by the same process is.
+ *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours; and
+ *     AWAY_NS less while he neither waits for the device nor launches, for then nobody sees the end. Only the next launch
+ *     of the same kernel by the same process waits as long as it takes.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs. Captures of
  *     other streams stay whole: the driver breaks them when any thread asks for an event, unless that is relaxed.
  *
@@ -32,6 +33,7 @@
 #define PAUSE_NS 200000u /* how often the end of a trial is looked for */
 #define REST_NS_MAX 5000000u
 #define PATIENCE_NS 2000000000
+#define AWAY_NS (450ull << 22) /* 1.9 s: so much less for who does something else meanwhile; leaves the pid as it is */
 #define EVERY 64
 #define EVERY_NS 1000000
 #define RISE_AFTER 32
@@ -51,8 +53,7 @@ struct cp_kernel cp_kernels[CP_KERNELS];
 static struct cp_sample samples[SAMPLES];
 static cp_lock sample_lock;
 _Atomic int64_t cp_purse;
-static _Atomic uint64_t not_before, queued_until;
-_Atomic uint64_t cp_own_trial;
+static _Atomic uint64_t not_before, queued_until, own_trial; /* trial: begin and pid of ours, as in H_TRIAL */
 static struct cp_kernel *_Atomic tried; /* by us, while that is not 0 */
 _Atomic(CUstream) cp_only_stream;
 atomic_bool cp_has_streams;
@@ -133,10 +134,11 @@ static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
 }
 
 static void end_trial(void) {
-    uint64_t trial = atomic_exchange(&cp_own_trial, 0);
+    uint64_t trial = atomic_exchange(&own_trial, 0);
     cp_word *header = trial ? cp_header() : NULL;
-    if (header) /* unless somebody lost his patience, and it is his */
-        atomic_compare_exchange_strong(&header[CP_H_TRIAL], &trial, 0);
+    uint64_t seen = header ? GET(header[CP_H_TRIAL]) : 0;
+    if (seen && (seen & CP_TRIAL_PID) == (trial & CP_TRIAL_PID)) /* else somebody lost his patience, and it is his */
+        atomic_compare_exchange_strong(&header[CP_H_TRIAL], &seen, 0);
 }
 
 static void drop_sample(struct cp_sample *sample) {
@@ -148,8 +150,10 @@ static void drop_sample(struct cp_sample *sample) {
 void cp_read_samples(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     cp_word *header = cp_header();
-    if (!header || !cp_try_lock(&sample_lock))
+    if (!header || !GET(header[CP_H_PRICE]) || !cp_try_lock(&sample_lock))
         return;
+    uint64_t away = GET(own_trial) - AWAY_NS; /* we are back */
+    atomic_compare_exchange_strong(&header[CP_H_TRIAL], &away, away + AWAY_NS);
     real_cuThreadExchangeStreamCaptureMode(&mode);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++) {
         float ms;
@@ -201,7 +205,7 @@ void cp_forget_samples(uint64_t context) {
     if (!context) { /* a forked child: nothing of the parent's is ours */
         atomic_store(&sample_lock, 0);
         atomic_store(&cp_purse, 0);
-        atomic_store(&cp_own_trial, 0);
+        atomic_store(&own_trial, 0);
     }
     cp_take_lock(&sample_lock);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
@@ -216,10 +220,10 @@ void cp_forget_samples(uint64_t context) {
 static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t until, uint64_t other) {
     cp_pass_turn();
     uint64_t now = cp_now(), trial = (now & ~(uint64_t)CP_TRIAL_PID) | (uint64_t)getpid();
-    if (!atomic_compare_exchange_strong(&header[CP_H_TRIAL], &other, trial))
+    if (!atomic_compare_exchange_strong(&header[CP_H_TRIAL], &other, trial - AWAY_NS))
         return false;
     PUT(tried, kernel);
-    PUT(cp_own_trial, trial);
+    PUT(own_trial, trial);
     return charge(header, until, now, GUESS_NS) || (end_trial(), false);
 }
 
@@ -227,7 +231,7 @@ static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t unti
  * does is taken first. True: it is a trial. */
 __attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kernel *kernel) {
     while (GET(header[CP_H_PRICE])) {
-        bool is_known = GET(kernel->is_known), is_waited_for = GET(cp_own_trial) && GET(tried) == kernel && !is_known;
+        bool is_known = GET(kernel->is_known), is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
         int64_t cost = (int64_t)GET(kernel->cost_ns), owed = cost - GET(cp_purse);
         if (is_known && cp_take_from_purse(cost))
             return false;

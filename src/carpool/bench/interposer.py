@@ -115,9 +115,10 @@ def run(say: Say, *, quick: bool) -> Report:
 
 
 def run_windows(say: Say, group: str) -> Report:
-    """Shares from the first launch on; `group` is one of windows.GROUPS, or all."""
-    if group not in (*windows.GROUPS, "all"):
-        raise UsageError(f"there is no group {group} of windows; there are {', '.join(windows.GROUPS)} and all")
+    """Shares from the first launch on; `group` is one of windows.GROUPS, wake, or all."""
+    if group not in (*windows.GROUPS, windows.WAKE, "all"):
+        there_are = ", ".join((*windows.GROUPS, windows.WAKE))
+        raise UsageError(f"--windows {group}: there is no such group; there are {there_are} and all")
     return windows.run(say, _probe_program(), group)
 
 

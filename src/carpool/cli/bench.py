@@ -193,7 +193,7 @@ def sim(as_json: bool, quick: bool) -> int:
 
 @bench.command()
 @common_options
-@click.option("--windows", metavar="GROUP", help="Only shares from the first launch on: 8x100ms, …, or all (10 min).")
+@click.option("--windows", metavar="GROUP", help="Only shares from the first launch on: 8x100ms, …, wake, or all.")
 def interposer(as_json: bool, quick: bool, windows: str | None) -> int:
     """What the CUDA guest costs a call, on the stand-in GPU, and how well it keeps a compute share.
 
