@@ -129,7 +129,7 @@ def watch(program: Sequence[str], case: Case) -> Line:
 
 
 def _follow(books: Path) -> Line:
-    deadline, line = time.monotonic() + shares.START_S, [(0, 0)]
+    deadline, line = time.monotonic() + shares.START_S, [(time.monotonic_ns(), 0)]
     while line[-1][0] - line[0][0] < SECONDS * 1e9:
         when, launched, done = read_card(books)
         line = [*line, (when, max(done, line[-1][1]))] if launched else [(when, 0)]
