@@ -62,22 +62,16 @@ static bool grow(void) {
     return true;
 }
 
+/* Whoever stands further from his home than the hole does moves into it, and leaves another. */
 static void erase(struct cp_entry *entry) {
-    size_t hole = (size_t)(entry - table), at = hole;
-    for (;;) {
-        table[hole].kind = 0;
-        size_t home;
-        do {
-            at = (at + 1) & (table_size - 1);
-            if (!table[at].kind) {
-                table_used--;
-                return;
-            }
-            home = home_of(table[at].kind, table[at].key);
-        } while (hole <= at ? hole < home && home <= at : hole < home || home <= at);
-        table[hole] = table[at];
-        hole = at;
-    }
+    size_t hole = (size_t)(entry - table), last = table_size - 1;
+    for (size_t at = (hole + 1) & last; table[at].kind; at = (at + 1) & last)
+        if (((at - home_of(table[at].kind, table[at].key)) & last) >= ((at - hole) & last)) {
+            table[hole] = table[at];
+            hole = at;
+        }
+    table[hole].kind = 0;
+    table_used--;
 }
 
 /* Where the table cannot grow the bytes stay counted for good, which is the safe side. */
@@ -182,21 +176,26 @@ cp_word *cp_my_slot(void) {
 
 cp_word *cp_header(void) { return cp_my_slot() ? cp_page : NULL; }
 
-unsigned cp_launching(void) {
-    unsigned count = 0;
+/* The sum of a word over all slots, each counted as no more than `most`. */
+static uint64_t sum_of(unsigned word, uint64_t most) {
+    uint64_t sum = 0;
     for (unsigned s = 1; s < GET(cp_page[CP_H_SLOTS_USED]) && s < CP_FIRST_LENT; s++)
-        count += GET(cp_slot_at(s)[CP_S_PID]) && GET(cp_slot_at(s)[CP_S_DEVICE_NS]);
-    return count;
+        sum += GET(cp_slot_at(s)[word]) < most ? GET(cp_slot_at(s)[word]) : most;
+    return sum;
+}
+
+unsigned cp_launching(void) { return (unsigned)sum_of(CP_S_DEVICE_NS, 1); }
+
+bool cp_is_alive(uint64_t pid) { return !cp_is_gone(pid); }
+
+void cp_count(uint64_t ns) {
+    cp_word *slot = cp_my_slot();
+    atomic_fetch_add(&cp_page[CP_H_DEVICE_NS], ns);
+    if (slot)
+        atomic_fetch_add(&slot[CP_S_DEVICE_NS], ns);
 }
 
 bool cp_is_capped(void) { return cp_must_cap || (cp_my_slot() && GET(cp_page[CP_H_CAP])); }
-
-static uint64_t pending(void) {
-    uint64_t sum = 0;
-    for (unsigned s = 1; s < GET(cp_page[CP_H_SLOTS_USED]) && s < CP_FIRST_LENT; s++)
-        sum += GET(cp_slot_at(s)[CP_S_PENDING]);
-    return sum;
-}
 
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {
@@ -205,7 +204,7 @@ __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t
     int saved = errno;
     bool is_given;
     while (!(is_given = cp_held(true) <= cap)) {
-        uint64_t asking = pending() - bytes; /* not ours */
+        uint64_t asking = sum_of(CP_S_PENDING, UINT64_MAX) - bytes; /* not ours */
         atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_ASIDE);
         atomic_fetch_sub(&slot[CP_S_LIVE], bytes);
         uint64_t own = GET(slot[CP_S_LIVE]), held = cp_held(true);
@@ -267,13 +266,9 @@ bool cp_view(uint64_t *free, uint64_t *total) {
     uint64_t cap = slot ? GET(cp_page[CP_H_CAP]) : 0;
     if (!cap || !(cp_must_cap || GET(cp_page[CP_H_CAPACITY]) & CP_OWN_CAP)) /* one that is not its user's changes */
         return false;
-    int saved = errno;
     uint64_t held = cp_held(true), room = held < cap ? cap - held : 0;
-    errno = saved;
-    if (*total > cap)
-        *total = cap;
-    if (*free > room)
-        *free = room;
+    *total = *total < cap ? *total : cap;
+    *free = *free < room ? *free : room;
     return true;
 }
 

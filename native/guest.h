@@ -69,7 +69,9 @@ bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *ou
 void cp_drop_context(uint64_t context);
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
 cp_word *cp_header(void); /* of the page; NULL without a slot */
+void cp_count(uint64_t ns); /* device time that this process had */
 unsigned cp_launching(void); /* how many processes of the job have had device time and live */
+bool cp_is_alive(uint64_t pid);
 __attribute__((format(printf, 1, 2))) void cp_say_once(const char *format, ...);
 extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
 extern bool cp_is_configured, cp_must_cap, cp_may_spill;
@@ -95,18 +97,22 @@ struct cp_sample;
 struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */
+void cp_read_samples(void);               /* learn from what has ended */
 #define CP_KERNELS 1024 /* a power of two */
 struct cp_kernel {
     _Alignas(64) _Atomic uint64_t key; /* a size that is quick to multiply by */
     _Atomic uint64_t cost_ns, least_ns; /* least: of the newest samples */
     _Atomic int64_t until_sample_ns;
     atomic_uint sampled;
-    atomic_bool is_known, is_begun; /* measured; to be measured by a launch on its way */
+    atomic_bool is_known; /* measured */
 };
 extern struct cp_kernel cp_kernels[CP_KERNELS];
 extern _Atomic int64_t cp_purse;
 extern _Atomic(CUstream) cp_only_stream;
 extern atomic_bool cp_has_streams;
+static inline bool cp_take_from_purse(int64_t cost) {
+    return atomic_fetch_sub(&cp_purse, cost) >= cost || (atomic_fetch_add(&cp_purse, cost), false);
+}
 static inline size_t cp_home_of(uint64_t key) { return (size_t)(key * 0x9E3779B97F4A7C15ull >> 54); }
 
 #pragma GCC visibility pop

@@ -68,11 +68,9 @@ bool cp_is_capturing(CUstream stream) {
 }
 
 static bool is_captured(CUstream stream) {
-    CUstreamCaptureStatus status = 0;
-    if (!cp_has_capture() || real_cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || !status)
-        return false;
-    atomic_store(&has_graph_memory, true);
-    return true;
+    bool is_captured = cp_is_capturing(stream);
+    PUT(has_graph_memory, GET(has_graph_memory) || is_captured);
+    return is_captured;
 }
 
 static bool is_host_pool(CUmemoryPool pool) {
@@ -318,24 +316,20 @@ static CUresult drop_primary(CUresult result, CUdevice device) {
 
 /* Figures */
 
-#define SHOW_INFO(symbol, params, args, ...)                                                           \
-    CUresult cp_##symbol params {                                                                      \
-        CUresult result = real_##symbol args;                                                          \
-        uint64_t left = result || !free ? 0 : *free, whole = result || !total ? 0 : *total;            \
-        if (result == CUDA_SUCCESS && free && total && cp_view(&left, &whole)) {                       \
-            *free = left;                                                                              \
-            *total = whole;                                                                            \
-        }                                                                                              \
-        return result;                                                                                 \
+#define SHOW(kind, symbol, params, args, is_ours, free, total, after)                                         \
+    kind cp_##symbol params {                                                                                \
+        kind result = real_##symbol args;                                                                    \
+        bool is_there = result == 0 && (free) && (total);                                                    \
+        uint64_t left = is_there ? *(free) : 0, whole = is_there ? *(total) : 0;                             \
+        if (is_there && (is_ours) && cp_view(&left, &whole)) {                                               \
+            *(free) = left;                                                                                  \
+            *(total) = whole;                                                                                \
+            after;                                                                                           \
+        }                                                                                                    \
+        return result;                                                                                       \
     }
-#define SHOW_TOTAL(symbol, params, args, ...)                          \
-    CUresult cp_##symbol params {                                      \
-        CUresult result = real_##symbol args;                          \
-        uint64_t left = 0, whole = result || !bytes ? 0 : *bytes;      \
-        if (result == CUDA_SUCCESS && bytes && cp_view(&left, &whole)) \
-            *bytes = whole;                                            \
-        return result;                                                 \
-    }
+#define SHOW_INFO(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, free, total, )
+#define SHOW_TOTAL(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, bytes, bytes, )
 
 /* NVML shows every card of the machine; the cap is of the one the job may use. */
 static bool is_job_device(nvmlDevice_t device) {
@@ -344,17 +338,9 @@ static bool is_job_device(nvmlDevice_t device) {
         return true;
     return real_nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || strstr(cp_device, uuid) != NULL;
 }
-#define NVML(symbol, params, args)                                                                         \
-    nvmlReturn_t cp_##symbol params {                                                                      \
-        nvmlReturn_t result = real_##symbol args;                                                          \
-        uint64_t left = result ? 0 : out->free, whole = result ? 0 : out->total;                           \
-        if (result == NVML_SUCCESS && cp_is_capped() && is_job_device(device) && cp_view(&left, &whole)) { \
-            out->free = left;                                                                              \
-            out->total = whole;                                                                            \
-            out->used = whole - left;                                                                      \
-        }                                                                                                  \
-        return result;                                                                                     \
-    }
+#define NVML(symbol, params, args)                                                                             \
+    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, \
+         out->used = whole - left)
 
 /* Launches */
 
@@ -367,10 +353,8 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
     struct cp_kernel *kernel = &cp_kernels[cp_home_of(key)];
     int64_t cost = (int64_t)GET(kernel->cost_ns), left = GET(kernel->until_sample_ns) - cost;
     if (GET(kernel->key) != key || left <= 0 || GET(captures) || GET(*GET(cp_turn)) ||
-        (stream != GET(cp_only_stream) && !GET(cp_has_streams)))
+        (stream != GET(cp_only_stream) && !GET(cp_has_streams)) || !cp_take_from_purse(cost))
         return false;
-    if (atomic_fetch_sub(&cp_purse, cost) < cost)
-        return atomic_fetch_add(&cp_purse, cost), false;
     PUT(kernel->until_sample_ns, left);
     return true;
 }
@@ -425,6 +409,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 
 #define WAIT(symbol, params, args, ...)       \
     CUresult cp_##symbol params {             \
+        cp_read_samples();                    \
         CUresult result = real_##symbol args; \
         cp_end_step();                        \
         return result;                        \

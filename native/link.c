@@ -120,24 +120,21 @@ static bool attach(cp_word *slot, bool holding) {
     if (fd < 0 || syscall(SYS_fstat, fd, &facts) != 0)
         return false;
     fd_inode = facts.st_ino;
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
-        hang_up();
-        return false;
-    }
     snprintf(body, sizeof body,
              "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}", cp_job,
              (int)getpid(), (unsigned)((slot - cp_header()) / CP_SLOT_WORDS), holding ? "true" : "false", cp_version,
              CP_PROTOCOL);
     set_patience(ANSWER_SECONDS);
     atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_PACED);
-    if (!send_text(ATTACH, body) || !next_frame(&answer, text, sizeof text))
-        return false;
+    bool is_answered = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 && send_text(ATTACH, body) &&
+                       next_frame(&answer, text, sizeof text);
     set_patience(0);
     is_reported = false; /* a new daemon may not know */
-    if (answer.kind == ATTACHED)
+    if (is_answered && answer.kind == ATTACHED)
         return true;
-    cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
-    is_off = true;
+    is_off = is_answered;
+    if (is_off)
+        cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
     hang_up();
     return false;
 }
@@ -183,10 +180,11 @@ static bool wait_granted(cp_word *slot) {
     return false;
 }
 
-static void go_alone(void) {
-    cp_say_once("job %s: no daemon answers; the program goes on without taking turns", cp_job);
-    is_alone = true;
+static void go_alone(cp_word *slot) {
+    cp_say_once("job %s: no daemon answers; the program goes on without taking turns", cp_job); /* or why it was refused */
+    is_alone = !is_off;
     atomic_store(&alone_since_ns, cp_now());
+    set_lease(slot, CP_LEASE_NONE);
     set_turn(&go_on);
 }
 
@@ -199,17 +197,9 @@ static void acquire(cp_word *slot, bool is_asked) {
         if (is_asked && wait_granted(slot))
             break;
         is_asked = false;
-        if (is_off) {
-            set_lease(slot, CP_LEASE_NONE);
-            set_turn(&go_on);
-            return;
-        }
         uint64_t patience = access(cp_socket_path, F_OK) == 0 ? ORPHAN_PATIENCE_NS : STOPPED_PATIENCE_NS;
-        if (is_alone || cp_now() - started > patience) {
-            set_lease(slot, CP_LEASE_NONE);
-            go_alone();
-            return;
-        }
+        if (is_off || is_alone || cp_now() - started > patience)
+            return go_alone(slot);
         cp_sleep(50000000);
     }
     is_alone = false;
@@ -232,22 +222,19 @@ static void report(cp_word *slot) {
 }
 
 /* Without a limit nobody measures kernels; then the time of the turn stands for the device's. */
-static void count_turn(cp_word *slot) {
+static void count_turn(void) {
     uint64_t now = cp_now(), had = now - counted_ns;
     counted_ns = now;
-    if (!is_limited()) {
-        atomic_fetch_add(&slot[CP_S_DEVICE_NS], had);
-        atomic_fetch_add(&cp_header()[CP_H_DEVICE_NS], had);
-    }
+    if (!is_limited())
+        cp_count(had);
 }
 
 static void give_back(cp_word *slot, bool wants_more) {
     report(slot);
-    count_turn(slot);
+    count_turn();
     uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
-    bool is_told = send_words(RETURN, steps, wants_more, 0);
-    if (!is_told && attach(slot, true)) /* a new daemon has read in the page that we hold it */
-        is_told = send_words(RETURN, steps, wants_more, 0);
+    bool is_told = send_words(RETURN, steps, wants_more, 0) || /* a new daemon has read in the page that we hold it */
+                   (attach(slot, true) && send_words(RETURN, steps, wants_more, 0));
     set_lease(slot, CP_LEASE_NONE);
     if (wants_more)
         acquire(slot, is_told);
@@ -293,13 +280,12 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
 /* The program waited for the device: that is a step. A recalled turn goes back here, and is asked for at the next
  * launch; who went on alone looks for a daemon again. */
 void cp_end_step(void) {
+    cp_read_samples(); /* others may be waiting for it */
     cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
     bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
-    if (must_retry) {
+    if (must_retry)
         atomic_store(&cp_turn, &stop);
-        atomic_store(&cp_gate, &stop);
-    }
-    if (turn == &go_on && atomic_load(&cp_gate) == turn && is_limited())
+    if (must_retry || (turn == &go_on && atomic_load(&cp_gate) == turn && is_limited()))
         cp_set_gates();
     if (!slot)
         return;
@@ -321,7 +307,7 @@ void cp_end_step(void) {
         atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
     } else if (is_held) {
         report(slot);
-        count_turn(slot);
+        count_turn();
     }
     cp_drop_lock(&turn_lock);
     errno = saved;

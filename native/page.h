@@ -26,6 +26,7 @@
 #define CP_H_ENDED_NS 12
 #define CP_H_CAPACITY 13
 #define CP_H_DENIED_NS 14
+#define CP_H_TRIAL 15
 #define CP_S_PID 0
 #define CP_S_LIVE 1
 #define CP_S_PEAK 2
@@ -54,6 +55,7 @@
 #define CP_FLAG_ASIDE 16
 #define CP_FLAG_SOON 32
 #define CP_PRICE_ONE 1024
+#define CP_TRIAL_PID 4194303
 #define CP_PASS_SHARED 4194304
 #define CP_PASS_SERIAL_SHIFT 23
 #define CP_PASS_SERIAL_MASK 0xFFFFFFFFFFull

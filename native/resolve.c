@@ -62,12 +62,6 @@ static void *_Atomic cuda_library, *_Atomic nvml_library;
 static CUresult cp_missing(void) { return CUDA_ERROR_NOT_FOUND; }
 static nvmlReturn_t cp_nvml_missing(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 
-static void *read_real(const struct row *row) {
-    void *function;
-    memcpy(&function, row->real, sizeof function);
-    return function;
-}
-
 static void fill(struct row *rows, size_t count, void *library, void *missing) {
     for (size_t i = 0; i < count; i++) {
         void *found = library ? cp_real_dlsym(library, rows[i].symbol) : NULL;
@@ -110,9 +104,12 @@ __attribute__((cold, noinline)) static void cp_find_driver(void) {
 }
 
 void *cp_swap(void *function) {
-    for (size_t i = 0; function && i < COUNT(cuda_rows); i++)
-        if (cuda_rows[i].hook && (read_real(&cuda_rows[i]) == function || cuda_rows[i].given == function))
+    for (size_t i = 0; function && i < COUNT(cuda_rows); i++) {
+        void *real;
+        memcpy(&real, cuda_rows[i].real, sizeof real);
+        if (cuda_rows[i].hook && (real == function || cuda_rows[i].given == function))
             return cuda_rows[i].hook;
+    }
     return function;
 }
 

@@ -9,7 +9,11 @@
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
  *     the least, for then the others' work lies between the events too.
- * C4  The second launch of what was never measured waits for the first's end, so that nobody gets far on a guess.
+ * C4  What was never measured is launched by one process at a time (H_TRIAL), and nobody of the job pays for another
+ *     launch meanwhile: it is paid by guess, and the rest when its end was seen, as of its begin, so that nobody gets far on a
+ *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours; and
+ *     AWAY_NS less while he neither waits for the device nor launches, for then nobody sees the end. Only the next launch
+ *     of the same kernel by the same process waits as long as it takes.
  * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs. Captures of
  *     other streams stay whole: the driver breaks them when any thread asks for an event, unless that is relaxed.
  *
@@ -26,7 +30,10 @@
 #define GUESS_NS 100000u
 #define COST_NS_MIN 500u
 #define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
+#define PAUSE_NS 200000u /* how often the end of a trial is looked for */
 #define REST_NS_MAX 5000000u
+#define PATIENCE_NS 2000000000
+#define AWAY_NS (450ull << 22) /* 1.9 s: so much less for who does something else meanwhile; leaves the pid as it is */
 #define EVERY 64
 #define EVERY_NS 1000000
 #define RISE_AFTER 32
@@ -38,6 +45,7 @@ struct cp_sample {
     CUevent from, to;
     struct cp_kernel *kernel;
     uint64_t key, begun;
+    bool is_trial;
     _Atomic enum { FREE, BEGUN, RECORDED } state; /* who began it has it to himself until it is recorded */
 };
 
@@ -45,23 +53,21 @@ struct cp_kernel cp_kernels[CP_KERNELS];
 static struct cp_sample samples[SAMPLES];
 static cp_lock sample_lock;
 _Atomic int64_t cp_purse;
-static _Atomic uint64_t not_before, queued_until;
+static _Atomic uint64_t not_before, queued_until, own_trial; /* trial: begin and pid of ours, as in H_TRIAL */
+static struct cp_kernel *_Atomic tried; /* by us, while that is not 0 */
 _Atomic(CUstream) cp_only_stream;
 atomic_bool cp_has_streams;
 
 static struct cp_kernel *find(uint64_t key) {
     size_t home = cp_home_of(key);
-    for (size_t at = home; at < home + PROBES; at++) {
-        struct cp_kernel *kernel = &cp_kernels[at & (CP_KERNELS - 1)];
-        if (GET(kernel->key) == key)
-            return kernel;
-    }
     struct cp_kernel *kernel = &cp_kernels[home];
-    for (size_t at = home; at < home + PROBES && GET(kernel->key); at++)
-        kernel = &cp_kernels[at & (CP_KERNELS - 1)];
-    kernel = GET(kernel->key) ? &cp_kernels[home] : kernel;
+    for (size_t at = home + PROBES; at-- > home;) {
+        struct cp_kernel *here = &cp_kernels[at & (CP_KERNELS - 1)];
+        if (GET(here->key) == key)
+            return here;
+        kernel = GET(here->key) ? kernel : here;
+    }
     PUT(kernel->is_known, false);
-    PUT(kernel->is_begun, false);
     PUT(kernel->until_sample_ns, 0);
     PUT(kernel->cost_ns, GUESS_NS);
     PUT(kernel->least_ns, UINT64_MAX);
@@ -99,44 +105,67 @@ static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
     return least < most ? least : most;
 }
 
-static void learn(struct cp_kernel *kernel, uint64_t begun, uint64_t ns) {
-    cp_word *header = cp_header();
-    uint64_t cost = GET(kernel->cost_ns), own = header ? own_part(begun, ns, header) : ns;
-    ns = ns < COST_NS_MIN ? COST_NS_MIN : ns;
-    if (!GET(kernel->is_known)) { /* later ones go by the least, which cannot be too little */
-        ns = own < COST_NS_MIN ? COST_NS_MIN : own;
-        atomic_fetch_sub(&cp_purse, (int64_t)ns - (int64_t)cost); /* it was paid by guess */
-    } else if (!GET(cp_has_streams) && cp_launching() < 2)
+/* Pay for device time that began at `begun`, if the bucket is still as it was seen. Who begins has saved nothing. */
+static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns) {
+    uint64_t least = until ? begun - BURST_NS : begun, from = until < least ? least : until;
+    uint64_t to = from + ns * GET(header[CP_H_PRICE]) / CP_PRICE_ONE;
+    if (!atomic_compare_exchange_strong(&header[CP_H_PAID_UNTIL], &until, to))
+        return false;
+    cp_count(ns);
+    return true;
+}
+
+static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
+    struct cp_kernel *kernel = sample->kernel;
+    uint64_t cost = GET(kernel->cost_ns), own = own_part(sample->begun, ns, header);
+    if (sample->is_trial && own < GUESS_NS)
+        atomic_fetch_add(&cp_purse, (int64_t)(GUESS_NS - own));
+    while (sample->is_trial && own > GUESS_NS && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, own - GUESS_NS))
+        ;
+    if (!GET(kernel->is_known)) /* later ones go by the least, which cannot be too little */
+        ns = own;
+    else if (!GET(cp_has_streams) && cp_launching() < 2)
         ns = (7 * cost + ns) / 8;
     else
         ns = least_of(kernel, cost, ns);
-    PUT(kernel->cost_ns, ns);
+    PUT(kernel->cost_ns, ns < COST_NS_MIN ? COST_NS_MIN : ns);
     if (!atomic_exchange(&kernel->is_known, true))
         set_next_sample(kernel);
 }
 
-/* Take in what has ended; true: what would make `kernel` known has not (C4). */
-static bool read_samples(struct cp_kernel *kernel) {
+static void end_trial(void) {
+    uint64_t trial = atomic_exchange(&own_trial, 0);
+    cp_word *header = trial ? cp_header() : NULL;
+    uint64_t seen = header ? GET(header[CP_H_TRIAL]) : 0;
+    if (seen && (seen & CP_TRIAL_PID) == (trial & CP_TRIAL_PID)) /* else somebody lost his patience, and it is his */
+        atomic_compare_exchange_strong(&header[CP_H_TRIAL], &seen, 0);
+}
+
+static void drop_sample(struct cp_sample *sample) {
+    if (sample->is_trial)
+        end_trial();
+    atomic_store(&sample->state, FREE);
+}
+
+void cp_read_samples(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool is_awaited = false;
-    if (!cp_try_lock(&sample_lock))
-        return !GET(kernel->is_known) && GET(kernel->is_begun);
+    cp_word *header = cp_header();
+    if (!header || !GET(header[CP_H_PRICE]) || !cp_try_lock(&sample_lock))
+        return;
+    uint64_t away = GET(own_trial) - AWAY_NS; /* we are back */
+    atomic_compare_exchange_strong(&header[CP_H_TRIAL], &away, away + AWAY_NS);
     real_cuThreadExchangeStreamCaptureMode(&mode);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++) {
         float ms;
-        if (atomic_load(&s->state) != RECORDED)
-            continue;
-        CUresult result = real_cuEventQuery(s->to);
-        is_awaited |= result == CUDA_ERROR_NOT_READY && s->kernel == kernel;
+        CUresult result = atomic_load(&s->state) == RECORDED ? real_cuEventQuery(s->to) : CUDA_ERROR_NOT_READY;
         if (result == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
             real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
-            learn(s->kernel, s->begun, (uint64_t)((double)ms * 1e6));
+            learn(header, s, (uint64_t)((double)ms * 1e6));
         if (result != CUDA_ERROR_NOT_READY)
-            atomic_store(&s->state, FREE);
+            drop_sample(s);
     }
     real_cuThreadExchangeStreamCaptureMode(&mode);
     cp_drop_lock(&sample_lock);
-    return is_awaited && !GET(kernel->is_known);
 }
 
 __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, CUstream stream) {
@@ -158,80 +187,95 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
         found->kernel = kernel;
         found->key = GET(kernel->key);
         found->begun = cp_now();
+        found->is_trial = !GET(kernel->is_known);
         atomic_store(&found->state, BEGUN);
-        PUT(kernel->is_begun, true);
     }
     cp_drop_lock(&sample_lock);
     return found;
 }
 
 void cp_end_sample(struct cp_sample *sample, CUstream stream) {
-    bool is_recorded = !cp_is_capturing(stream) && real_cuEventRecord(sample->to, stream) == CUDA_SUCCESS;
-    atomic_store(&sample->state, is_recorded ? RECORDED : FREE);
+    if (!cp_is_capturing(stream) && real_cuEventRecord(sample->to, stream) == CUDA_SUCCESS)
+        atomic_store(&sample->state, RECORDED);
+    else
+        drop_sample(sample);
 }
 
 void cp_forget_samples(uint64_t context) {
     if (!context) { /* a forked child: nothing of the parent's is ours */
         atomic_store(&sample_lock, 0);
         atomic_store(&cp_purse, 0);
+        atomic_store(&own_trial, 0);
     }
     cp_take_lock(&sample_lock);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
-        if (!context || (uint64_t)(uintptr_t)s->context == context)
-            *s = (struct cp_sample){0};
+        if (!context || (uint64_t)(uintptr_t)s->context == context) {
+            drop_sample(s);
+            s->context = NULL;
+        }
     cp_drop_lock(&sample_lock);
 }
 
-/* The purse is empty: take a slice that covers what is owed. */
-__attribute__((noinline)) static void earn(cp_word *header) {
-    cp_word *slot = cp_my_slot();
-    for (int64_t owed; slot && (owed = -GET(cp_purse)) > 0;) {
-        uint64_t price = GET(header[CP_H_PRICE]), now = cp_now(), until = GET(header[CP_H_PAID_UNTIL]);
-        if (!price) {
-            cp_set_gates();
-            return;
-        }
-        uint64_t queued = GET(queued_until);
-        if (queued > now + BACKLOG_NS) {
-            queued -= now + BACKLOG_NS;
-            cp_sleep(queued < REST_NS_MAX ? queued : REST_NS_MAX);
-            continue;
-        }
-        uint64_t ready = until > GET(not_before) ? until : GET(not_before);
-        if (ready > now) {
-            if (cp_rest(ready - now < REST_NS_MAX ? ready - now : REST_NS_MAX))
-                PUT(not_before, until + RESUME_NS);
-            continue;
-        }
-        uint64_t slice = (uint64_t)owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
-        uint64_t from = until < now - BURST_NS ? now - BURST_NS : until;
-        if (atomic_compare_exchange_strong(&header[CP_H_PAID_UNTIL], &until, from + slice * price / CP_PRICE_ONE)) {
+/* Alone in the job, and paid by guess (C4). */
+static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t until, uint64_t other) {
+    cp_pass_turn();
+    uint64_t now = cp_now(), trial = (now & ~(uint64_t)CP_TRIAL_PID) | (uint64_t)getpid();
+    if (!atomic_compare_exchange_strong(&header[CP_H_TRIAL], &other, trial - AWAY_NS))
+        return false;
+    PUT(tried, kernel);
+    PUT(own_trial, trial);
+    return charge(header, until, now, GUESS_NS) || (end_trial(), false);
+}
+
+/* Wait until the job may launch this kernel, and pay for it from the purse; where that does not hold enough, a slice that
+ * does is taken first. True: it is a trial. */
+__attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kernel *kernel) {
+    while (GET(header[CP_H_PRICE])) {
+        bool is_known = GET(kernel->is_known), is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
+        int64_t cost = (int64_t)GET(kernel->cost_ns), owed = cost - GET(cp_purse);
+        if (is_known && cp_take_from_purse(cost))
+            return false;
+        uint64_t now = cp_now(), until = atomic_load(&header[CP_H_PAID_UNTIL]), queued = GET(queued_until);
+        uint64_t ready = until > GET(not_before) ? until : GET(not_before), other = GET(header[CP_H_TRIAL]);
+        uint64_t slice = owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
+        if (queued > now + BACKLOG_NS)
+            cp_sleep(REST_NS_MAX);
+        else if (ready > now || is_waited_for ||
+                 (other && (int64_t)(now - other) < PATIENCE_NS && cp_is_alive(other & CP_TRIAL_PID))) {
+            uint64_t ns = ready > now ? ready - now : PAUSE_NS;
+            if (cp_rest(ns < REST_NS_MAX ? ns : REST_NS_MAX))
+                PUT(not_before, ready + RESUME_NS);
+            cp_read_samples();
+        } else if (!is_known && begin_trial(header, kernel, until, other))
+            return true;
+        else if (is_known && charge(header, until, now, slice)) {
             PUT(queued_until, (queued > now ? queued : now) + slice);
             atomic_fetch_add(&cp_purse, (int64_t)slice);
-            atomic_fetch_add(&slot[CP_S_DEVICE_NS], slice);
-            atomic_fetch_add(&header[CP_H_DEVICE_NS], slice);
         }
     }
+    return false;
 }
 
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     cp_word *header = cp_header();
-    struct cp_sample *sample = NULL;
-    if (header && GET(header[CP_H_PRICE]) && !cp_is_capturing(stream)) {
-        struct cp_kernel *kernel = find(key);
-        if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
-            CUstream none = NULL;
-            PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
-        }
-        while (read_samples(kernel))
-            cp_sleep(20000);
-        int64_t cost = (int64_t)GET(kernel->cost_ns);
-        if (atomic_fetch_sub(&cp_purse, cost) < cost)
-            earn(header);
+    if (!header || !GET(header[CP_H_PRICE]) || cp_is_capturing(stream)) {
         cp_pass_turn();
-        if (atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost)
-            sample = begin_sample(kernel, stream);
-    } else
-        cp_pass_turn();
+        if (header && !GET(header[CP_H_PRICE]))
+            cp_set_gates();
+        return NULL;
+    }
+    struct cp_kernel *kernel = find(key);
+    if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
+        CUstream none = NULL;
+        PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
+    }
+    cp_read_samples();
+    bool is_trial = pay_slowly(header, kernel);
+    cp_pass_turn();
+    int64_t cost = (int64_t)GET(kernel->cost_ns);
+    bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost;
+    struct cp_sample *sample = is_due ? begin_sample(kernel, stream) : NULL;
+    if (is_trial && !sample)
+        end_trial();
     return sample;
 }

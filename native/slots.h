@@ -59,12 +59,14 @@ static void cp_wipe(cp_word *slot, uint64_t next_pid) {
 
 /* Killed but not yet waited for counts as gone: a zombie holds no memory, though kill still finds it. */
 static bool cp_is_gone(uint64_t pid) {
-    if (pid > INT_MAX || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
-        return true;
-    struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0), .events = POLLIN};
-    bool gone = process.fd >= 0 && poll(&process, 1, 0) == 1;
-    if (process.fd >= 0)
+    int saved = errno;
+    bool gone = pid > INT_MAX || (kill((pid_t)pid, 0) != 0 && errno == ESRCH);
+    struct pollfd process = {.fd = gone ? -1 : (int)syscall(SYS_pidfd_open, (pid_t)pid, 0), .events = POLLIN};
+    if (process.fd >= 0) {
+        gone = poll(&process, 1, 0) == 1;
         close(process.fd);
+    }
+    errno = saved;
     return gone;
 }
 
@@ -72,24 +74,23 @@ static bool cp_is_gone(uint64_t pid) {
 static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
     uint64_t self = (uint64_t)getpid();
     cp_word *mine = NULL;
-    unsigned at = 0;
     for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
         if (GET(cp_slot_at(s)[CP_S_PID]) != self)
             continue;
         if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
             cp_wipe(mine, 0);
-        mine = cp_slot_at(at = s);
+        mine = cp_slot_at(s);
     }
     for (unsigned s = 1; s < CP_FIRST_LENT && !mine; s++) {
         uint64_t pid = GET(cp_slot_at(s)[CP_S_PID]);
         if ((pid == 0 || cp_is_gone(pid)) && cp_take(cp_slot_at(s), pid))
-            mine = cp_slot_at(at = s);
+            mine = cp_slot_at(s);
     }
     if (!mine)
         return NULL;
     cp_wipe(mine, self);
     PUT(mine[CP_S_FLAGS], CP_FLAG_METERED);
-    cp_raise(&cp_page[CP_H_SLOTS_USED], at + 1);
+    cp_raise(&cp_page[CP_H_SLOTS_USED], (mine - cp_page) / CP_SLOT_WORDS + 1);
     return mine;
 }
 

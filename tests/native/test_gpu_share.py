@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from tests.native.gpu import MIB, Built, Probe, busy_ns, environment
 
 Start = Callable[[], Probe]
 ASYNC, SYNC = 10**9, 1
+MS = 1_000_000
 SETTLE_SECONDS, WINDOW_SECONDS = 0.3, 0.8
 POINTS = 6  # a busy machine may stop a process for a while; `carpool bench interposer` has the exact figure
 
@@ -149,9 +151,50 @@ def test_what_a_thread_launches_is_measured_while_another_captures_and_the_captu
 
 
 @pytest.mark.slow
-def test_a_thread_that_waits_for_its_first_kernel_keeps_no_other_from_launching(start: Start, page: Page) -> None:
+def test_what_one_thread_tries_the_others_wait_for_and_all_of_it_is_paid(start: Start, page: Page) -> None:
     limit(page, 100)
-    assert start().ask("aside busy_100ms") == (0, 0)
+    assert start().ask("aside busy_100ms")[0] == 0
+    assert page.words[wire.H_DEVICE_NS] >= 2 * 100 * MS + 2 * 1000 * MS - 20 * MS  # two of each, none on credit
+
+
+def test_of_processes_that_begin_together_one_has_a_kernel_on_credit(start: Start, page: Page, books: Path) -> None:
+    limit(page, 50)
+    probes = [start() for _ in range(8)]
+    for probe in probes:
+        probe.tell(f"loop 5000 {SYNC} busy_200ms")
+    time.sleep(0.9)
+    assert sum(busy_ns(books, probe.pid) for probe in probes) in (400 * MS, 600 * MS)  # at 0, 0.4 and 0.8 s, or late
+    for probe in probes:
+        probe.kill()
+
+
+def trial(pid: int, *, ago_ns: int) -> int:
+    return time.monotonic_ns() - ago_ns & ~wire.TRIAL_PID | pid
+
+
+def test_who_is_killed_while_he_tries_something_is_not_waited_for(start: Start, page: Page) -> None:
+    limit(page, 50)
+    dies, stays = start(), start()
+    assert dies.ask("launch plain busy_10s")[0] == 0
+    assert page.words[wire.H_TRIAL] & wire.TRIAL_PID == dies.pid
+    page.words[wire.H_TRIAL] = trial(dies.pid, ago_ns=-(10**12))  # nobody's patience ends meanwhile
+    stays.tell("launch plain busy_1ms")
+    time.sleep(0.1)
+    assert page.words[wire.H_TRIAL] & wire.TRIAL_PID == dies.pid
+    dies.kill()
+    assert stays.answer()[0] == 0
+
+
+def test_who_does_not_come_back_from_a_trial_is_waited_for_so_long_and_no_longer(start: Start, page: Page) -> None:
+    limit(page, 50)
+    probe = start()
+    page.words[wire.H_TRIAL] = mine = trial(os.getpid(), ago_ns=1500 * MS)
+    probe.tell("launch plain busy_1ms")
+    time.sleep(0.1)
+    assert page.words[wire.H_TRIAL] == mine
+    assert probe.answer()[0] == 0
+    assert probe.ask("sync")[0] == 0
+    assert page.words[wire.H_TRIAL] == 0  # a program that waited for the device keeps nobody waiting
 
 
 def test_each_process_has_its_own_account_of_device_time(start: Start, page: Page, books: Path) -> None:

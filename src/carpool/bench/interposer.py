@@ -16,6 +16,7 @@ a cap that is not reached; the job holds its turn.
                          50 and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`
   …_of_reachable         the same, and eight processes at 80 %, by what these programs reach without a limit
                          (share_reachable_percent) where that is less than asked
+  window_error_points    with --windows only: the same from the first launch on, 1 and 8 processes (windows.py)
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from carpool.bench import shares
+from carpool.bench import shares, windows
 from carpool.bench.node import plain_environment
 from carpool.bench.report import Report, Say, Target
 from carpool.devices import stub
@@ -113,8 +114,23 @@ def run(say: Say, *, quick: bool) -> Report:
     return report
 
 
+def run_windows(say: Say, group: str) -> Report:
+    """Shares from the first launch on; `group` is one of windows.GROUPS, wake, or all."""
+    if group not in (*windows.GROUPS, windows.WAKE, "all"):
+        there_are = ", ".join((*windows.GROUPS, windows.WAKE))
+        raise UsageError(f"--windows {group}: there is no such group; there are {there_are} and all")
+    return windows.run(say, _probe_program(), group)
+
+
+def _probe_program() -> list[str]:
+    probe = find_library("gpu_probe")
+    if probe is None:
+        raise UsageError("the CUDA guest was not built; install gcc, then reinstall carpool (make native)")
+    return [sys.executable, "-I", "-c", LOAD, probe]
+
+
 def _measure_shares(say: Say, report: Report) -> None:
-    program = [sys.executable, "-I", "-c", LOAD, str(find_library("gpu_probe"))]
+    program = _probe_program()
     kept = {}
     for name, case in (shares.CASES | shares.CROWDS).items():
         kept[name] = shares.measure_case(program, case, seconds=SHARE_SECONDS)

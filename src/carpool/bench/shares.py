@@ -96,19 +96,19 @@ def measure_shares(program: Sequence[str], case: Case, *, seconds: float) -> lis
     with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
         books = Path(directory) / "books"
         with open_node(policy="fair", device=DEVICE, settings={"CARPOOL_STUB_FILE": str(books)}) as node:
-            children = [_start(node, program, case.processes, percent) for percent in case.percents]
+            children = [start_job(node, program, case.processes, percent) for percent in case.percents]
             try:
-                pids = [_first_answer(child) for child in children]
+                pids = [first_answer(child) for child in children]
                 line = case.work.format(ms=round((LEARN_S + seconds + 1) * 1000))
                 for child in children:
-                    _tell(child, line)
+                    tell(child, line)
                 return _watch(lambda: read_busy_ns(books), pids, seconds)
             finally:
                 for child in children:
                     stop(child)
 
 
-def _start(node: Node, program: Sequence[str], processes: int, percent: int) -> subprocess.Popen[str]:
+def start_job(node: Node, program: Sequence[str], processes: int, percent: int) -> subprocess.Popen[str]:
     limit = [] if percent == 100 else ["--compute", f"{percent}%"]
     crowd = [sys.executable, "-I", "-c", CROWD, str(processes), *program]
     carpool = [sys.executable, "-m", "carpool.cli.main", "run", "--memory", "1GiB", *limit, "--"]
@@ -116,13 +116,13 @@ def _start(node: Node, program: Sequence[str], processes: int, percent: int) -> 
     return subprocess.Popen([*carpool, *crowd], env=node.environment, stdin=pipe, stdout=pipe, text=True)
 
 
-def _tell(child: subprocess.Popen[str], line: str) -> None:
+def tell(child: subprocess.Popen[str], line: str) -> None:
     assert child.stdin
     child.stdin.write(f"{line}\n")
     child.stdin.flush()
 
 
-def _first_answer(child: subprocess.Popen[str]) -> list[int]:
+def first_answer(child: subprocess.Popen[str]) -> list[int]:
     """The ids of the job's processes."""
     assert child.stdout
     words = (Lines(child.stdout.fileno()).next(seconds=START_S) or "").split()

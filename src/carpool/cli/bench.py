@@ -193,12 +193,16 @@ def sim(as_json: bool, quick: bool) -> int:
 
 @bench.command()
 @common_options
-def interposer(as_json: bool, quick: bool) -> int:
-    """What the CUDA guest costs a call, on the stand-in GPU.
+@click.option("--windows", metavar="GROUP", help="Only shares from the first launch on: 8x100ms, …, wake, or all.")
+def interposer(as_json: bool, quick: bool, windows: str | None) -> int:
+    """What the CUDA guest costs a call, on the stand-in GPU, and how well it keeps a compute share.
 
     \b
     carpool bench interposer --json
+    carpool bench interposer --windows 8x1s    # eight processes, kernels of 1 s: every 5 s of 20, 50 and 80 %
     """
     from carpool.bench import interposer as interposer_bench
 
+    if windows is not None:
+        return finish(interposer_bench.run_windows(say, windows), as_json=as_json, quick=quick)
     return finish(interposer_bench.run(say, quick=quick), as_json=as_json, quick=quick)

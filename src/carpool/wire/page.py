@@ -49,9 +49,9 @@ H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is
 H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
 H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
 H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured ended
-
 H_CAPACITY = 13  # daemon: bytes of the job's device; what goes beyond is not waited for. 0 is not known
 H_DENIED_NS = 14  # daemon: monotonic time of its newest denial; allocations that began to wait before it fail
+H_TRIAL = 15  # CUDA guests: since when one of them runs what was never measured, its pid in the bits TRIAL_PID; or 0
 
 # Words of a process's slot.
 S_PID = 0  # 0 is a free slot
@@ -80,6 +80,7 @@ FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and no
 FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
 PRICE_ONE = 1024
+TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
 PASS_SHARED = 1 << 22  # above the largest pid there can be
