@@ -25,7 +25,6 @@
 #define SYS_pidfd_open 434 /* Linux 5.3, the same number on every machine; older kernels answer ENOSYS */
 #endif
 #define NOT_COUNTED "memory of this process is not counted"
-#define CP_OWN_CAP (1ull << 63) /* in H_CAPACITY: the cap is the user's (wire/caps.py) */
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
 

@@ -11,23 +11,21 @@ import os
 
 from carpool.wire import page
 
-OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (CP_OWN_CAP of native/slots.h)
-
 
 def tell(words: memoryview, capacity_bytes: int, cap_bytes: int | None, *, may_wait: bool) -> None:
     """Daemon only: what the job's device has, and the cap its user drew, if any."""
     if cap_bytes is None:
         words[page.H_CAPACITY] = capacity_bytes
     else:
-        words[page.H_CAPACITY] = OWN_CAP | (capacity_bytes if may_wait else min(capacity_bytes, cap_bytes))
+        words[page.H_CAPACITY] = page.OWN_CAP | (capacity_bytes if may_wait else min(capacity_bytes, cap_bytes))
 
 
 def is_own(words: memoryview) -> bool:
     """Whether the cap is the user's; a job that was started with one has it in its environment too."""
-    return bool(words[page.H_CAPACITY] & OWN_CAP) or bool(os.environ.get("CARPOOL_IS_CAPPED"))
+    return bool(words[page.H_CAPACITY] & page.OWN_CAP) or bool(os.environ.get("CARPOOL_IS_CAPPED"))
 
 
 def is_worth_waiting(words: memoryview, total_bytes: int) -> bool:
     """Whether a job that may wait could ever hold so much."""
-    most = words[page.H_CAPACITY] & ~OWN_CAP
+    most = words[page.H_CAPACITY] & ~page.OWN_CAP
     return not most or total_bytes <= most

@@ -80,6 +80,7 @@ FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and no
 FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
 PRICE_ONE = 1024
+OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (caps.py)
 TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
 
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
