@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, DeviceId, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
+from carpool.core.model import Device, DeviceId, HogStep, Job, JobState, LeaseState, Nanos, Squeeze, took_no_turns
 from carpool.core.node import Node
 from carpool.core.views import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
@@ -372,4 +372,6 @@ def standing(job: Job, *, now: Nanos) -> str:
             rows = (("limit", "because of its compute limit"), ("memory", "for memory"))
             waits += [f"{format_ns(job.spent_ns[row])} {words}" for row, words in rows if job.spent_ns.get(row)]
             had = f"; had the device {format_ns(job.served_ns)}, waited {' and '.join(waits)}"
+            if took_no_turns(job.steps, job.spent_ns):
+                had = "; it took no turns" + (f", waited {waits[1]}" if len(waits) > 1 else "")
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")
