@@ -122,6 +122,8 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
     carpool resume bert
     """
     found = give_order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    if not no_wait and found["state"] in ENDED:
+        raise RefusedError(f"job {found['id']} ended before it could be suspended: {found['reason']}")
     _show_order(found, as_json=as_json)
 
 
@@ -136,6 +138,8 @@ def resume(job: str, no_wait: bool, as_json: bool) -> None:
     carpool resume bert
     """
     found = give_order("resume", job, no_wait=no_wait, is_done=_is_back)
+    if not no_wait and found["state"] in ENDED - {"finished"}:  # one that finished was back, if only for a moment
+        raise RefusedError(f"job {found['id']} ended before it was seen to be back: {found['reason']}")
     _show_order(found, as_json=as_json)
 
 
@@ -205,6 +209,8 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
     if compute is not None:
         order["share_milli"] = parse_share(compute)
     found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
+    if not no_wait and not or_kill and found["is_shrinking"] and found["state"] in ENDED:
+        raise RefusedError(f"job {found['id']} ended before it could be resized: {found['reason']}")
     if as_json:
         print(json.dumps(found))
     else:
