@@ -166,7 +166,12 @@ def test_a_device_that_is_cleared_for_a_newcomer_explains_both_sides(make_core: 
 def test_jobs_that_do_not_wait_say_what_they_do(core: CoreDriver) -> None:
     core.submit("a")
     core.wait(1500 * MS)
-    assert core.reason("a") == "its program has run for 1.5 s and has not reached an iteration boundary yet"
+    assert core.reason("a") == "started 1.5 s ago"
+    core.suspend("a")
+    assert core.reason("a") == "started 1.5 s ago; it is suspended at its next boundary"
+    core.resume("a")
+    core.wait(4 * SECOND)
+    assert core.reason("a") == "its program has run for 5.5 s and has not reached an iteration boundary yet"
     core.ask("a")
     core.wait(20 * MS)
     assert core.reason("a") == "has held one of its first turns for 20 ms; its memory is being measured"
