@@ -185,3 +185,11 @@ def test_a_job_that_never_asked_for_a_turn_was_not_starting_up() -> None:
     for other in ({"state": "starting"}, {"spent_ns": {**spent, "run": 1}}, {"steps": 1}):
         assert account_lines({**job, **other})[0].startswith("start-up ")
         assert "no turns" not in sentence({**job, **other})
+
+
+def test_a_loss_that_is_too_small_to_be_seen_in_the_figures_is_not_compared() -> None:
+    job = {"state": "finished", "spent_ns": {"run": 24 * SECOND, "turn": SECOND // 100}, "waited_for_ns": {}}
+    assert sentence(job) == "24.0 s, of that 10 ms waiting for a turn"
+    assert sentence({**job, "spent_ns": {"run": 24 * SECOND, "turn": SECOND}}).startswith(
+        "25.0 s instead of 24.0 s: "
+    )

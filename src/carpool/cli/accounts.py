@@ -73,7 +73,8 @@ def _cost(job: dict[str, Any]) -> str:
         parts.append(("waiting for other turns" if named else "waiting for a turn", rest))
     wall = sum(spent.values())
     said = ", ".join(f"{format_ns(span)} {words}" for words, span in sorted(parts, key=_longest))
-    return f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {said}"
+    whole, alone = format_ns(wall), format_ns(wall - sum(lost.values()))
+    return f"{whole} instead of {alone}: {said}" if whole != alone else f"{whole}, of that {said}"
 
 
 def _waits(job: dict[str, Any]) -> list[tuple[str, int]]:
