@@ -193,3 +193,11 @@ def test_a_loss_that_is_too_small_to_be_seen_in_the_figures_is_not_compared() ->
     assert sentence({**job, "spent_ns": {"run": 24 * SECOND, "turn": SECOND}}).startswith(
         "25.0 s instead of 24.0 s: "
     )
+
+
+def test_refused_allocations_are_part_of_the_summary_and_not_said_twice_by_explain() -> None:
+    spent = {"run": 9 * SECOND, "turn": SECOND}
+    job = {"state": "failed", "spent_ns": spent, "waited_for_ns": {}, "refusals": "2 allocations were refused"}
+    assert sentence(job) == "10.0 s instead of 9.0 s: 1.0 s waiting for a turn; 2 allocations were refused"
+    assert sentence({**job, "spent_ns": {"run": SECOND}}) == "2 allocations were refused"
+    assert "refused" not in "".join(account_lines(job)), "the reason above it has it"

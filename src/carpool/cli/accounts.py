@@ -43,12 +43,17 @@ def account_lines(job: dict[str, Any]) -> list[str]:
         if row == "turn":
             lines += [f"  {'for ' + name:26} {format_ns(span):>12}" for name, span in _waits(job)]
     lines.append(f"{'wall clock':28} {format_ns(wall):>12}")
-    said = sentence(job)
+    said = _course(job)
     return [*lines, said] if said else lines
 
 
 def sentence(job: dict[str, Any]) -> str:
-    """What the user of a job that is over should know: what sharing cost it, and whether it took turns at all."""
+    """What the user of a job that is over should know, for those who are not told its reason."""
+    return "; ".join(said for said in (_course(job), job.get("refusals", "")) if said)
+
+
+def _course(job: dict[str, Any]) -> str:
+    """What sharing cost a job that is over, and whether it took turns at all."""
     # The error of a program that failed on its way says more than that it did not get to its loop.
     no_turns = NO_TURNS if job["state"] == "finished" and _is_unturned(job) else ""
     return "; ".join(said for said in (_cost(job), no_turns) if said)

@@ -354,7 +354,7 @@ class Loop:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            self.journal.note_job(live.file.number, picture, live.file.argv)
+            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=live.refusals())
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.scheduler.forget(self._ended.popleft())
