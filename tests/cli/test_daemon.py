@@ -12,7 +12,7 @@ from carpool.cli import daemon
 from carpool.cli.main import carpool
 from carpool.daemon.config import DaemonConfig
 from carpool.errors import PeerError, UsageError
-from carpool.units import MS
+from carpool.units import MS, SECOND
 from carpool.wire.places import find_places
 
 
@@ -72,6 +72,18 @@ def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, 
     assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
     assert lines[3] == "beside that, jobs that are back keep 2.00 MiB for their next move"
     assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("uptime_ns", "said"),
+    [(2 * SECOND, "up 2.0 s, used 1.5 s of a core"), (100 * SECOND, "up 1 min 40 s, used 1.50 % of a core")],
+)
+def test_a_daemon_that_has_just_started_is_not_said_to_use_most_of_a_core(
+    answering: list[dict[str, object]], uptime_ns: int, said: str
+) -> None:
+    times = {"uptime_ns": uptime_ns, "cpu_s": 1.5}
+    answering.append({**RUNS, **times, "version": "0.1.0", "jobs": 0, "journal_trouble": "", "devices": []})
+    assert CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()[0].endswith(said)
 
 
 @pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"], ["--hog-after", "2"]])

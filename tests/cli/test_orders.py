@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from carpool.cli import jobs
 from carpool.cli.main import carpool
+from carpool.errors import RefusedError, UsageError
 from carpool.units import MIB
 
 JOB: dict[str, Any] = {
@@ -120,3 +122,87 @@ def test_an_order_that_takes_long_says_once_for_what_it_waits(
     asked.clear()
     jobs.give_order("migrate", "a", no_wait=True, is_done=lambda _: False, device="cpu1")
     assert (asked, capsys.readouterr().err) == (["migrate"], "")
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting", "ended", "said"),
+    [
+        (["suspend", "la"], {}, {"state": "finished"}, "job la-9 ended before it could be suspended: it is over"),
+        (["resume", "la"], {"state": "unparking"}, {"state": "cancelled"}, "ended before it was seen to be back"),
+        (
+            ["resize", "la", "--memory", "1MiB"],
+            {"is_shrinking": True},
+            {"state": "failed", "is_shrinking": True},
+            "job la-9 ended before it could be resized: it is over",
+        ),
+        (
+            ["migrate", "la", "--to", "cpu1"],
+            {"moving_to": "cpu1"},
+            {"moving_to": None, "device": "cpu1", "state": "failed"},
+            "job la-9 ended before it was seen to go on on cpu1: it is over",
+        ),
+    ],
+    ids=["suspend", "resume", "resize", "migrate"],
+)
+def test_an_order_to_a_job_that_ended_meanwhile_is_refused(
+    answering: list[dict[str, object]],
+    words: list[str],
+    waiting: dict[str, object],
+    ended: dict[str, object],
+    said: str,
+) -> None:
+    answering += [{"job": {**JOB, **waiting}}, {"job": {**JOB, **ended, "reason": "it is over"}}]
+    done = CliRunner().invoke(carpool, words)
+    assert isinstance(done.exception, RefusedError)
+    assert (done.exception.exit_code, done.stdout) == (1, "")
+    assert said in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting", "ended"),
+    [
+        (["suspend", "la", "--no-wait"], {"state": "finished"}, None),
+        (["resume", "la"], {"state": "unparking"}, {"state": "finished"}),
+        (["resize", "la", "--memory", "1MiB", "--or-kill"], {"is_shrinking": True}, {"state": "failed"}),
+        (
+            ["migrate", "la", "--to", "cpu1"],
+            {"moving_to": "cpu1"},
+            {"moving_to": None, "device": "cpu1", "state": "finished"},
+        ),
+    ],
+    ids=["suspend", "resume", "resize", "migrate"],
+)
+def test_an_order_that_was_done_before_the_job_ended_is_done(
+    answering: list[dict[str, object]], words: list[str], waiting: dict[str, object], ended: dict[str, object] | None
+) -> None:
+    answering.append({"job": {**JOB, **waiting}})
+    if ended is not None:
+        answering.append({"job": {**JOB, "is_shrinking": True, **ended}})
+    done = CliRunner().invoke(carpool, words)
+    assert (done.exit_code, "la-9" in done.stdout) == (0, True), done.exception
+
+
+@pytest.mark.parametrize("options", [[], ["-f"]], ids=["now", "follow"])
+def test_a_job_that_has_no_log_is_said_to_have_none(
+    answering: list[dict[str, object]], tmp_path: Path, options: list[str]
+) -> None:
+    log = str(tmp_path / "la-9.log")
+    answering.append({"job": JOB, "log": log})
+    done = CliRunner().invoke(carpool, ["logs", *options, "la"])
+    assert isinstance(done.exception, UsageError)
+    assert "job la-9 has no log: it was started with carpool run" in str(done.exception)
+    answering.append({"job": {**JOB, "state": "cancelled", "device": None, "reason": "dropped"}, "log": log})
+    done = CliRunner().invoke(carpool, ["logs", *options, "la"])
+    assert isinstance(done.exception, RefusedError)
+    assert str(done.exception) == "job la-9 has not started: dropped"
+
+
+def test_following_waits_for_a_queued_job_and_shows_what_it_wrote(
+    answering: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "la-9.log"
+    monkeypatch.setattr("carpool.cli.jobs.time.sleep", lambda _: log.write_text("hello\n"))
+    answering.append({"job": {**JOB, "state": "queued", "device": None}, "log": str(log)})
+    answering += [{"job": {**JOB, "state": state}, "log": str(log)} for state in ("running", "finished")]
+    done = CliRunner().invoke(carpool, ["logs", "-f", "la"])
+    assert (done.exit_code, done.stdout) == (0, "hello\n")

@@ -170,3 +170,34 @@ def test_what_its_own_limit_took_is_a_row_and_a_part_of_the_sentence() -> None:
         "%",
     ]
     assert sentence(job) == "1 min 40 s instead of 40.0 s: 50.0 s at its compute limit, 10.0 s waiting for job a-1"
+
+
+def test_a_job_that_never_asked_for_a_turn_was_not_starting_up() -> None:
+    spent = {"memory": 4 * SECOND, "start": 20 * SECOND}
+    job = {"state": "finished", "steps": 0, "spent_ns": spent, "waited_for_ns": {}}
+    said = (
+        "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it (see carpool doctor"
+    )
+    assert account_lines(job)[0].split() == ["without", "turns", "20.0", "s", "83", "%"]
+    assert sentence(job).startswith(f"24.0 s instead of 20.0 s: 4.0 s waiting for memory; {said}")
+    assert sentence({**job, "spent_ns": {"start": SECOND}}).startswith(said)
+    assert sentence({**job, "state": "failed", "spent_ns": {"start": SECOND}}) == "", "its own error says more"
+    for other in ({"state": "starting"}, {"spent_ns": {**spent, "run": 1}}, {"steps": 1}):
+        assert account_lines({**job, **other})[0].startswith("start-up ")
+        assert "no turns" not in sentence({**job, **other})
+
+
+def test_a_loss_that_is_too_small_to_be_seen_in_the_figures_is_not_compared() -> None:
+    job = {"state": "finished", "spent_ns": {"run": 24 * SECOND, "turn": SECOND // 100}, "waited_for_ns": {}}
+    assert sentence(job) == "24.0 s, of that 10 ms waiting for a turn"
+    assert sentence({**job, "spent_ns": {"run": 24 * SECOND, "turn": SECOND}}).startswith(
+        "25.0 s instead of 24.0 s: "
+    )
+
+
+def test_refused_allocations_are_part_of_the_summary_and_not_said_twice_by_explain() -> None:
+    spent = {"run": 9 * SECOND, "turn": SECOND}
+    job = {"state": "failed", "spent_ns": spent, "waited_for_ns": {}, "refusals": "2 allocations were refused"}
+    assert sentence(job) == "10.0 s instead of 9.0 s: 1.0 s waiting for a turn; 2 allocations were refused"
+    assert sentence({**job, "spent_ns": {"run": SECOND}}) == "2 allocations were refused"
+    assert "refused" not in "".join(account_lines(job)), "the reason above it has it"

@@ -166,7 +166,12 @@ def test_a_device_that_is_cleared_for_a_newcomer_explains_both_sides(make_core: 
 def test_jobs_that_do_not_wait_say_what_they_do(core: CoreDriver) -> None:
     core.submit("a")
     core.wait(1500 * MS)
-    assert core.reason("a") == "its program has run for 1.5 s and has not reached an iteration boundary yet"
+    assert core.reason("a") == "started 1.5 s ago"
+    core.suspend("a")
+    assert core.reason("a") == "started 1.5 s ago; it is suspended at its next boundary"
+    core.resume("a")
+    core.wait(4 * SECOND)
+    assert core.reason("a") == "its program has run for 5.5 s and has not reached an iteration boundary yet"
     core.ask("a")
     core.wait(20 * MS)
     assert core.reason("a") == "has held one of its first turns for 20 ms; its memory is being measured"
@@ -185,3 +190,18 @@ def test_a_holder_whose_turn_is_recalled_says_so(core: CoreDriver) -> None:
     core.settle_in("b", KNOWN)
     core.tick(100 * MS)
     assert core.reason("a") == "has had the device for 100 ms; its turn is recalled"
+
+
+def test_a_job_that_ended_without_a_turn_is_said_to_have_taken_none(core: CoreDriver) -> None:
+    core.submit("a", cap_bytes=16 * GIB)
+    core.submit("b", cap_bytes=16 * GIB)
+    core.wait(20 * SECOND)
+    core.exit("a")
+    assert core.reason("a") == "finished: exit code 0; it took no turns"
+    core.wait(SECOND)
+    core.exit("b", code=1)
+    assert core.reason("b") == "failed: exit code 1; it took no turns, waited 20.0 s for memory"
+    core.settle_in("c", KNOWN)
+    core.wait(SECOND)
+    core.exit("c")
+    assert core.reason("c").startswith("finished: exit code 0; had the device 1.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,15 @@ def test_where_another_of_its_processes_takes_turns_the_job_does(live: LiveJob) 
     found = successor(live)
     event = found.adopted(None)
     assert (event.holding, event.is_waiting, found.is_detached) == (False, True, False)
+
+
+def test_refused_allocations_are_named_with_the_cap(live: LiveJob) -> None:
+    assert live.page is not None
+    assert live.refusals() == ""
+    live.page.words[pages.H_DENIED_COUNT], live.page.words[pages.H_DENIED_BYTES] = 1, 2 << 30
+    assert live.refusals() == "1 allocation was refused (it asked for 2.00 GiB)"
+    live.page.words[pages.H_DENIED_COUNT] = 3
+    live.file.spec = replace(live.file.spec, cap_bytes=1 << 30)
+    assert live.refusals() == "3 allocations were refused at its cap of 1.00 GiB (the newest asked for 2.00 GiB)"
+    live.file.spec = replace(live.file.spec, may_oversubscribe=True)
+    assert live.refusals() == "", "they are managed memory then"

@@ -50,7 +50,7 @@ class App:
 
 def test_a_capped_program_sees_a_card_of_its_size_and_is_refused_beyond_it(node: Node, built: Built) -> None:
     node.start(device="stub:2x16GiB")
-    app = App(node, built, "app", "--memory", "3GiB")
+    app = App(node, built, "app", "--memory", "3GiB", "--summary")
     assert app.ask("total") == (0, 3 << 30)
     assert app.ask(f"alloc plain 0 {2 << 30}")[0] == 0
     assert app.ask("info 0") == (0, 1 << 30)
@@ -66,6 +66,13 @@ def test_a_capped_program_sees_a_card_of_its_size_and_is_refused_beyond_it(node:
     assert (written.code, "is no PyTorch program" in written.err) == (1, True), written.err
     moved = node.carpool("migrate", "app", "--to", "gpu1")
     assert (moved.code, "start it there: carpool run --device gpu1 -- " in moved.err) == (1, True), moved.err
+    assert app.started.process.stdin
+    app.started.process.stdin.close()
+    refused = "1 allocation was refused at its cap of 3.00 GiB (it asked for 2.00 GiB)"
+    assert app.started.wait().err == f"carpool: job {job['id']}: {refused}\n"
+    assert node.wait_state("app", "finished")["reason"].startswith(
+        f"finished: exit code 0; {refused}; had the device "
+    )
 
 
 def test_an_uncapped_neighbour_is_shown_the_real_card(node: Node, built: Built) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.core.model import ENDED
+from carpool.core.model import ENDED, took_no_turns
 from carpool.units import format_ns
 
 ROWS = {
@@ -21,6 +21,11 @@ ROWS = {
     "away": "without a daemon",
 }
 LOST = ("turn", "limit", "memory", "move", "parked")  # what it would not have spent alone with the whole device
+UNTURNED = "without turns"  # for "start-up", of a job that ended and never asked for a turn
+NO_TURNS = (
+    "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it (see carpool doctor, and"
+    " docs/operations.md)"
+)
 NAMED_MAX = 3  # jobs it waited for that the sentence names
 NOBODY_PERCENT = 1  # of the waiting for a turn: less than this without a holder is not worth a row
 
@@ -32,17 +37,33 @@ def account_lines(job: dict[str, Any]) -> list[str]:
     if not wall:
         return []
     lines = []
-    for row, words in ROWS.items():
+    for row, words in ({**ROWS, "start": UNTURNED} if _is_unturned(job) else ROWS).items():
         if row in spent:
             lines.append(f"{words:28} {format_ns(spent[row]):>12} {100 * spent[row] / wall:>4.0f} %")
         if row == "turn":
             lines += [f"  {'for ' + name:26} {format_ns(span):>12}" for name, span in _waits(job)]
     lines.append(f"{'wall clock':28} {format_ns(wall):>12}")
-    said = sentence(job)
+    said = _course(job)
     return [*lines, said] if said else lines
 
 
 def sentence(job: dict[str, Any]) -> str:
+    """What the user of a job that is over should know, for those who are not told its reason."""
+    return "; ".join(said for said in (_course(job), job.get("refusals", "")) if said)
+
+
+def _course(job: dict[str, Any]) -> str:
+    """What sharing cost a job that is over, and whether it took turns at all."""
+    # The error of a program that failed on its way says more than that it did not get to its loop.
+    no_turns = NO_TURNS if job["state"] == "finished" and _is_unturned(job) else ""
+    return "; ".join(said for said in (_cost(job), no_turns) if said)
+
+
+def _is_unturned(job: dict[str, Any]) -> bool:
+    return job["state"] in ENDED and took_no_turns(job.get("steps", 0), job.get("spent_ns") or {})
+
+
+def _cost(job: dict[str, Any]) -> str:
     """What sharing cost a job that is over: how long it took, how long it would have taken, and what lies between."""
     spent: dict[str, int] = job.get("spent_ns") or {}
     lost = {row: spent[row] for row in LOST if spent.get(row)}
@@ -57,7 +78,8 @@ def sentence(job: dict[str, Any]) -> str:
         parts.append(("waiting for other turns" if named else "waiting for a turn", rest))
     wall = sum(spent.values())
     said = ", ".join(f"{format_ns(span)} {words}" for words, span in sorted(parts, key=_longest))
-    return f"{format_ns(wall)} instead of {format_ns(wall - sum(lost.values()))}: {said}"
+    whole, alone = format_ns(wall), format_ns(wall - sum(lost.values()))
+    return f"{whole} instead of {alone}: {said}" if whole != alone else f"{whole}, of that {said}"
 
 
 def _waits(job: dict[str, Any]) -> list[tuple[str, int]]:

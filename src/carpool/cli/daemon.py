@@ -16,11 +16,12 @@ from carpool.cli.tables import device_table, show
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.errors import PeerError, UnreachableError, UsageError
-from carpool.units import format_bytes, format_ns
+from carpool.units import SECOND, format_bytes, format_ns
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.01
+SHARE_AFTER_NS = 60 * SECOND  # before that its share of a core is that of its start
 
 
 def _limit(count: Any) -> str:
@@ -154,10 +155,13 @@ def status(as_json: bool) -> None:
         print(json.dumps(answer))
         return
     uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
-    share = 100 * cpu_s / max(1e-9, uptime / 1e9)
+    cpu_ns = round(cpu_s * SECOND)
+    used = (
+        f"{100 * cpu_ns / uptime:.2f} % of a core" if uptime >= SHARE_AFTER_NS else f"{format_ns(cpu_ns)} of a core"
+    )
     print(
         f"daemon {answer['pid']}, carpool {answer['version']}, {answer['jobs']} jobs, up {format_ns(uptime)},"
-        f" used {share:.2f} % of a core"
+        f" used {used}"
     )
     told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
     print(f"{', '.join(told[:4])}\n{', '.join(told[4:])} ({format_bytes(int(str(answer['host_bytes'])))} used)")

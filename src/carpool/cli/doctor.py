@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -89,6 +90,9 @@ def examine(python: str) -> list[dict[str, str]]:
         if is_running(places):
             status = call(places, "status")
             add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {status['jobs']} jobs")
+            devices: list[dict[str, Any]] = status["devices"]  # type: ignore[assignment]  # JSON
+            for each in devices:
+                add("ok", "daemon", f"has {each['id']}: {format_bytes(each['capacity_bytes'])}, {each['title']}")
         else:
             add("note", "daemon", "not running; carpool run starts one")
     except CarpoolError as error:

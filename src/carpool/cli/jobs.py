@@ -16,9 +16,9 @@ from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
 from carpool.core.model import ENDED
-from carpool.errors import AnsweredError, RefusedError, UsageError
+from carpool.errors import AnsweredError, CarpoolError, RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
-from carpool.wire.places import Places, find_places
+from carpool.wire.places import find_places
 
 FOLLOW_SECONDS = 0.2
 ORDER_SECONDS = 0.05
@@ -122,6 +122,8 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
     carpool resume bert
     """
     found = give_order("suspend", job, no_wait=no_wait, is_done=_is_away)
+    if not no_wait and found["state"] in ENDED:
+        raise RefusedError(f"job {found['id']} ended before it could be suspended: {found['reason']}")
     _show_order(found, as_json=as_json)
 
 
@@ -136,6 +138,8 @@ def resume(job: str, no_wait: bool, as_json: bool) -> None:
     carpool resume bert
     """
     found = give_order("resume", job, no_wait=no_wait, is_done=_is_back)
+    if not no_wait and found["state"] in ENDED - {"finished"}:  # one that finished was back, if only for a moment
+        raise RefusedError(f"job {found['id']} ended before it was seen to be back: {found['reason']}")
     _show_order(found, as_json=as_json)
 
 
@@ -205,6 +209,8 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
     if compute is not None:
         order["share_milli"] = parse_share(compute)
     found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
+    if not no_wait and not or_kill and found["is_shrinking"] and found["state"] in ENDED:
+        raise RefusedError(f"job {found['id']} ended before it could be resized: {found['reason']}")
     if as_json:
         print(json.dumps(found))
     else:
@@ -236,20 +242,12 @@ def logs(job: str, follow: bool) -> None:
     \b
     carpool logs -f nightly-7
     """
-    places = find_places()
-    answer = call(places, "job", job=job)
-    path = Path(str(answer["log"]))
-    if not path.exists() and not follow:
-        found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
-        if found["state"] == "queued":
-            raise RefusedError(f"job {found['id']} has not started: {found['reason']}")
-        raise UsageError(
-            f"job {found['id']} has no log: it was started with carpool run, not submit, or ended so long ago that"
-            " its log was removed"
-        )
-    position = 0
+    places, position = find_places(), 0
     while True:
-        is_over = not follow or _is_over(places, job)
+        answer = call(places, "job", job=job)
+        found: dict[str, Any] = answer["job"]  # type: ignore[assignment]  # JSON
+        job = found["id"]  # of a name the next one may be another job
+        path, is_over = Path(str(answer["log"])), not follow or found["state"] in ENDED
         if path.exists():
             with path.open("rb") as source:
                 source.seek(position)
@@ -257,11 +255,17 @@ def logs(job: str, follow: bool) -> None:
             position += len(data)
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
+        elif is_over or found["state"] != "queued":  # a submitted job has a log from its start on
+            raise _no_log(found)
         if is_over:
             return
         time.sleep(FOLLOW_SECONDS)
 
 
-def _is_over(places: Places, job: str) -> bool:
-    found: dict[str, Any] = call(places, "job", job=job)["job"]  # type: ignore[assignment]  # JSON
-    return found["state"] in ENDED
+def _no_log(job: dict[str, Any]) -> CarpoolError:
+    if job["device"] is None:
+        return RefusedError(f"job {job['id']} has not started: {job['reason']}")
+    return UsageError(
+        f"job {job['id']} has no log: it was started with carpool run, not submit, or ended so long ago that its log"
+        " was removed"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from carpool.cli.jobs import give_order
+from carpool.core.model import ENDED
 from carpool.errors import RefusedError, UsageError
 
 
@@ -34,6 +35,8 @@ def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
         print(json.dumps(found))
     if not no_wait and found["device"] != device:
         raise RefusedError(f"job {found['id']} was not moved: {found['move_refused'] or found['reason']}")
+    if not no_wait and found["state"] in ENDED - {"finished"}:  # one that finished went on there, for a moment
+        raise RefusedError(f"job {found['id']} ended before it was seen to go on on {device}: {found['reason']}")
     if not as_json:
         print(f"{found['id']} is on {found['device']}: {found['reason']}")
 

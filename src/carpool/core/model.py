@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
@@ -72,6 +73,7 @@ ROWS = {
     JobState.UNPARKING: "move",
     JobState.UNMANAGED: "unmanaged",
 }
+BEFORE_TURNS = frozenset({"memory", "start"})  # the rows of a job that has not asked for a turn yet
 HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
 WANTING = HOLDING | {JobState.WAITING, JobState.BLOCKED}
 
@@ -315,3 +317,8 @@ class Tenant:
     id: TenantId
     level: int = 0  # device time of all its jobs
     jobs_floor: int = 0  # no job of it begins to want turns below this level; never falls
+
+
+def took_no_turns(steps: int, spent_ns: Mapping[str, Nanos]) -> bool:
+    """Whether a job that is over, with such an account, ran and never asked for a turn."""
+    return not steps and "start" in spent_ns and spent_ns.keys() <= BEFORE_TURNS

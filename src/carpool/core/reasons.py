@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from carpool.core import ledger
-from carpool.core.model import Device, DeviceId, HogStep, Job, JobState, LeaseState, Nanos, Squeeze
+from carpool.core.model import Device, DeviceId, HogStep, Job, JobState, LeaseState, Nanos, Squeeze, took_no_turns
 from carpool.core.node import Node
 from carpool.core.views import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
 
+FRESH_NS = 5 * SECOND  # a program that started more recently has had no time to reach a boundary
 HINT_NS = 30 * SECOND  # a program that is still starting after this is perhaps none that takes turns
 
 
@@ -347,9 +348,12 @@ def standing(job: Job, *, now: Nanos) -> str:
     asked += f"; it was not moved: {job.move_refused}" if job.move_refused else ""
     match job.state:
         case JobState.STARTING:
-            said = f"its program has run for {span} and has not reached an iteration boundary yet"
+            ran_ns = job.spent_ns.get("start", 0) + now - job.row_since_ns  # an order to it begins its state anew
+            if ran_ns < FRESH_NS and not job.steps:  # with steps it outlived a daemon
+                return f"started {format_ns(ran_ns)} ago{asked}"
+            said = f"its program has run for {format_ns(ran_ns)} and has not reached an iteration boundary yet"
             hint = "; if it has no torch loop, or its Python takes no hooks (carpool doctor), it never will"
-            return said + (hint if now - job.state_since_ns > HINT_NS else "") + asked
+            return said + (hint if ran_ns > HINT_NS else "") + asked
         case JobState.PROFILING:
             return f"has held one of its first turns for {span}; its memory is being measured{asked}"
         case JobState.RUNNING:
@@ -372,4 +376,6 @@ def standing(job: Job, *, now: Nanos) -> str:
             rows = (("limit", "because of its compute limit"), ("memory", "for memory"))
             waits += [f"{format_ns(job.spent_ns[row])} {words}" for row, words in rows if job.spent_ns.get(row)]
             had = f"; had the device {format_ns(job.served_ns)}, waited {' and '.join(waits)}"
+            if took_no_turns(job.steps, job.spent_ns):
+                had = "; it took no turns" + (f", waited {waits[1]}" if len(waits) > 1 else "")
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")

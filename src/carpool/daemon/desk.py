@@ -265,7 +265,8 @@ class Desk:
         live = peer.job
         if live is None or live.runner is not peer:
             return
-        reason = f"ended by signal {message.signal}" if message.signal else ""
+        how = f"ended by signal {message.signal}" if message.signal else f"exit code {message.code}"
+        reason = "; ".join(said for said in (how, live.refusals()) if said)
         code = -message.signal if message.signal else message.code
         self._loop.look_at(live)  # its last steps, which nobody asked about
         self._loop.tell(JobExited(job=live.id, code=code, reason=reason))

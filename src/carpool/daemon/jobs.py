@@ -24,6 +24,7 @@ from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.errors import PeerError
+from carpool.units import format_bytes
 from carpool.wire import caps
 from carpool.wire import messages as m
 from carpool.wire import page as pages
@@ -238,11 +239,11 @@ class LiveJob:
 
     def pending_bytes(self) -> int:
         """Bytes for which allocations of its living processes wait; those under the cap are being made just now."""
-        if self.page is None:
+        pending = self.page.pending() if self.page is not None else []
+        if self.page is None or not pending:  # nearly always, and asked often
             return 0
-        pending_bytes = sum(count for pid, count in self.page.pending() if processes.is_alive(pid))
-        cap_bytes = self.page.words[pages.H_CAP]
-        return pending_bytes if pending_bytes and 0 < cap_bytes < self.live_bytes() + pending_bytes else 0
+        pending_bytes = sum(count for pid, count in pending if processes.is_alive(pid))
+        return pending_bytes if 0 < self.page.words[pages.H_CAP] < self.live_bytes() + pending_bytes else 0
 
     def usage(self) -> list[dict[str, int]]:
         """Bytes and device time of each of its living processes that has either, by the page."""
@@ -260,6 +261,17 @@ class LiveJob:
     def device_ns(self) -> int:
         """Device time of all processes it ever had, as the CUDA guest counts it."""
         return self.page.words[pages.H_DEVICE_NS] if self.page is not None else 0
+
+    def refusals(self) -> str:
+        """How many of its allocations were refused, in words; with --oversubscribe they went elsewhere."""
+        spec, count = self.file.spec, self.page.words[pages.H_DENIED_COUNT] if self.page is not None else 0
+        if self.page is None or not count or spec.may_oversubscribe:
+            return ""
+        at = f" at its cap of {format_bytes(spec.cap_bytes)}" if spec.cap_bytes is not None else ""
+        newest = format_bytes(self.page.words[pages.H_DENIED_BYTES])
+        if count == 1:
+            return f"1 allocation was refused{at} (it asked for {newest})"
+        return f"{count} allocations were refused{at} (the newest asked for {newest})"
 
     def adopted(self, account: Account | None) -> JobAdopted:
         """The fact that it outlived a daemon, as the page and its file tell it."""

@@ -98,8 +98,8 @@ class Journal:
         if len(self._pending) > PENDING_MAX:
             del self._pending[: PENDING_MAX // 10]
 
-    def note_job(self, number: int, picture: JobPicture, argv: list[str]) -> None:
-        body = json.dumps({**plain(picture), "argv": argv})
+    def note_job(self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "") -> None:
+        body = json.dumps({**plain(picture), "argv": argv, "refusals": refusals})
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
         self._accounts.pop(picture.id, None)
 

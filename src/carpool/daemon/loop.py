@@ -54,7 +54,7 @@ FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
-LISTEN_SECONDS = 0.1  # how late an allocation that waits is seen at most
+LISTEN_SECONDS = 0.2  # how late an allocation that waits is seen at most
 IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
@@ -354,7 +354,7 @@ class Loop:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            self.journal.note_job(live.file.number, picture, live.file.argv)
+            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=live.refusals())
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.scheduler.forget(self._ended.popleft())

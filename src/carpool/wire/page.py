@@ -226,7 +226,7 @@ class Page:
     def pending(self) -> list[tuple[int, int]]:
         """Pid and bytes of every process whose allocations wait."""
         words, bases = self.words, range(SLOT_WORDS, slot_base(min(self.words[H_SLOTS_USED], SLOTS)), SLOT_WORDS)
-        return [(words[base], words[base + S_PENDING]) for base in bases if words[base] and words[base + S_PENDING]]
+        return [(words[base], words[base + S_PENDING]) for base in bases if words[base + S_PENDING] and words[base]]
 
     def close(self) -> None:
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
