@@ -70,7 +70,7 @@ def carpool() -> None:
     carpool explain JOB                 why it waits, where its time went
     carpool suspend JOB                 leave the device until carpool resume
     carpool resize JOB --memory 4GiB    give a running job more or less
-    carpool migrate JOB --to gpu1       go on on another device of this node
+    carpool migrate JOB --to cpu1       go on on another device of this node
     carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.

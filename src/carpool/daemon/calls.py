@@ -222,23 +222,31 @@ class Calls:
             raise self._missing(wanted)
         if not may_move(picture.state, MigrateAsked):
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
+        known = [each.id for each in self._loop.scheduler.picture(now=time.monotonic_ns()).devices]
+        if device not in known:
+            raise UsageError(
+                f"job {job} cannot move to {device}: there is no such device; there are {', '.join(known)}"
+            )
+        self._check_kinds(job, picture.device, device)
         refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
-        if not refusal and "cuda" in {each.kind for each in self._devices if each.id in (device, picture.device)}:
-            live = self._loop.jobs[job]
-            there = (
-                f"what is not PyTorch cannot be written to a file: end it and start it there: carpool run --device"
-                f" {device} -- {shlex.join(live.file.argv)}"
-                if live.is_paced()
-                else "write it to a file and start it there: carpool checkpoint, then carpool run --from"
-            )
-            refusal = (
-                f"job {job} cannot move from {picture.device} to {device}: a process keeps the GPU it was started"
-                f" with; {there}"
-            )
         if refusal:
             raise RefusedError(refusal)
         self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
         return self.job(job)
+
+    def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
+        """A process keeps the GPU it was started with, however long one waits: that is said before anything else."""
+        if source == target or "cuda" not in {each.kind for each in self._devices if each.id in (source, target)}:
+            return
+        live = self._loop.jobs[job]
+        there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
+        if live.is_paced():
+            there = f"what is not PyTorch cannot be written to a file: {there}"
+        elif (live.directory / "checkpoint.ready").exists():
+            there = "write it to a file and start it there: carpool checkpoint, then carpool run --from"
+        raise RefusedError(
+            f"job {job} cannot move from {source} to {target}: a process keeps the GPU it was started with; {there}"
+        )
 
     def checkpoint(self, wanted: str, file: str, *, stop: bool) -> dict[str, object]:
         """Tell a job to write itself to a file; its answer appears in its directory."""
@@ -257,9 +265,11 @@ class Calls:
                 f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"
             )
         if not (live.directory / "checkpoint.ready").exists():
+            whom = "does not record its steps" if live.members else "has not come to a loop of torch"
             raise RefusedError(
-                f"job {job} does not record its steps (or has not imported torch yet); start it with:"
-                f" carpool run --checkpointable -- {shlex.join(live.file.argv)}"
+                f"job {job} {whom}: only PyTorch programs that were started with --checkpointable can be written to a"
+                f" file; if it is one: carpool run --checkpointable -- {shlex.join(live.file.argv)}; any other must"
+                " save its own state"
             )
         number = live.page.words[pages.H_CHECKPOINT] + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
