@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ from click.testing import CliRunner
 from carpool.cli import jobs
 from carpool.cli.main import carpool
 from carpool.units import MIB
+from carpool.wire import framing
+from carpool.wire import messages as m
+from carpool.wire.places import find_places
+from tests.impostor import impostor
 
 JOB: dict[str, Any] = {
     "id": "la-9",
@@ -51,6 +56,21 @@ def test_explain_names_the_cap_and_the_weight(answering: list[dict[str, object]]
     answering.append({"job": {**JOB, "cap_bytes": None, "weight_milli": 500}, "log": ""})
     said = CliRunner().invoke(carpool, ["explain", "la"]).stdout
     assert "  allowed: no cap, weight 0.5, any share" in said
+
+
+def test_several_cancelled_jobs_have_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+    replies = [
+        m.Reply(answer={"job": "a-1"}, error="", code=0),
+        m.Reply(answer={}, error="no job 'x'", code=1),
+        m.Reply(answer={}, error="no job 'y'", code=2),
+    ]
+    with impostor(find_places(), lambda: framing.encode(replies.pop(0))):
+        assert carpool.main(["cancel", "a", "x", "y"], standalone_mode=False) == 2
+    said = ["carpool: job a-1 is being cancelled", "carpool: no job 'x'", "carpool: no job 'y'"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ import click
 
 from carpool.cli.reach import call, is_running, start_daemon
 from carpool.cli.tables import device_table, show
+from carpool.cli.values import parsed
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
+from carpool.devices.base import find_devices
 from carpool.errors import PeerError, UnreachableError, UsageError
-from carpool.units import format_bytes, format_ns
+from carpool.units import format_bytes, format_count, format_ns, parse_bytes, parse_duration_ns
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
@@ -55,10 +57,12 @@ def daemon() -> None:
     "--device",
     default="auto",
     show_default=True,
-    help="auto, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0 or stub:16GiB (no GPU).",
+    help="auto, cpu:4GiB, cpu:2x4GiB (two of one size), cuda, cuda:0 or stub:16GiB (no GPU).",
 )
 @click.option(
-    "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
+    "--quantum",
+    default="",
+    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's).",
 )
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
 @click.option(
@@ -88,6 +92,14 @@ def start(
     carpool daemon start --device cpu:4GiB --park-to /dev/shm
     """
     places = find_places()
+    for option, parse, text in (
+        ("--device", find_devices, device),
+        ("--quantum", parse_duration_ns, quantum),
+        ("--hog-after", parse_duration_ns, hog_after),
+        ("--host-memory", parse_bytes, host_memory),
+    ):
+        if text:
+            parsed(option, parse, text)
     config = DaemonConfig(
         policy=policy,
         device=device,
@@ -154,9 +166,10 @@ def status(as_json: bool) -> None:
         print(json.dumps(answer))
         return
     uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
+    jobs = format_count(int(str(answer["jobs"])), "job")
     share = 100 * cpu_s / max(1e-9, uptime / 1e9)
     print(
-        f"daemon {answer['pid']}, carpool {answer['version']}, {answer['jobs']} jobs, up {format_ns(uptime)},"
+        f"daemon {answer['pid']}, carpool {answer['version']}, {jobs}, up {format_ns(uptime)},"
         f" used {share:.2f} % of a core"
     )
     told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]

@@ -19,7 +19,7 @@ from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
 from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError
-from carpool.units import format_bytes
+from carpool.units import format_bytes, format_count
 from carpool.wire import page
 from carpool.wire.places import find_places
 
@@ -83,7 +83,11 @@ def examine(python: str) -> list[dict[str, str]]:
         places = find_places()
         if is_running(places):
             status = call(places, "status")
-            add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {status['jobs']} jobs")
+            add(
+                "ok",
+                "daemon",
+                f"pid {status['pid']}, policy {status['policy']}, {format_count(int(str(status['jobs'])), 'job')}",
+            )
         else:
             add("note", "daemon", "not running; carpool run starts one")
     except CarpoolError as error:

@@ -15,6 +15,7 @@ from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import job_table, show
+from carpool.cli.values import parsed
 from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
@@ -90,22 +91,22 @@ def explain(job: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def cancel(jobs: tuple[str, ...]) -> None:
+def cancel(jobs: tuple[str, ...]) -> int:
     """End jobs: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
 
     \b
     carpool cancel train-2 train-3
     """
-    refusals: list[AnsweredError] = []
+    code = 0
     for job in dict.fromkeys(jobs):
         try:
             answer = call(find_places(), "cancel", job=job, reason="by carpool cancel")
         except AnsweredError as error:  # the others are cancelled all the same
-            refusals.append(error)
+            code = max(code, error.exit_code)
+            print(f"carpool: {error}", file=sys.stderr)
         else:
             print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
-    if refusals:
-        raise AnsweredError("; ".join(map(str, refusals)), exit_code=max(each.exit_code for each in refusals))
+    return code
 
 
 @click.command()
@@ -199,11 +200,11 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
         raise UsageError("nothing to change; give --memory SIZE, --weight NUMBER or --compute SHARE")
     order: dict[str, object] = {"may_end": or_kill}
     if memory is not None:
-        order["cap_bytes"] = parse_bytes(memory)
+        order["cap_bytes"] = parsed("--memory", parse_bytes, memory)
     if weight is not None:
         order["weight_milli"] = weight_milli(weight)
     if compute is not None:
-        order["share_milli"] = parse_share(compute)
+        order["share_milli"] = parsed("--compute", parse_share, compute)
     found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
     if as_json:
         print(json.dumps(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import sys
@@ -42,6 +43,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in FILES:
+            near = difflib.get_close_matches(cmd_name, FILES, n=1)
+            if near:
+                ctx.fail(f"there is no command '{cmd_name}'; did you mean {near[0]}?")
             return None
         found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
         read_environment(found)

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from carpool.cli.reach import call
 from carpool.cli.tables import console, device_table, job_table
+from carpool.cli.values import parsed
 from carpool.units import parse_duration_ns
 from carpool.wire.places import find_places
 
@@ -25,7 +26,7 @@ def top(every: str, count: int | None) -> None:
     carpool top --every 200ms
     """
     places = find_places()
-    pause = max(0.1, parse_duration_ns(every) / 1e9)
+    pause = max(0.1, parsed("--every", parse_duration_ns, every) / 1e9)
 
     def picture() -> Group:
         answer = call(places, "ps")

@@ -24,7 +24,7 @@ from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_share
+from carpool.units import format_count, format_share
 from carpool.wire import page as pages
 
 if TYPE_CHECKING:
@@ -293,11 +293,11 @@ class Calls:
         return {"job": self._shown(picture), "log": str(self._starter.log_path(live.id))}
 
     def stop(self, *, is_forced: bool) -> dict[str, object]:
-        names = ", ".join(self._loop.jobs)
+        names, count = ", ".join(self._loop.jobs), len(self._loop.jobs)
         if names and not is_forced:
             raise RefusedError(
-                f"{len(self._loop.jobs)} jobs still run ({names}); cancel them first, or stop with --force: they then"
-                " go on without taking turns"
+                f"{format_count(count, 'job')} still {'runs' if count == 1 else 'run'} ({names}); cancel first, or"
+                " stop with --force: programs then go on without taking turns"
             )
         self._stop()
         return {"pid": os.getpid()}
