@@ -55,7 +55,13 @@ def test_explain_names_the_cap_and_the_weight(answering: list[dict[str, object]]
     assert "  allowed: cap 600 MiB, weight 3, any share" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
     answering.append({"job": {**JOB, "cap_bytes": None, "weight_milli": 500}, "log": ""})
     said = CliRunner().invoke(carpool, ["explain", "la"]).stdout
-    assert "  allowed: no cap, weight 0.5, any share" in said
+    assert "  allowed: no cap, weight 0.5, any share\n" in said
+
+
+def test_explain_names_the_priority_where_the_policy_goes_by_it(answering: list[dict[str, object]]) -> None:
+    for policy, words in (("priority", "any share, priority 7"), ("fair", "any share")):
+        answering.append({"job": {**JOB, "priority": 7}, "log": "", "policy": policy})
+        assert f"  allowed: cap 600 MiB, weight 3, {words}\n" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
 
 
 def test_several_cancelled_jobs_have_a_line_each(

@@ -73,7 +73,8 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
-    print(f"  allowed: {allowance(found)}")
+    priority = f", priority {found['priority']}" if answer.get("policy") == "priority" else ""
+    print(f"  allowed: {allowance(found)}{priority}")
     needs = found["needs"]
     if needs:
         print(

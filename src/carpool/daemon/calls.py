@@ -143,15 +143,15 @@ class Calls:
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
         self._loop.look()
-        live = self._find_live(wanted)
+        live, policy = self._find_live(wanted), self._config.policy
         if live is not None:
             picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())
             if picture is not None:
-                return {"job": self._shown(picture), "log": str(self._starter.log_path(live))}
+                return {"job": self._shown(picture), "log": str(self._starter.log_path(live)), "policy": policy}
         self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.find_ended(wanted)
         if ended is not None:
-            return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
+            return {"job": ended, "log": str(self._starter.log_path(str(ended["id"]))), "policy": policy}
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
 
     def cancel(self, wanted: str, reason: str, *, is_told: bool) -> dict[str, object]:
