@@ -91,6 +91,7 @@ def test_an_open_promise_is_never_cut_below_twice_what_the_job_holds(core: CoreD
         core.tick(20 * SECOND)
     assert core.job("a").promised_bytes == 12 * GIB
     assert core.state("b") is JobState.QUEUED
+    assert "a is starting and is promised 12.0 GiB until its first turns are over; " in core.reason("b"), "no less"
 
 
 def test_an_open_promise_is_not_cut_while_nobody_needs_room(core: CoreDriver) -> None:

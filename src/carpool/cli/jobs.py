@@ -14,7 +14,7 @@ import click
 from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
-from carpool.cli.tables import job_table, show
+from carpool.cli.tables import NO_JOBS, job_table, show
 from carpool.cli.values import parsed
 from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, RefusedError, UsageError
@@ -49,7 +49,7 @@ def ps(with_ended: bool, as_json: bool) -> None:
     jobs = answer["jobs"]
     assert isinstance(jobs, list)
     if not jobs:
-        print("no jobs; start one: carpool run -- python train.py")
+        print(NO_JOBS)
         return
     show(job_table(answer))
     for job in jobs:
