@@ -151,3 +151,16 @@ def test_a_program_that_never_came_to_torch_is_told_that_only_torch_can_be_writt
             node.calls.checkpoint("a", "/x", stop=False)
 
     in_node(tmp_path, act)
+
+
+def test_a_daemon_with_jobs_is_not_stopped_and_counts_them(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        for name, words in (
+            ("a", r"1 job still runs \(a\); cancel it first"),
+            ("b", r"2 jobs still run \(a, b\); can"),
+        ):
+            node.adopt(name, live_bytes=MIB, needs=None)
+            with pytest.raises(RefusedError, match=words):
+                node.calls.stop(is_forced=False)
+
+    in_node(tmp_path, act)

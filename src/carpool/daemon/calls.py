@@ -294,10 +294,11 @@ class Calls:
 
     def stop(self, *, is_forced: bool) -> dict[str, object]:
         names, count = ", ".join(self._loop.jobs), len(self._loop.jobs)
+        runs, whom = ("runs", "it") if count == 1 else ("run", "them")
         if names and not is_forced:
             raise RefusedError(
-                f"{format_count(count, 'job')} still {'runs' if count == 1 else 'run'} ({names}); cancel first, or"
-                " stop with --force: programs then go on without taking turns"
+                f"{format_count(count, 'job')} still {runs} ({names}); cancel {whom} first, or stop with --force:"
+                " programs then go on without taking turns"
             )
         self._stop()
         return {"pid": os.getpid()}
