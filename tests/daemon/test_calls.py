@@ -147,7 +147,9 @@ def test_a_device_that_is_not_here_is_a_misuse(tmp_path: Path) -> None:
 def test_a_program_that_never_came_to_torch_is_told_that_only_torch_can_be_written(tmp_path: Path) -> None:
     def act(node: Node) -> None:
         node.adopt("a", live_bytes=MIB, needs=None)
-        with pytest.raises(RefusedError, match="only PyTorch programs .*; if it is one: .*; any other must save its"):
+        with pytest.raises(
+            RefusedError, match="only PyTorch programs .*; if it is one, start it with: .*; any other must save its"
+        ):
             node.calls.checkpoint("a", "/x", stop=False)
 
     in_node(tmp_path, act)

@@ -268,8 +268,8 @@ class Calls:
             whom = "does not record its steps" if live.members else "has not come to a loop of torch"
             raise RefusedError(
                 f"job {job} {whom}: only PyTorch programs that were started with --checkpointable can be written to a"
-                f" file; if it is one: carpool run --checkpointable -- {shlex.join(live.file.argv)}; any other must"
-                " save its own state"
+                f" file; if it is one, start it with: carpool run --checkpointable -- {shlex.join(live.file.argv)};"
+                " any other must save its own state"
             )
         number = live.page.words[pages.H_CHECKPOINT] + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
