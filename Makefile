@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard native/*.[ch] native/*.def n
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "carpool needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing carpool, torch and what the tests need into $(VENV): about 1,500 MB with a CPU build of torch, a minute or more"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,nvidia,fast,plot,dev,clients]'
 	@touch $@
 

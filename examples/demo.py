@@ -376,7 +376,8 @@ def run_demo(jobs: tuple[Job, ...], out: Path) -> int:
     report(timeline.make_table(before, after), result)
     print(f"Who had the device when: {os.path.relpath(out / 'timeline.png')}")
     print(f"That took {time.monotonic() - began:.0f} s. Next, share your own programs:")
-    print("    .venv/bin/carpool run -- python your_script.py")
+    print("    . .venv/bin/activate    # or, below, in place of python: the Python that has your torch")
+    print("    carpool run -- python your_script.py")
     return 1 if result["changed"] else 0
 
 

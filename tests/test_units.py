@@ -18,6 +18,7 @@ from carpool.units import (
     SECOND,
     TIB,
     format_bytes,
+    format_count,
     format_ns,
     parse_bytes,
     parse_duration_ns,
@@ -171,3 +172,7 @@ def test_shares_are_thousandths(text: str, shares: tuple[int, int]) -> None:
 def test_what_is_no_share_is_refused_in_words(text: str) -> None:
     with pytest.raises(UsageError, match="share|guarantees"):
         parse_share(text)
+
+
+def test_one_of_a_thing_has_no_s() -> None:
+    assert [format_count(count, "job") for count in (0, 1, 2, 1200)] == ["0 jobs", "1 job", "2 jobs", "1,200 jobs"]

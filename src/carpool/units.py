@@ -75,6 +75,11 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_count(count: int, noun: str) -> str:
+    """`1 job`, `1,200 jobs`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def format_ns(span: int) -> str:
     """A span of time as people say it: `41 ms`, `3.2 s`, `2 min 5 s`, `1 h 10 min`."""
     if span < 1000:

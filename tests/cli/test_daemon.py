@@ -108,6 +108,24 @@ def test_a_share_policy_that_makes_no_sense_is_refused(share_policy: str) -> Non
         DaemonConfig(share_policy=share_policy, device="cpu:64MiB").check()
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("--quantum", "soon"), ("--hog-after", "-1s"), ("--host-memory", "much"), ("--device", "cpu:x")],
+)
+def test_what_a_daemon_cannot_be_told_is_named_with_its_option(option: str, text: str) -> None:
+    done = CliRunner().invoke(carpool, ["daemon", "start", option, text])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception).startswith(f"{option}: '")
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_device_that_is_not_here_is_a_misuse(answering: list[dict[str, object]], verb: str) -> None:
+    answering.append({**RUNS, "devices": [{"id": "cpu0"}, {"id": "cpu1"}]})
+    done = CliRunner().invoke(carpool, [verb, "--device", "cpu9", "--", "/bin/true"])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "--device: there is no device cpu9 here; there are cpu0, cpu1"
+
+
 def test_equal_parts_may_be_given_a_number() -> None:
     settings = DaemonConfig(share_policy="equal:4").settings()
     assert (settings.share_policy, settings.share_slots) == ("equal", 4)

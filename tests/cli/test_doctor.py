@@ -13,7 +13,7 @@ from carpool.daemon.environment import INJECT
 def python_in(directory: Path) -> str:
     """A Python that has a torch, whose version it says is its PYTHONPATH."""
     python = directory / "python"
-    answer = '{"torch": "%s", "cuda": false, "hooked": true, "kind": "function", "version": "3"}'
+    answer = '{"torch": "%s", "cuda": false, "hooked": true, "kind": "function", "version": "3", "moves": false}'
     python.write_text(f"""#!/bin/sh\nprintf '{answer}' "$PYTHONPATH"\n""")
     python.chmod(0o700)
     return str(python)

@@ -134,6 +134,18 @@ def test_a_word_that_is_not_known_is_a_misuse(arguments: list[str]) -> None:
     assert CliRunner().invoke(carpool, arguments).exit_code == 2
 
 
+def test_a_mistyped_command_is_told_what_was_meant() -> None:
+    said = CliRunner().invoke(carpool, ["runn", "--", "python", "x.py"])
+    assert (said.exit_code, "there is no command 'runn'; did you mean run?" in said.output) == (2, True)
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "carpool", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert __version__ in done.stdout
+
+
 @pytest.mark.parametrize("verb", ["run", "submit"])
 def test_a_mistyped_option_is_named_and_not_taken_for_the_program(verb: str) -> None:
     done = CliRunner().invoke(carpool, [verb, "--memroy", "2GiB", "--", "python", "x.py"])

@@ -12,6 +12,10 @@ from carpool.cli import jobs
 from carpool.cli.main import carpool
 from carpool.errors import RefusedError, UsageError
 from carpool.units import MIB
+from carpool.wire import framing
+from carpool.wire import messages as m
+from carpool.wire.places import find_places
+from tests.impostor import impostor
 
 JOB: dict[str, Any] = {
     "id": "la-9",
@@ -52,7 +56,28 @@ def test_explain_names_the_cap_and_the_weight(answering: list[dict[str, object]]
     assert "  allowed: cap 600 MiB, weight 3, any share" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
     answering.append({"job": {**JOB, "cap_bytes": None, "weight_milli": 500}, "log": ""})
     said = CliRunner().invoke(carpool, ["explain", "la"]).stdout
-    assert "  allowed: no cap, weight 0.5, any share" in said
+    assert "  allowed: no cap, weight 0.5, any share\n" in said
+
+
+def test_explain_names_the_priority_where_the_policy_goes_by_it(answering: list[dict[str, object]]) -> None:
+    for policy, words in (("priority", "any share, priority 7"), ("fair", "any share")):
+        answering.append({"job": {**JOB, "priority": 7}, "log": "", "policy": policy})
+        assert f"  allowed: cap 600 MiB, weight 3, {words}\n" in CliRunner().invoke(carpool, ["explain", "la"]).stdout
+
+
+def test_several_cancelled_jobs_have_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+    replies = [
+        m.Reply(answer={"job": "a-1"}, error="", code=0),
+        m.Reply(answer={}, error="no job 'x'", code=1),
+        m.Reply(answer={}, error="no job 'y'", code=2),
+    ]
+    with impostor(find_places(), lambda: framing.encode(replies.pop(0))):
+        assert carpool.main(["cancel", "a", "x", "y"], standalone_mode=False) == 2
+    said = ["carpool: job a-1 is being cancelled", "carpool: no job 'x'", "carpool: no job 'y'"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def test_wrong_input_is_a_sentence_and_exit_2_and_json_where_that_was_asked(
     [
         ([], "say one of --trace"),
         (["--trace", "nothing"], "there is no trace 'nothing'"),
+        (["--trace", "nothing.csv"], "nothing.csv cannot be read: No such file or directory\n"),
         (["--study", "nothing"], "there is no study 'nothing'"),
         (["--generate", "nothing"], "--generate 'nothing' is not known"),
         (["--generate", "lognormal", "--arrival", "often"], "it is burst or poisson"),

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from carpool.cli.main import carpool
 from carpool.cli.reach import is_description
 from carpool.cli.run import fingerprint, make_spec, script_of
 from carpool.cli.runner import merged_environment
@@ -84,11 +86,51 @@ def test_units_become_numbers(script: str) -> None:
         ("memory", "1e99GiB"),
         ("policy", "lottery"),
         ("name", "runs/3"),
+        ("name", ""),
+        ("tenant", " "),
+        ("wait_memory", "soon"),
+        ("compute", "half"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_started(name: str, value: object) -> None:
     with pytest.raises(UsageError):
         make_spec(["/bin/true"], {**OPTIONS, name: value})
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("missing.py", "cannot find the program 'missing.py': there is no such file"),
+        ("./missing", "cannot find the program './missing': there is no such file"),
+        ("nosuchprogram", "cannot find the program 'nosuchprogram': no directory of PATH has it"),
+        ("/tmp", "/tmp is a directory, not a program"),
+        ("train.py", "a script is run with: carpool run -- python train.py"),
+    ],
+)
+def test_what_is_advised_instead_of_a_program_is_there(script: str, program: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_spec([program], OPTIONS)
+    assert words in str(refused.value)
+    assert ("python" in str(refused.value)) == (program == script)
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_value_that_cannot_be_read_is_said_with_its_option_or_variable(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(*words: str) -> str:
+        return str(CliRunner().invoke(carpool, [verb, *words]).exception)
+
+    assert refusal("--memory", "much", "/bin/true").startswith("--memory: 'much' is not a size; ")
+    assert refusal("--compute", "half", "/bin/true").startswith("--compute: 'half' is not a share; ")
+    assert refusal("--wait-memory", "python", "train.py", "5") == (
+        "--wait-memory: 'python' is not a length of time; write --wait-memory=10m, or -- before the program"
+    )
+    assert "there is no file absent.ckpt" in refusal("--from", "absent.ckpt", "/bin/true")
+    monkeypatch.setenv("CARPOOL_MEMORY", "much")
+    assert refusal("/bin/true").startswith("CARPOOL_MEMORY: 'much' is not a size; ")
+    monkeypatch.setenv("CARPOOL_WAIT_MEMORY", "long")
+    assert refusal("/bin/true").startswith("CARPOOL_WAIT_MEMORY: 'long' is not a length of time; ")
 
 
 def test_the_fingerprint_is_the_words_the_place_and_the_text(script: str, tmp_path: Path) -> None:

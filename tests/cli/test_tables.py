@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from carpool.cli.accounts import account_lines, sentence
-from carpool.cli.tables import device_table, job_table, show
+from carpool.cli.main import carpool
+from carpool.cli.tables import NO_JOBS, device_table, job_table, show
 from carpool.units import SECOND
 
 JOB: dict[str, Any] = {
@@ -118,6 +120,24 @@ def test_a_short_job_is_shown_with_all_its_figures(
     row = next(line for line in printed(capsys) if "a-1" in line)
     for word in ("running (hog)", "10/20", "12 ms", "2 h 30 min", "1 h 0 min", "1 min 1 s", "3.00 GiB"):
         assert word in row
+
+
+def test_columns_of_a_table_that_is_shown_again_do_not_become_narrower(capsys: pytest.CaptureFixture[str]) -> None:
+    short = {**JOB, "id": "b-2", "state": "idle", "is_hog": False, "steps": 1, "steps_declared": None, "served_ns": 0}
+    widest: dict[str, int] = {}
+    show(job_table({"jobs": [JOB]}, widest))
+    first = printed(capsys)
+    show(job_table({"jobs": [short]}, widest))
+    assert printed(capsys)[0] == first[0], "the same places for the same columns"
+    show(job_table({"jobs": [short]}))
+    assert printed(capsys)[0] != first[0]
+
+
+def test_top_without_jobs_says_how_to_start_one(answering: list[dict[str, object]]) -> None:
+    answering.append({"devices": [DEVICE], "jobs": []})
+    said = CliRunner().invoke(carpool, ["top"]).stdout.splitlines()
+    assert said[-1] == NO_JOBS
+    assert not any(line.startswith("job ") for line in said)
 
 
 def test_the_device_table_names_who_runs(capsys: pytest.CaptureFixture[str]) -> None:

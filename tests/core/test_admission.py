@@ -25,7 +25,8 @@ def test_an_unknown_job_is_promised_all_that_is_free_and_others_queue_with_the_n
     assert core.job("a").promised_bytes == 16 * GIB
     assert core.device().free_bytes == 0
     reason = (
-        "waits for memory: a is being measured and holds 16.0 GiB until its first turns are over;"
+        "waits for memory: a is starting and is promised 16.0 GiB until its first turns are over, half of that and"
+        " less if they do not come within 20.0 s;"
         " 0 B of 16.0 GiB is unpromised on gpu0 (16.0 GiB to jobs, 0 B in lanes)"
     )
     assert core.submit("b") == [ExplainWait(job=JobId("b"), reason=reason)]
@@ -36,6 +37,8 @@ def test_what_was_promised_is_split_when_the_first_turns_are_measured_and_the_qu
     core.submit("a")
     core.submit("b")
     core.ask("a")
+    core.submit("c")
+    assert "a is being measured and is promised 16.0 GiB until its first turns are over; " in core.reason("c")
     effects = core.measure("a", needs(2 * GIB, 4 * GIB, GIB // 2))
     assert started("b") in effects
     assert (core.job("a").promised_bytes, core.lane_of("a").bytes) == (5 * GIB // 2, 4 * GIB)
@@ -88,6 +91,7 @@ def test_an_open_promise_is_never_cut_below_twice_what_the_job_holds(core: CoreD
         core.tick(20 * SECOND)
     assert core.job("a").promised_bytes == 12 * GIB
     assert core.state("b") is JobState.QUEUED
+    assert "a is starting and is promised 12.0 GiB until its first turns are over; " in core.reason("b"), "no less"
 
 
 def test_an_open_promise_is_not_cut_while_nobody_needs_room(core: CoreDriver) -> None:

@@ -21,6 +21,7 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
+from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
 from carpool.wire import page as pages
 from carpool.wire.places import Places
@@ -36,7 +37,7 @@ class Node:
         self._directory = directory
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
         places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
-        starter = Starter(places, [])
+        self.starter = starter = Starter(places, [])
         self.loop = Loop(scheduler, self.journal, starter, lambda: None)
         self.calls = Calls(self.loop, starter, DaemonConfig(), [], lambda: None)
         self.loop.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
@@ -109,5 +110,59 @@ def test_a_share_with_more_at_least_than_at_most_is_refused_in_words(tmp_path: P
             UsageError, match="asks for at least 60 % and at most 30 %; the second must not be smaller"
         ):
             node.calls.resize({"job": "a", "share_milli": [600, 300]})
+
+    in_node(tmp_path, act)
+
+
+def test_a_gpu_is_refused_for_ever_before_anything_that_would_pass(tmp_path: Path) -> None:
+    """Nobody is told to try again later what can never be done."""
+
+    def act(node: Node) -> None:
+        gpus = [
+            DeviceFacts(id=name, kind="cuda", capacity_bytes=100 * MIB, title="a card") for name in ("cpu", "gpu1")
+        ]
+        node.calls = Calls(node.loop, node.starter, DaemonConfig(), gpus, lambda: None)
+        node.loop.tell(DeviceAdded(device=DeviceId("gpu1"), capacity_bytes=100 * MIB))
+        live = node.adopt("a", live_bytes=MIB, needs=None)
+        with pytest.raises(RefusedError, match="keeps the GPU it was started with; end it and start it there: "):
+            node.calls.migrate("a", "gpu1")
+        (live.directory / "checkpoint.ready").touch()
+        with pytest.raises(RefusedError, match="; write it to a file and start it there: carpool checkpoint"):
+            node.calls.migrate("a", "gpu1")
+        with pytest.raises(RefusedError, match="job a is on cpu already"):
+            node.calls.migrate("a", "cpu")
+
+    in_node(tmp_path, act)
+
+
+def test_a_device_that_is_not_here_is_a_misuse(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        with pytest.raises(UsageError, match="job a cannot move to gpu7: there is no such device; there are cpu"):
+            node.calls.migrate("a", "gpu7")
+
+    in_node(tmp_path, act)
+
+
+def test_a_program_that_never_came_to_torch_is_told_that_only_torch_can_be_written(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.adopt("a", live_bytes=MIB, needs=None)
+        with pytest.raises(
+            RefusedError, match="only PyTorch programs .*; if it is one, start it with: .*; any other must save its"
+        ):
+            node.calls.checkpoint("a", "/x", stop=False)
+
+    in_node(tmp_path, act)
+
+
+def test_a_daemon_with_jobs_is_not_stopped_and_counts_them(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        for name, words in (
+            ("a", r"1 job still runs \(a\); cancel it first"),
+            ("b", r"2 jobs still run \(a, b\); can"),
+        ):
+            node.adopt(name, live_bytes=MIB, needs=None)
+            with pytest.raises(RefusedError, match=words):
+                node.calls.stop(is_forced=False)
 
     in_node(tmp_path, act)

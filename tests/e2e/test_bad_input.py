@@ -142,8 +142,8 @@ def test_a_cap_that_is_too_small_for_python_itself_is_refused(shared: Node) -> N
     assert_refused(done, 1, "--memory 1.00 MiB is too little for Python itself: give at least 4.00 MiB, and 64 MiB")
 
 
-def test_a_device_that_is_not_here_is_refused(shared: Node) -> None:
-    assert_refused(shared.carpool("run", "--device", "cpu7", *TRUE), 1, "asks for device cpu7, which is not here")
+def test_a_device_that_is_not_here_is_a_misuse(shared: Node) -> None:
+    assert_refused(shared.carpool("run", "--device", "cpu7", *TRUE), 2, "there is no device cpu7 here; there are cpu")
 
 
 # --- the daemon -------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def test_demo_shows_a_table_a_picture_and_that_no_number_changed(scratch: Path, 
     assert "CPU device" in output
     assert ("times as soon" in output) != ("cannot be compared" in output)
     assert "The numbers did not change" in output
-    assert "carpool run -- python your_script.py" in output
+    assert output.endswith("    carpool run -- python your_script.py\n")
+    assert ". .venv/bin/activate" in output, "its Python has torch"
     assert not errors
     assert left_in(scratch) == []
 

@@ -199,7 +199,7 @@ def interposer(as_json: bool, quick: bool, windows: str | None) -> int:
 
     \b
     carpool bench interposer --json
-    carpool bench interposer --windows 8x1s    # eight processes, kernels of 1 s: every 5 s of 20, 50 and 80 %
+    carpool bench interposer --windows 8x1s    eight processes, kernels of 1 s
     """
     from carpool.bench import interposer as interposer_bench
 

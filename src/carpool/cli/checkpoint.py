@@ -119,6 +119,8 @@ def recorded_environment(options: Mapping[str, Any], argv: list[str], script: Pa
         added["PYTHONHASHSEED"] = str(random.SystemRandom().randint(1, HASH_SEED_MAX))
     if source is None:
         return added
+    if not source.is_file():
+        raise UsageError(f"--from: there is no file {source} (in {Path.cwd()}); carpool checkpoint writes one")
     with CheckpointFile(source.absolute()) as file:
         contents = file.contents
     _check_program(source, contents["argv"], argv)

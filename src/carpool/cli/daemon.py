@@ -13,10 +13,12 @@ import click
 
 from carpool.cli.reach import call, is_running, start_daemon
 from carpool.cli.tables import device_table, show
+from carpool.cli.values import parsed
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
+from carpool.devices.base import find_devices
 from carpool.errors import PeerError, UnreachableError, UsageError
-from carpool.units import SECOND, format_bytes, format_ns
+from carpool.units import SECOND, format_bytes, format_count, format_ns, parse_bytes, parse_duration_ns
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
@@ -56,10 +58,12 @@ def daemon() -> None:
     "--device",
     default="auto",
     show_default=True,
-    help="auto, cpu:4GiB, cpu:2x4GiB, cuda, cuda:0 or stub:16GiB (no GPU).",
+    help="auto, cpu:4GiB, cpu:2x4GiB (two of one size), cuda, cuda:0 or stub:16GiB (no GPU).",
 )
 @click.option(
-    "--quantum", default="", help="How long a job keeps its turn at least, like 100ms (default: the policy's)."
+    "--quantum",
+    default="",
+    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's).",
 )
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
 @click.option(
@@ -89,6 +93,14 @@ def start(
     carpool daemon start --device cpu:4GiB --park-to /dev/shm
     """
     places = find_places()
+    for option, parse, text in (
+        ("--device", find_devices, device),
+        ("--quantum", parse_duration_ns, quantum),
+        ("--hog-after", parse_duration_ns, hog_after),
+        ("--host-memory", parse_bytes, host_memory),
+    ):
+        if text:
+            parsed(option, parse, text)
     config = DaemonConfig(
         policy=policy,
         device=device,
@@ -155,14 +167,11 @@ def status(as_json: bool) -> None:
         print(json.dumps(answer))
         return
     uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
-    cpu_ns = round(cpu_s * SECOND)
+    jobs, cpu_ns = format_count(int(str(answer["jobs"])), "job"), round(cpu_s * SECOND)
     used = (
         f"{100 * cpu_ns / uptime:.2f} % of a core" if uptime >= SHARE_AFTER_NS else f"{format_ns(cpu_ns)} of a core"
     )
-    print(
-        f"daemon {answer['pid']}, carpool {answer['version']}, {answer['jobs']} jobs, up {format_ns(uptime)},"
-        f" used {used}"
-    )
+    print(f"daemon {answer['pid']}, carpool {answer['version']}, {jobs}, up {format_ns(uptime)}, used {used}")
     told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
     print(f"{', '.join(told[:4])}\n{', '.join(told[4:])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
     if answer["kept_bytes"]:

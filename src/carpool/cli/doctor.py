@@ -20,7 +20,7 @@ from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
 from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError
-from carpool.units import format_bytes
+from carpool.units import format_bytes, format_count
 from carpool.wire import page
 from carpool.wire.places import find_places
 
@@ -89,7 +89,8 @@ def examine(python: str) -> list[dict[str, str]]:
         places = find_places()
         if is_running(places):
             status = call(places, "status")
-            add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {status['jobs']} jobs")
+            jobs = format_count(int(str(status["jobs"])), "job")
+            add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {jobs}")
             devices: list[dict[str, Any]] = status["devices"]  # type: ignore[assignment]  # JSON
             for each in devices:
                 add("ok", "daemon", f"has {each['id']}: {format_bytes(each['capacity_bytes'])}, {each['title']}")

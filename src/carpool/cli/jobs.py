@@ -14,7 +14,8 @@ import click
 from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
-from carpool.cli.tables import job_table, show
+from carpool.cli.tables import NO_JOBS, job_table, show
+from carpool.cli.values import parsed
 from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, CarpoolError, RefusedError, UsageError
 from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
@@ -48,7 +49,7 @@ def ps(with_ended: bool, as_json: bool) -> None:
     jobs = answer["jobs"]
     assert isinstance(jobs, list)
     if not jobs:
-        print("no jobs; start one: carpool run -- python train.py")
+        print(NO_JOBS)
         return
     show(job_table(answer))
     for job in jobs:
@@ -72,7 +73,8 @@ def explain(job: str, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(f"{found['id']}: {found['reason']}")
-    print(f"  allowed: {allowance(found)}")
+    priority = f", priority {found['priority']}" if answer.get("policy") == "priority" else ""
+    print(f"  allowed: {allowance(found)}{priority}")
     needs = found["needs"]
     if needs:
         print(
@@ -90,22 +92,22 @@ def explain(job: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def cancel(jobs: tuple[str, ...]) -> None:
+def cancel(jobs: tuple[str, ...]) -> int:
     """End jobs: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
 
     \b
     carpool cancel train-2 train-3
     """
-    refusals: list[AnsweredError] = []
+    code = 0
     for job in dict.fromkeys(jobs):
         try:
             answer = call(find_places(), "cancel", job=job, reason="by carpool cancel")
         except AnsweredError as error:  # the others are cancelled all the same
-            refusals.append(error)
+            code = max(code, error.exit_code)
+            print(f"carpool: {error}", file=sys.stderr)
         else:
             print(f"carpool: job {answer['job']} is being cancelled", file=sys.stderr)
-    if refusals:
-        raise AnsweredError("; ".join(map(str, refusals)), exit_code=max(each.exit_code for each in refusals))
+    return code
 
 
 @click.command()
@@ -203,11 +205,11 @@ def resize(job: str, *, or_kill: bool, no_wait: bool, as_json: bool, **changes: 
         raise UsageError("nothing to change; give --memory SIZE, --weight NUMBER or --compute SHARE")
     order: dict[str, object] = {"may_end": or_kill}
     if memory is not None:
-        order["cap_bytes"] = parse_bytes(memory)
+        order["cap_bytes"] = parsed("--memory", parse_bytes, memory)
     if weight is not None:
         order["weight_milli"] = weight_milli(weight)
     if compute is not None:
-        order["share_milli"] = parse_share(compute)
+        order["share_milli"] = parsed("--compute", parse_share, compute)
     found = give_order("resize", job, no_wait=no_wait, is_done=_is_resized, **order)
     if not no_wait and not or_kill and found["is_shrinking"] and found["state"] in ENDED:
         raise RefusedError(f"job {found['id']} ended before it could be resized: {found['reason']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import sys
@@ -42,6 +43,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in FILES:
+            near = difflib.get_close_matches(cmd_name, FILES, n=1)
+            if near:
+                ctx.fail(f"there is no command '{cmd_name}'; did you mean {near[0]}?")
             return None
         found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
         read_environment(found)
@@ -70,7 +74,7 @@ def carpool() -> None:
     carpool explain JOB                 why it waits, where its time went
     carpool suspend JOB                 leave the device until carpool resume
     carpool resize JOB --memory 4GiB    give a running job more or less
-    carpool migrate JOB --to gpu1       go on on another device of this node
+    carpool migrate JOB --to cpu1       go on on another device of this node
     carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool import __version__
+from carpool.cli.values import parsed
 from carpool.errors import AnsweredError, PeerError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
@@ -155,9 +156,10 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
 
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
         last = DaemonConfig.load(places.config) if places.socket.exists() else DaemonConfig()
-        described = device if device is not None and is_description(device) else last.device
+        described = device if device is not None and parsed("--device", is_description, device) else last.device
         start_daemon(places, msgspec.structs.replace(last, policy=policy or last.policy, device=described))
-        return device if device is not None and device != described else None
+        if device is None or device == described:
+            return None
     status = call(places, "status")  # also says whether it speaks our version, before anything is entered
     if policy is not None and policy != status["policy"]:
         raise UsageError(
@@ -167,11 +169,14 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
     devices = msgspec.convert(status["devices"], list[dict[str, object]])
     if device is None or device == status["device"]:
         return None
-    if is_description(device) and device not in [known["id"] for known in devices]:
+    names = [str(known["id"]) for known in devices]
+    if device not in names and parsed("--device", is_description, device):
         raise UsageError(
             f"the running daemon manages {status['device']}, not {device}; leave --device out, name one of"
-            f" {', '.join(str(known['id']) for known in devices)}, or restart the daemon with --device {device}"
+            f" {', '.join(names)}, or restart the daemon with --device {device}"
         )
+    if device not in names:
+        raise UsageError(f"--device: there is no device {device} here; there are {', '.join(names)}")
     return device
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carpool.cli.tables import console, show_table
+from carpool.cli.values import parsed
 from carpool.errors import CarpoolError
-from carpool.units import SECOND, parse_bytes
+from carpool.units import SECOND, format_count, parse_bytes
 
 NAMES_SHOWN = 5
 
@@ -65,12 +66,12 @@ def _supposed_devices(
 ) -> tuple[tuple[str, int], ...]:
     devices = list(recorded)
     if options["device"]:
-        sizes = [parse_bytes(each) for each in str(options["device"]).split(",")]
+        sizes = [parsed("--device", parse_bytes, each) for each in str(options["device"]).split(",")]
         names = [name for name, _ in recorded][: len(sizes)]
         names += [f"device{number}" for number in range(len(names), len(sizes))]
         devices = list(zip(names, sizes, strict=True))
     if options["add_device"]:
-        more = [parse_bytes(each) for each in str(options["add_device"]).split(",")]
+        more = [parsed("--add-device", parse_bytes, each) for each in str(options["add_device"]).split(",")]
         devices += [(f"more{number}", size) for number, size in enumerate(more)]
     return tuple(devices)
 
@@ -131,13 +132,16 @@ def _show(
 
     out = console()
     policy = recording.config.policy
-    out.print(f"{recording.source}, run {recording.run}: {policy}, {len(jobs)} jobs that took turns", highlight=False)
+    out.print(
+        f"{recording.source}, run {recording.run}: {policy}, {format_count(len(jobs), 'job')} that took turns",
+        highlight=False,
+    )
     told = f"replayed under {policy}: {replayed.events:,} events, {replayed.effects:,} effects"
     out.print(f"{told}: {replayed.difference or 'every one as recorded'}", highlight=False)
     if replayed.is_cut:
         _say("note: the journal ends in the middle of a call, as a killed daemon leaves it")
     if without:
-        _say(f"note: {len(without)} jobs never took a turn and are not simulated: {name_some(without)}")
+        _say(f"note: {format_count(len(without), 'job')} without a turn, not simulated: {name_some(without)}")
     if not rows:
         return
     waits, completions = _recorded_means(jobs)
@@ -156,7 +160,9 @@ def _show(
         )
         under = f" under {row.policy}" if more > 0 and row.policy != policy else ""
         was = f"{rows[0].wait_s:.3f} s as simulated, {waits:.3f} s as recorded"
-        over = f"over {row.jobs} jobs" + (f", {row.refused} would have been refused" if row.refused else "")
+        over = f"over {format_count(row.jobs, 'job')}" + (
+            f", {row.refused} would have been refused" if row.refused else ""
+        )
         said = f"with {change}{under} your average wait would have been {row.wait_s:.3f} s {over} ({was})"
         out.print(said, highlight=False)
 

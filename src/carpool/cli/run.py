@@ -20,6 +20,7 @@ from carpool.cli.accounts import sentence
 from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
+from carpool.cli.values import origin, parsed
 from carpool.core.model import ENDED
 from carpool.core.policies.base import POLICIES
 from carpool.errors import CarpoolError, UsageError
@@ -45,10 +46,10 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
         click.option(
             "--wait-memory",
-            metavar="TIME",
+            metavar="[TIME]",
             is_flag=False,
             flag_value="24h",
-            help="Where memory is short, let an allocation wait this long (24h) before it fails.",
+            help="Where memory is short an allocation waits, this long (24h), before it fails.",
         ),
         click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
         click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
@@ -148,15 +149,14 @@ def say(text: str) -> None:
 
 def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     """The job's description as it travels; a UsageError says what is wrong before anything is started."""
-    if shutil.which(argv[0]) is None:
-        if "/" in argv[0] and Path(argv[0]).is_file():
-            raise UsageError(
-                f"{argv[0]} may not be executed; allow it: chmod +x {argv[0]}, or: carpool run -- python {argv[0]}"
-            )
-        raise UsageError(f"cannot find the program '{argv[0]}'; give its path, or: carpool run -- python {argv[0]}")
+    wait_memory_ns = _wait_memory_ns(options["wait_memory"])  # it may have taken the program for its value
+    _check_program(argv[0])
     script = script_of(argv)
     if script is not None and not script.exists():
         raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
+    for option in ("name", "tenant"):
+        if options[option] is not None and not options[option].strip():
+            raise UsageError(f"--{option} is empty; give a name, or leave it out")
     if "/" in (options["name"] or ""):
         free = options["name"].replace("/", "-").strip("-")
         raise UsageError(f"--name {options['name']} has a slash, and a job's name is part of a path; call it {free}")
@@ -168,14 +168,16 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["policy"] is not None and options["policy"] not in POLICIES:
         raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
-    least, most = parse_share(options["compute"]) if options["compute"] is not None else (0, 1000)
+    least, most = (
+        parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
+    )
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
         "weight_milli": weight_milli(options["weight"]),
         "priority": options["priority"],
-        "cap_bytes": parse_bytes(options["memory"]) if options["memory"] is not None else None,
-        "wait_memory_ns": parse_duration_ns(options["wait_memory"]) if options["wait_memory"] is not None else None,
+        "cap_bytes": parsed("--memory", parse_bytes, options["memory"]) if options["memory"] is not None else None,
+        "wait_memory_ns": wait_memory_ns,
         "on_hog": options["on_hog"],
         "may_oversubscribe": options["oversubscribe"],
         "guaranteed_milli": least,
@@ -183,6 +185,39 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, script),
     }
+
+
+def _wait_memory_ns(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if origin("--wait-memory") != "--wait-memory":
+        return parsed("--wait-memory", parse_duration_ns, text)
+    try:
+        return parse_duration_ns(text)
+    except UsageError as error:
+        raise UsageError(
+            f"--wait-memory: '{text}' is not a length of time; write --wait-memory=10m, or -- before the program"
+        ) from error
+
+
+def _check_program(program: str) -> None:
+    """Whether there is such a program to be started; what is advised must be there."""
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    if path.is_dir():
+        raise UsageError(f"{program} is a directory, not a program")
+    if "/" in program and path.is_file():
+        raise UsageError(
+            f"{program} may not be executed; allow it: chmod +x {program}, or: carpool run -- python {program}"
+        )
+    if path.is_file():
+        raise UsageError(
+            f"cannot find the program '{program}'; a script is run with: carpool run -- python {program}"
+        )
+    is_path = "/" in program or path.suffix == ".py"
+    where = f"there is no such file (in {Path.cwd()})" if is_path else "no directory of PATH has it"
+    raise UsageError(f"cannot find the program '{program}': {where}; correct its name, or give its path")
 
 
 def weight_milli(weight: float) -> int:

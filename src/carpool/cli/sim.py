@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
+from carpool.cli.values import parsed
 from carpool.errors import CarpoolError, UsageError
-from carpool.units import parse_duration_ns
+from carpool.units import format_count, parse_duration_ns
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
     from carpool.sim.compare import Comparison
@@ -105,7 +106,7 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         nodes=clusters.parse_cluster(cluster, seed=seed),
         policies=tuple(each.strip() for each in str(options["policies"] or POLICIES_SHOWN).split(",")),
         turns=bool(options["turns"]),
-        quantum_ns=parse_duration_ns(str(options["quantum"])) if options["quantum"] else None,
+        quantum_ns=parsed("--quantum", parse_duration_ns, str(options["quantum"])) if options["quantum"] else None,
         is_unknown=bool(options["unknown"]),
         shares_milli=_by_tenant("shares", str(options["shares"])) if options["shares"] else {},
         weights_milli=_by_tenant("weights", str(options["weights"])) if options["weights"] else {},
@@ -183,7 +184,7 @@ def show_comparison(found: Comparison, cluster: str) -> None:
     out = console()
     cards = "one card" if found.cards == 1 else f"{found.cards:,} cards"
     how = "turn by turn" if found.engine == "node" else "cluster scheduler"
-    out.print(f"{found.trace}: {found.jobs:,} jobs on {cards} ({cluster}), {how}", highlight=False)
+    out.print(f"{found.trace}: {format_count(found.jobs, 'job')} on {cards} ({cluster}), {how}", highlight=False)
     for table in tables(found.rows, found.bounds):
         show_table(table)
     out.print("× is the ratio to the first policy; bound: the best with one job on a card at a time", highlight=False)
@@ -201,7 +202,7 @@ def _generate(options: dict[str, object], as_json: bool) -> int:
             count,
             seed=seed,
             sigma=_between("--sigma", options["sigma"], 0.0, 10.0),
-            mean_s=parse_duration_ns(str(options["mean"])) / 1e9,
+            mean_s=parsed("--mean", parse_duration_ns, str(options["mean"])) / 1e9,
             load=_load(options),
             tenants=_int(options["tenants"]),
             fractions=bool(options["fractions"]),
@@ -213,7 +214,7 @@ def _generate(options: dict[str, object], as_json: bool) -> int:
     out = options["out"]
     if isinstance(out, Path):
         workload.write_csv(jobs, out)
-        say(f"{len(jobs)} jobs written to {out}")
+        say(f"{format_count(len(jobs), 'job')} written to {out}")
     if as_json:
         work_s = sum(job.service_ns for job in jobs) / 1e9
         print(json.dumps({"generated": kind, "seed": seed, "jobs": len(jobs), "work_s": round(work_s, 3)}))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # loaded with the simulator, not with every command
 PLAIN_WIDTH = 80
 STEP_WIDTH = 100  # from here on there is room for the step time
 ID_MIN = 10
+NO_JOBS = "no jobs; start one: carpool run -- python train.py"
 LEFT = {"job", "state", "device", "runs now"}  # columns of words; figures stand to the right
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 COLOURS = {
@@ -63,9 +64,9 @@ def show_table(table: PlainTable) -> None:
     console().print(made)
 
 
-def job_table(answer: dict[str, Any]) -> Table:
+def job_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> Table:
     """Jobs as `ps` and `top` show them, with their devices if there are several; under a job its processes, where
-    the CUDA guest counts their device time."""
+    the CUDA guest counts their device time. `widest` keeps the widths from one table to the next."""
     has_device = len(answer.get("devices", [])) > 1
     has_left = not has_device or console().width >= LEFT_WIDTH
     has_step = console().width >= STEP_WIDTH
@@ -96,7 +97,7 @@ def job_table(answer: dict[str, Any]) -> Table:
                 had, held = format_ns(process["device_ns"]), format_bytes(process["live_bytes"])
                 rows.append([f"  pid {process['pid']}", *blank, had, "", held])
                 colours.append("dim")
-    table, room = _table(names, rows, cut_column=0)
+    table, room = _table(names, rows, widest, cut_column=0)
     for row, colour in zip(rows, colours, strict=True):
         if colour == "dim":
             table.add_row(*row, style=colour)
@@ -111,7 +112,7 @@ def state_of(job: dict[str, Any]) -> str:
     return ("suspended" if is_stuck else str(job["state"])) + (" (hog)" if job["is_hog"] else "")
 
 
-def device_table(answer: dict[str, Any]) -> Table:
+def device_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> Table:
     names = ["device", "capacity", "to jobs", "in lanes", "unpromised", "in use", "runs now"]
     sizes = ("capacity_bytes", "promised_bytes", "lanes_bytes", "free_bytes", "live_bytes")
     rows = []
@@ -119,7 +120,7 @@ def device_table(answer: dict[str, Any]) -> Table:
         first = [device["id"], *(format_bytes(device[size]) for size in sizes)]
         holders = [lane["holder"] for lane in device["lanes"] if lane["holder"]] or ["nobody"]
         rows += [[*first, holders[0]], *([""] * len(first) + [holder] for holder in holders[1:])]
-    table, room = _table(names, rows, cut_column=len(names) - 1)
+    table, room = _table(names, rows, widest, cut_column=len(names) - 1)
     for row in rows:
         table.add_row(*row[:-1], escape(cut(row[-1], room)))
     return table
@@ -133,9 +134,17 @@ def cut(name: str, room: int) -> str:
     return name[: max(0, room - len(tail))] + tail
 
 
-def _table(names: list[str], rows: list[list[str]], *, cut_column: int) -> tuple[Table, int]:
-    """An empty table for these rows, and the columns it leaves to the ids in `cut_column`; nothing else is cut."""
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+def _table(
+    names: list[str], rows: list[list[str]], widest: dict[str, int] | None, *, cut_column: int
+) -> tuple[Table, int]:
+    """An empty table for these rows, and the columns it leaves to the ids in `cut_column`; nothing else is cut.
+
+    No column is narrower than in `widest`, which is brought up to date.
+    """
+    kept = widest if widest is not None else {}
+    for name, *cells in zip(names, *rows, strict=True):
+        kept[name] = max(kept.get(name, 0), len(name), *map(len, cells))
+    widths = [kept[name] for name in names]
     room = max(ID_MIN, console().width - sum(widths) + widths[cut_column] - (len(names) - 1))
     widths[cut_column] = min(widths[cut_column], room)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)

@@ -10,7 +10,8 @@ from rich.console import Group
 from rich.live import Live
 
 from carpool.cli.reach import call
-from carpool.cli.tables import console, device_table, job_table
+from carpool.cli.tables import NO_JOBS, console, device_table, job_table
+from carpool.cli.values import parsed
 from carpool.units import parse_duration_ns
 from carpool.wire.places import find_places
 
@@ -25,11 +26,14 @@ def top(every: str, count: int | None) -> None:
     carpool top --every 200ms
     """
     places = find_places()
-    pause = max(0.1, parse_duration_ns(every) / 1e9)
+    pause = max(0.1, parsed("--every", parse_duration_ns, every) / 1e9)
+    devices_widest: dict[str, int] = {}
+    jobs_widest: dict[str, int] = {}
 
     def picture() -> Group:
         answer = call(places, "ps")
-        return Group(device_table(answer), job_table(answer))
+        jobs = job_table(answer, jobs_widest) if answer["jobs"] else f"\n{NO_JOBS}"
+        return Group(device_table(answer, devices_widest), jobs)
 
     if not sys.stdout.isatty() and count is None:
         console().print(picture())

@@ -215,12 +215,16 @@ def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
     for job in node.jobs_on(device):
         if not is_open_and_quiet(job) or now - job.state_since_ns < settings.start_patience_ns:
             continue
-        least = max(2 * job.live_bytes, start_floor_bytes(node, device) // 2)
-        smaller = max(least, job.promised_bytes // 2)
+        smaller = smaller_promise_bytes(node, device, job)
         if smaller < job.promised_bytes:
             ledger.promise(device, job, smaller)
             return True
     return False
+
+
+def smaller_promise_bytes(node: Node, device: Device, job: Job) -> int:
+    """What is left of an open promise when it is halved once more; it is never less than twice what the job holds."""
+    return max(2 * job.live_bytes, start_floor_bytes(node, device) // 2, job.promised_bytes // 2)
 
 
 def is_open_and_quiet(job: Job) -> bool:

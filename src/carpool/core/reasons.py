@@ -36,15 +36,22 @@ def _terms(device: Device) -> str:
     )
 
 
-def queue_wait(need: int | None, device: Device, floor: int, measured: Job | None, outlook: str) -> str:
+def open_promise(job: Job, patience_ns: Nanos | None) -> str:
+    """Until when a job nobody knows is promised so much; `patience_ns`: after so long without a turn it is cut."""
+    doing = "starting" if job.state is JobState.STARTING else "being measured"
+    less = f", half of that and less if they do not come within {format_ns(patience_ns)}" if patience_ns else ""
+    promised = f"is promised {format_bytes(job.promised_bytes)} until its first turns are over"
+    return f"{job.spec.name} is {doing} and {promised}{less}"
+
+
+def queue_wait(
+    need: int | None, device: Device, floor: int, outlook: str, measured: Job | None, measured_words: str
+) -> str:
     """Why a queued job does not start: which term of L1 is in the way."""
     free = ledger.free_bytes(device)
     terms = _terms(device) + (f"; starts when {outlook}" if outlook else "")
     if measured is not None and (need is None or need <= free + measured.promised_bytes):
-        return (
-            f"waits for memory: {measured.spec.name} is being measured and holds"
-            f" {format_bytes(measured.promised_bytes)} until its first turns are over; {_terms(device)}"
-        )
+        return f"waits for memory: {measured_words}; {_terms(device)}"
     if need is None:
         return (
             f"waits for memory: a job of unknown size needs at least {format_bytes(floor)} to start and {terms};"

@@ -39,15 +39,11 @@ LOOK_PART = 4  # claimants the policy does not prefer are looked at again after 
 
 def wants_memory(node: Node, job: Job, *, now: Nanos) -> bool:
     """Whether the job is a claimant: it would run if there were room."""
-    match job.state:
-        case JobState.QUEUED:
-            return not job.is_suspended
-        case JobState.PARKED:
-            return parking.may_return(job, now=now)
-        case JobState.WAITING:
-            return not job.is_leaving and not ledger.covers(node.device_of(job), job)
-        case _:
-            return False
+    if job.state is JobState.WAITING:  # most are, and this is asked of all at every event
+        return not job.is_leaving and not ledger.covers(node.device_of(job), job)
+    if job.state is JobState.QUEUED:
+        return not job.is_suspended
+    return job.state is JobState.PARKED and parking.may_return(job, now=now)
 
 
 def make_room(node: Node, *, now: Nanos) -> None:

@@ -134,11 +134,18 @@ def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[Device
     if device.id in kept:
         return reasons.passed_over(kept[device.id], node.settings.pass_over_ns)
     measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
+    whom = _measured_words(node, device, measured) if measured is not None else ""
     need = admission.total_need_bytes(job)
     floor = admission.start_floor_bytes(node, device)
     outlook = rotation.outlook(node, device, job, now=now)
     job.is_outlook_told = job.is_outlook_told or bool(outlook)
-    return reasons.queue_wait(need, device, floor, measured, outlook)
+    return reasons.queue_wait(need, device, floor, outlook, measured, whom)
+
+
+def _measured_words(node: Node, device: Device, job: Job) -> str:
+    smaller = admission.smaller_promise_bytes(node, device, job)
+    shrinks = admission.is_open_and_quiet(job) and smaller < job.promised_bytes
+    return reasons.open_promise(job, node.settings.start_patience_ns if shrinks else None)
 
 
 def _is_being_measured(job: Job) -> bool:

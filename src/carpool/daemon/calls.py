@@ -24,7 +24,7 @@ from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_share
+from carpool.units import format_count, format_share
 from carpool.wire import page as pages
 
 if TYPE_CHECKING:
@@ -143,15 +143,15 @@ class Calls:
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
         self._loop.look()
-        live = self._find_live(wanted)
+        live, policy = self._find_live(wanted), self._config.policy
         if live is not None:
             picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())
             if picture is not None:
-                return {"job": self._shown(picture), "log": str(self._starter.log_path(live))}
+                return {"job": self._shown(picture), "log": str(self._starter.log_path(live)), "policy": policy}
         self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.find_ended(wanted)
         if ended is not None:
-            return {"job": ended, "log": str(self._starter.log_path(str(ended["id"])))}
+            return {"job": ended, "log": str(self._starter.log_path(str(ended["id"]))), "policy": policy}
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
 
     def cancel(self, wanted: str, reason: str, *, is_told: bool) -> dict[str, object]:
@@ -222,23 +222,31 @@ class Calls:
             raise self._missing(wanted)
         if not may_move(picture.state, MigrateAsked):
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
+        known = [each.id for each in self._loop.scheduler.picture(now=time.monotonic_ns()).devices]
+        if device not in known:
+            raise UsageError(
+                f"job {job} cannot move to {device}: there is no such device; there are {', '.join(known)}"
+            )
+        self._check_kinds(job, picture.device, device)
         refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
-        if not refusal and "cuda" in {each.kind for each in self._devices if each.id in (device, picture.device)}:
-            live = self._loop.jobs[job]
-            there = (
-                f"what is not PyTorch cannot be written to a file: end it and start it there: carpool run --device"
-                f" {device} -- {shlex.join(live.file.argv)}"
-                if live.is_paced()
-                else "write it to a file and start it there: carpool checkpoint, then carpool run --from"
-            )
-            refusal = (
-                f"job {job} cannot move from {picture.device} to {device}: a process keeps the GPU it was started"
-                f" with; {there}"
-            )
         if refusal:
             raise RefusedError(refusal)
         self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
         return self.job(job)
+
+    def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
+        """A process keeps the GPU it was started with, however long one waits: that is said before anything else."""
+        if source == target or "cuda" not in {each.kind for each in self._devices if each.id in (source, target)}:
+            return
+        live = self._loop.jobs[job]
+        there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
+        if live.is_paced():
+            there = f"what is not PyTorch cannot be written to a file: {there}"
+        elif (live.directory / "checkpoint.ready").exists():
+            there = "write it to a file and start it there: carpool checkpoint, then carpool run --from"
+        raise RefusedError(
+            f"job {job} cannot move from {source} to {target}: a process keeps the GPU it was started with; {there}"
+        )
 
     def checkpoint(self, wanted: str, file: str, *, stop: bool) -> dict[str, object]:
         """Tell a job to write itself to a file; its answer appears in its directory."""
@@ -257,9 +265,11 @@ class Calls:
                 f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"
             )
         if not (live.directory / "checkpoint.ready").exists():
+            whom = "does not record its steps" if live.members else "has not come to a loop of torch"
             raise RefusedError(
-                f"job {job} does not record its steps (or has not imported torch yet); start it with:"
-                f" carpool run --checkpointable -- {shlex.join(live.file.argv)}"
+                f"job {job} {whom}: only PyTorch programs that were started with --checkpointable can be written to a"
+                f" file; if it is one, start it with: carpool run --checkpointable -- {shlex.join(live.file.argv)};"
+                " any other must save its own state"
             )
         number = live.page.words[pages.H_CHECKPOINT] + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
@@ -283,11 +293,12 @@ class Calls:
         return {"job": self._shown(picture), "log": str(self._starter.log_path(live.id))}
 
     def stop(self, *, is_forced: bool) -> dict[str, object]:
-        names = ", ".join(self._loop.jobs)
+        names, count = ", ".join(self._loop.jobs), len(self._loop.jobs)
+        runs, whom = ("runs", "it") if count == 1 else ("run", "them")
         if names and not is_forced:
             raise RefusedError(
-                f"{len(self._loop.jobs)} jobs still run ({names}); cancel them first, or stop with --force: they then"
-                " go on without taking turns"
+                f"{format_count(count, 'job')} still {runs} ({names}); cancel {whom} first, or stop with --force:"
+                " programs then go on without taking turns"
             )
         self._stop()
         return {"pid": os.getpid()}

@@ -17,7 +17,7 @@ from carpool.sim.compare import Comparison
 from carpool.sim.measures import tables
 from carpool.sim.outcome import Outcome
 from carpool.sim.report import Table, format_cell
-from carpool.units import SECOND
+from carpool.units import SECOND, format_count
 
 SPANS_MAX = 4000  # more turns than this are no picture: then the cards in use are drawn
 POINTS_MAX = 2000
@@ -74,7 +74,7 @@ def _figure(found: Comparison) -> Any:
         if place == rows - 1:
             axes.set_xlabel(f"{unit_name} since the first job came")
     cards = "one card" if found.cards == 1 else f"{found.cards:,} cards"
-    figure.suptitle(f"{found.trace}: {found.jobs:,} jobs on {cards}")
+    figure.suptitle(f"{found.trace}: {format_count(found.jobs, 'job')} on {cards}")
     return figure
 
 

@@ -281,7 +281,8 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[tuple[int, Row]]]:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except (OSError, EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        why = error.strerror or error if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {why}") from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header = tuple(cell.strip() for cell in next(reader, []))
     rows = []

@@ -1,0 +1,34 @@
+"""Values of options: what cannot be read is said with the option, or the variable, it came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+from click.core import ParameterSource
+
+from carpool.errors import UsageError
+
+Value = TypeVar("Value")
+
+
+def parsed(option: str, parse: Callable[[str], Value], text: str) -> Value:
+    """What `parse` makes of the text of `--option`; its UsageError names where the text stands."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{origin(option)}: {error}") from error
+
+
+def origin(option: str) -> str:
+    """Where the value of an option of the running command stands: `--memory`, or `CARPOOL_MEMORY`."""
+    context = click.get_current_context(silent=True)
+    for parameter in context.command.params if context is not None else ():
+        if context is None or option not in parameter.opts or parameter.name is None:
+            continue
+        is_set = context.get_parameter_source(parameter.name) is ParameterSource.ENVIRONMENT
+        if is_set and isinstance(parameter.envvar, str) and parameter.envvar in os.environ:
+            return parameter.envvar
+    return option
