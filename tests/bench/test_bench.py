@@ -16,10 +16,12 @@ from carpool.bench import park
 from carpool.bench.handover import Found, find_gaps
 from carpool.bench.jct import (
     Burst,
+    Outcome,
     count_turns,
     draw_steps,
     ideal_means,
     mean_in_turn,
+    mean_of,
     mean_shared,
     predict,
     read_workload,
@@ -183,6 +185,22 @@ def test_an_iteration_inside_a_longer_one_overlaps_with_what_follows_too() -> No
 
 def test_the_ideal_of_jobs_in_turn_is_the_mean_of_their_running_sums() -> None:
     assert mean_in_turn([1, 2, 3]) == pytest.approx((1 + 3 + 6) / 3)
+
+
+def test_two_runs_of_a_policy_count_as_their_mean_and_the_daemon_as_its_worst() -> None:
+    def outcome(scale: float, share: float) -> Outcome:
+        times = [scale, 3 * scale]
+        return Outcome(
+            completions=times,
+            sizes=times,
+            second_steps=times,
+            makespan=4 * scale,
+            daemon_core_fraction=share,
+            turns=2,
+        )
+
+    both = mean_of(outcome(1.0, 0.02), outcome(2.0, 0.01))
+    assert both == outcome(1.5, 0.02)
 
 
 def test_the_ideal_of_sharing_lets_equal_jobs_end_together() -> None:

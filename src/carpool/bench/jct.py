@@ -12,8 +12,9 @@ last operation of each iteration, summed; for the ideal it is taken from the fif
 The ideal is computed from these sizes: fifo one after the other in order of arrival, srtf in order of size, fair as
 processor sharing, with no cost of switching and, for srtf, lengths known from the start (carpool must first learn
 each job's step time). `share_of_ideal` is the achieved ratio fifo/srtf by the ideal one.
-If the machine's speed drifts between the runs, that is in the figures; three more tell it apart from carpool's
-part. `work_srtf_over_fifo` is all jobs' device time in the srtf run by that in the fifo run (1 on a steady machine).
+fifo runs twice, first and last, and counts as the mean of both: the others lie between. What the machine's
+speed drifts all the same is in the figures; three more tell it apart from carpool's part. `work_srtf_over_fifo` is
+all jobs' device time in the srtf run by that in the fifo runs (1 on a steady machine).
 `share_of_ideal_own_sizes` measures each run against the ideal of the sizes seen in that run. `idle_…` is the share
 of a run's time in which no job computed: turns changing hands, jobs ending, the start.
 
@@ -47,6 +48,7 @@ from carpool.sim.traces import read_user
 from carpool.units import GIB, MIB, parse_bytes
 
 POLICIES = ("fifo", "srtf", "fair")
+ORDER = ("fifo", "srtf", "fair", "fifo")  # first and last: others are compared with it, and a machine's speed drifts
 SIGMA = 1.55
 STEPS_MIN = 3  # two are needed to measure a job at all
 MODEL = {"width": 128, "depth": 2, "batch": 4}
@@ -84,6 +86,22 @@ class Outcome:
         return mean(self.completions)
 
 
+def mean_of(first: Outcome, second: Outcome) -> Outcome:
+    """Two runs of one policy as one."""
+
+    def means(one: list[float], other: list[float]) -> list[float]:
+        return [mean(pair) for pair in zip(one, other, strict=True)]
+
+    return Outcome(
+        completions=means(first.completions, second.completions),
+        sizes=means(first.sizes, second.sizes),
+        second_steps=means(first.second_steps, second.second_steps),
+        makespan=mean([first.makespan, second.makespan]),
+        daemon_core_fraction=max(first.daemon_core_fraction, second.daemon_core_fraction),
+        turns=round(mean([first.turns, second.turns])),
+    )
+
+
 def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, workload: Path | None = None) -> Report:
     """`steps` is the sum over all jobs; `steps_for` finds one for this machine, and the time of one step."""
     if workload is not None:
@@ -92,9 +110,10 @@ def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, work
         burst = Burst(steps=draw_steps(jobs, seed, steps), arrivals=[0.0] * jobs)
     lengths = burst.steps
     say(f"jct: {len(lengths)} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
-    outcomes = {}
-    for policy in POLICIES:
-        outcomes[policy] = found = _run_policy(policy, burst)
+    outcomes: dict[str, Outcome] = {}
+    for policy in ORDER:
+        found = _run_policy(policy, burst)
+        outcomes[policy] = mean_of(outcomes[policy], found) if policy in outcomes else found
         predicted = predict(policy, burst, found.sizes, found.second_steps)
         say(
             f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
