@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 from collections.abc import Set
 from typing import Any
 
-CONTRACT = 1  # with native/moves.c: a library of an older checkout is not used
+from carpool._native import load
 
-native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
-try:
-    native = importlib.import_module("carpool._native.moves")
-except ImportError:
-    native = None
-if getattr(native, "CONTRACT", None) != CONTRACT:
-    native = None
+CONTRACT = 1  # with native/moves.c
+
+native: Any = load("moves", CONTRACT)
 
 
 def living(classes: Set[type]) -> list[Any]:

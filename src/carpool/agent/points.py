@@ -6,18 +6,13 @@ decide; without it the hooks of torch_hooks.py do all. Both have one Seat, and n
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-CONTRACT = 5  # with native/points.c: a library of an older checkout is not used
+from carpool._native import load
 
-native: Any  # None without a compiler, and where the program's Python is of another version than carpool's
-try:
-    native = importlib.import_module("carpool._native.points")
-except ImportError:
-    native = None
-if getattr(native, "CONTRACT", None) != CONTRACT:
-    native = None
+CONTRACT = 5  # with native/points.c
+
+native: Any = load("points", CONTRACT)
 
 
 class PlainSeat:
