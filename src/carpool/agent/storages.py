@@ -14,8 +14,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from carpool.agent.memory import give_back_heap
 from carpool.agent.moves import living, with_heirs
-from carpool.agent.pages import system
 from carpool.agent.stores import Moved, PinnedStore, Store, store_in
 
 LEAST_BYTES = 4096  # smaller storages are not worth a copy
@@ -111,8 +111,7 @@ class Storages:
             self._torch._C._cuda_clearCublasWorkspaces()  # scratch memory that torch makes anew when it is needed
             self._torch.cuda.empty_cache()
         else:
-            with contextlib.suppress(AttributeError, OSError):
-                system().malloc_trim(0)
+            give_back_heap()
 
 
 def _sent_to_others(torch: Any) -> set[int]:

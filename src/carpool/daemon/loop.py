@@ -159,11 +159,11 @@ class Loop:
 
     def _wake(self) -> None:
         self._timer = None
-        now = time.monotonic_ns()
+        now, due = time.monotonic_ns(), self.scheduler.next_wakeup()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
             self.tell(*self._looks(self.scheduler.watched()), Tick())
-        elif (self.scheduler.next_wakeup() or self._due_ns) <= now:
+        elif due is not None and due <= now:
             self.tell(Tick())
         else:  # what happened since it was armed put it off
             self._arm()
