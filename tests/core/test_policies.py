@@ -250,6 +250,38 @@ def test_srtf_takes_declared_steps_times_the_measured_step(make_core: MakeCore) 
     assert core.served_ns("long") == 50 * MS, "the shorter one runs to its end"
 
 
+def burst(core: CoreDriver) -> None:
+    """Three jobs that came at once and declare their steps; the first, of middle length, was measured."""
+    for name, steps in (("middle", 100), ("long", 1000), ("short", 20)):
+        core.submit(name, steps=steps, cap_bytes=GIB)
+        core.ask(name)
+    core.measure("middle", SMALL, step_ns=10 * MS)
+    core.wait(30 * MS)
+    core.report("middle", steps=3)
+
+
+def test_srtf_measures_a_burst_of_newcomers_shortest_first(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    burst(core)
+    core.tick(0)
+    core.give_back("middle", steps=3)
+    assert core.holders() == ["short"], "its 20 steps are taken to last 10 ms each"
+    core.measure("short", SMALL, step_ns=10 * MS)
+    core.wait(170 * MS)
+    core.give_back("short", steps=20, wants_more=False)
+    assert core.holders() == ["middle"], "the long one is not measured before the short ones are done"
+
+
+def test_srtf_measures_a_newcomer_at_once_while_a_queue_waits_for_memory(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    burst(core)
+    core.submit("queued", cap_bytes=15 * GIB)
+    assert core.state("queued") == "queued"
+    core.tick(0)
+    core.give_back("middle", steps=3)
+    assert core.holders() == ["long"], "it came before the short one, and measuring it may set memory free"
+
+
 def test_srtf_recalls_a_long_job_for_a_shorter_one_after_its_quantum(make_core: MakeCore) -> None:
     core = make_core("srtf")
     core.remember("L", SMALL, steps=1000, step_ns=10 * MS, served_ns=10 * SECOND)

@@ -7,16 +7,19 @@ a daemon of its own that knows nothing of earlier runs. All jobs are submitted i
 starting signal.
 
 Measured: completion time of a job, from the starting signal to the end of its last iteration as it stamped it
-itself. Start-up of the programs is not in it, nor are their ends. A job's size is its own device time, first to
-last operation of each iteration, summed; for the ideal it is taken from the fifo run, where each job runs alone.
+itself. Start-up of the programs is not in it, nor are their ends, which are kept short, for the next job computes
+beside them: the search for garbage with which Python ends takes a torch program half a second of a core. A job's size
+is its own device time, first to last operation of each iteration, summed; for the ideal it is taken from the fifo
+run, where each job runs alone.
 The ideal is computed from these sizes: fifo one after the other in order of arrival, srtf in order of size, fair as
 processor sharing, with no cost of switching and, for srtf, lengths known from the start (carpool must first learn
 each job's step time). `share_of_ideal` is the achieved ratio fifo/srtf by the ideal one.
-fifo runs twice, first and last, and counts as the mean of both: the others lie between. What the machine's
-speed drifts all the same is in the figures; three more tell it apart from carpool's part. `work_srtf_over_fifo` is
-all jobs' device time in the srtf run by that in the fifo runs (1 on a steady machine).
-`share_of_ideal_own_sizes` measures each run against the ideal of the sizes seen in that run. `idle_…` is the share
-of a run's time in which no job computed: turns changing hands, jobs ending, the start.
+
+A machine's speed drifts within minutes, so each of srtf and fair runs at once with a fifo of its own, which it is
+compared with: each on one half of the cores, and every second they change sides. What differs all the same is told
+apart: `work_srtf_over_fifo` is all jobs' device time under srtf by that under fifo, `share_of_ideal_own_sizes`
+measures each policy against the ideal of the sizes seen in its own run, and `idle_…` is the share of a run's time in
+which no job computed: turns changing hands, jobs ending, the start.
 
 `--workload FILE` takes the jobs of a file that `carpool sim --generate` made instead: its first jobs, their lengths
 and arrivals scaled alike to the given sum of device time. A job that comes later gets its starting signal later.
@@ -35,10 +38,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from carpool.bench.node import Node, open_node, python, read_stamps, wait_all, wait_files
+from carpool.bench.node import Node, Side, open_node, python, read_stamps, run_at_once, wait_all, wait_files
 from carpool.bench.report import Report, Say, Target, percentile
 from carpool.core.model import JobSpec, Needs
 from carpool.errors import PeerError, UsageError
@@ -48,7 +52,7 @@ from carpool.sim.traces import read_user
 from carpool.units import GIB, MIB, parse_bytes
 
 POLICIES = ("fifo", "srtf", "fair")
-ORDER = ("fifo", "srtf", "fair", "fifo")  # first and last: others are compared with it, and a machine's speed drifts
+ROUNDS = (("fifo", "srtf"), ("fifo", "fair"))  # at once, each on a half of the cores
 SIGMA = 1.55
 STEPS_MIN = 3  # two are needed to measure a job at all
 MODEL = {"width": 128, "depth": 2, "batch": 4}
@@ -86,22 +90,6 @@ class Outcome:
         return mean(self.completions)
 
 
-def mean_of(first: Outcome, second: Outcome) -> Outcome:
-    """Two runs of one policy as one."""
-
-    def means(one: list[float], other: list[float]) -> list[float]:
-        return [mean(pair) for pair in zip(one, other, strict=True)]
-
-    return Outcome(
-        completions=means(first.completions, second.completions),
-        sizes=means(first.sizes, second.sizes),
-        second_steps=means(first.second_steps, second.second_steps),
-        makespan=mean([first.makespan, second.makespan]),
-        daemon_core_fraction=max(first.daemon_core_fraction, second.daemon_core_fraction),
-        turns=round(mean([first.turns, second.turns])),
-    )
-
-
 def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, workload: Path | None = None) -> Report:
     """`steps` is the sum over all jobs; `steps_for` finds one for this machine, and the time of one step."""
     if workload is not None:
@@ -110,21 +98,25 @@ def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, work
         burst = Burst(steps=draw_steps(jobs, seed, steps), arrivals=[0.0] * jobs)
     lengths = burst.steps
     say(f"jct: {len(lengths)} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
-    outcomes: dict[str, Outcome] = {}
-    for policy in ORDER:
-        found = _run_policy(policy, burst)
-        outcomes[policy] = mean_of(outcomes[policy], found) if policy in outcomes else found
+    beside_srtf, beside_fair = (_run_round(say, policies, burst) for policies in ROUNDS)
+    return _report({**beside_fair, **beside_srtf}, beside_fair["fifo"], burst, seed)
+
+
+def _run_round(say: Say, policies: Sequence[str], burst: Burst) -> dict[str, Outcome]:
+    arms = [partial(_run_policy, policy, burst) for policy in policies]
+    outcomes = dict(zip(policies, run_at_once(arms, seconds=RUN_SECONDS), strict=True))
+    for policy, found in outcomes.items():
         predicted = predict(policy, burst, found.sizes, found.second_steps)
         say(
             f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
             f" all done in {found.makespan:.2f} s, work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
         )
-    return _report(outcomes, burst, seed)
+    return outcomes
 
 
 def steps_for(say: Say, *, work_s: float) -> tuple[int, float]:
     """How many steps make so many seconds of device time on this machine, and the seconds of one."""
-    step_s = _calibrate()
+    step_s = mean(run_at_once([_calibrate, _calibrate], seconds=START_SECONDS))
     say(f"jct: a step takes {step_s * 1000:.1f} ms here")
     return round(work_s / step_s), step_s
 
@@ -207,8 +199,8 @@ def predict(policy: str, burst: Burst, sizes: Sequence[float], said: Sequence[fl
 # --- the live runs ---------------------------------------------------------------------------------------------
 
 
-def _calibrate() -> float:
-    """Seconds a step takes in a job that is alone. The quick ones count: a hiccup would make the whole run short."""
+def _calibrate(_side: Side) -> float:
+    """Seconds a step takes in a job alone on its cores. The quick ones count: a hiccup would make all runs short."""
     with open_node(policy="fifo") as node:
         stamps = node.directory / "stamps"
         options = {**MODEL, "steps": CALIBRATION_STEPS, "stamps": stamps}
@@ -216,15 +208,17 @@ def _calibrate() -> float:
         return percentile([last - first for first, last in read_stamps(stamps)], 10) / 1e9
 
 
-def _run_policy(policy: str, burst: Burst) -> Outcome:
+def _run_policy(policy: str, burst: Burst, side: Side) -> Outcome:
     with open_node(policy=policy) as node:
         places = [node.directory / f"{number}" for number in range(len(burst.steps))]
         signals = [Path(f"{place}.go") if any(burst.arrivals) else node.directory / "go" for place in places]
         for place, go, count in zip(places, signals, burst.steps, strict=True):
             options = {**MODEL, "steps": count, "go": go, "ready": f"{place}.ready", "stamps": f"{place}.stamps"}
-            node.submit(python("train.py", options), "--steps", str(count), "--memory", MEMORY)
+            command = [*python("train.py", options), "--short-end"]
+            node.submit(command, "--steps", str(count), "--memory", MEMORY)
         wait_files([Path(f"{place}.ready") for place in places], node.check_jobs, seconds=START_SECONDS)
-        pids = [pid for job in node.jobs() for pid in job["pids"]]
+        side.pids = [pid for job in node.jobs() for pid in job["pids"]]
+        side.meet()
         cpu_s = node.cpu_s()
         go_ns = time.monotonic_ns()
         came_ns = [go_ns + round(at * 1e9) for at in burst.arrivals]
@@ -232,9 +226,10 @@ def _run_policy(policy: str, burst: Burst) -> Outcome:
             time.sleep(max(0, at_ns - time.monotonic_ns()) / 1e9)
             go.touch()
         files = [Path(f"{place}.stamps") for place in places]
-        wait_files(files, lambda: _check_alive(pids, files), seconds=RUN_SECONDS)
+        wait_files(files, lambda: _check_alive(side.pids, files), seconds=RUN_SECONDS)
         wall_s = (time.monotonic_ns() - go_ns) / 1e9
         share = (node.cpu_s() - cpu_s) / wall_s
+        side.meet()
         _wait_ended(node)
         stamps = [read_stamps(path) for path in files]
     return Outcome(
@@ -271,9 +266,10 @@ def count_turns(jobs: list[list[tuple[int, int]]]) -> int:
 # --- the figures -----------------------------------------------------------------------------------------------
 
 
-def _report(outcomes: dict[str, Outcome], burst: Burst, seed: int) -> Report:
+def _report(outcomes: dict[str, Outcome], fifo_beside_fair: Outcome, burst: Burst, seed: int) -> Report:
     fifo, srtf, fair = (outcomes[policy] for policy in POLICIES)
-    ideal_fifo, ideal_shortest, ideal_shared = ideal_means(fifo.sizes, burst.arrivals)
+    ideal_fifo, ideal_shortest, _ = ideal_means(fifo.sizes, burst.arrivals)
+    ideal_beside, _, ideal_shared = ideal_means(fifo_beside_fair.sizes, burst.arrivals)
     ideal_srtf = ideal_fifo / ideal_shortest
     achieved = fifo.jct / srtf.jct
     report = Report(bench="jct")
@@ -281,8 +277,8 @@ def _report(outcomes: dict[str, Outcome], burst: Burst, seed: int) -> Report:
     report.add("ideal_fifo_over_srtf", ideal_srtf)
     report.add("share_of_ideal", achieved / ideal_srtf, Target(limit=0.95, is_least=True))
     report.add("makespan_srtf_over_fifo", srtf.makespan / fifo.makespan, Target(limit=1.01))
-    report.add("jct_fifo_over_fair", fifo.jct / fair.jct)
-    report.add("ideal_fifo_over_fair", ideal_fifo / ideal_shared)
+    report.add("jct_fifo_over_fair", fifo_beside_fair.jct / fair.jct)
+    report.add("ideal_fifo_over_fair", ideal_beside / ideal_shared)
     worst = max(outcome.daemon_core_fraction for outcome in outcomes.values())
     report.add("daemon_core_fraction", worst, Target(limit=0.01))
     report.add("work_srtf_over_fifo", sum(srtf.sizes) / sum(fifo.sizes))

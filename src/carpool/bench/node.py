@@ -14,11 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from carpool.errors import PeerError
 
@@ -27,6 +29,9 @@ COMMAND_SECONDS = 60.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.02
 CHECK_SECONDS = 2.0
+EXCHANGE_SECONDS = 0.1
+
+Found = TypeVar("Found")
 
 
 def plain_environment() -> dict[str, str]:
@@ -174,6 +179,64 @@ def open_node(
             yield node
         finally:
             node.close()
+
+
+class Side:
+    """One of the arms of a measurement that run at once."""
+
+    def __init__(self, cores: list[int], meeting: threading.Barrier) -> None:
+        self.cores = cores
+        self.pids: list[int] = []  # an arm names processes here that shall change cores with those of the other
+        self._meeting = meeting
+
+    def meet(self) -> None:
+        """Wait until all arms have come so far."""
+        try:
+            self._meeting.wait()
+        except threading.BrokenBarrierError as error:
+            raise PeerError("another arm of this measurement failed, or did not get so far in time") from error
+
+    def move(self, cores: list[int]) -> None:
+        """Processes that are gone, and threads, are passed over."""
+        self.cores = cores
+        for pid in self.pids:
+            with contextlib.suppress(OSError):
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), cores)
+
+
+def run_at_once(arms: Sequence[Callable[[Side], Found]], *, seconds: float) -> list[Found]:
+    """Run two arms of one measurement at once, each on one half of the cores; one by one if there is one core.
+
+    Every second their processes change sides: so whatever happens to the machine's speed is in both. They wait for
+    each other for so many seconds at most.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // len(arms)
+    if not half:
+        return [arm(Side(cores, threading.Barrier(1))) for arm in arms]
+    meeting = threading.Barrier(len(arms), timeout=seconds)
+    sides = [Side(cores[number * half : (number + 1) * half], meeting) for number in range(len(arms))]
+    failures: list[BaseException] = []
+
+    def run_arm(arm: Callable[[Side], Found], side: Side) -> Found:
+        os.sched_setaffinity(0, side.cores)  # of this thread, and of what it starts
+        try:
+            return arm(side)
+        except BaseException as error:
+            failures.append(error)
+            meeting.abort()
+            raise
+
+    with ThreadPoolExecutor(max_workers=len(arms)) as pool:
+        running = [pool.submit(run_arm, arm, side) for arm, side in zip(arms, sides, strict=True)]
+        while wait(running, timeout=EXCHANGE_SECONDS).not_done:
+            if all(side.pids for side in sides):
+                for side, now_at in zip(sides, [side.cores for side in reversed(sides)], strict=True):
+                    side.move(now_at)
+    if failures:
+        raise failures[0]  # the others only missed it
+    return [arm.result() for arm in running]
 
 
 def run_plain(commands: Sequence[Sequence[str]], *, seconds: float) -> None:

@@ -29,19 +29,18 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from carpool.bench.node import Node, open_node, python, run_plain, wait_all
+from carpool.bench.node import Node, Side, open_node, python, run_at_once, run_plain, wait_all
 from carpool.bench.report import Report, Say, Target
 from carpool.cli.reach import call
 from carpool.core.effects import Effect, ParkJob
@@ -260,7 +259,8 @@ def _bench_level(say: Say, report: Report, level: Level, *, steps: int, repeats:
     shares: list[float] = []
     parks = 0
     for _ in range(repeats):
-        one_by_one, together = _run_arms(level, steps)
+        arms = [partial(_run_sequential, level, steps), partial(_run_carpool, level, steps)]
+        one_by_one, together = run_at_once(arms, seconds=ARM_SECONDS)
         ratios.append(together.whole_s / one_by_one.whole_s)
         shares.append(together.moving_s / together.whole_s)
         parks = together.parks
@@ -287,20 +287,7 @@ class Arm:
     account: str = ""
 
 
-def _run_arms(level: Level, steps: int) -> tuple[Arm, Arm]:
-    """At once, each on a core of its own; one after the other where there is only one."""
-    cores = sorted(os.sched_getaffinity(0))
-
-    def on(core: int, run_arm: Callable[[Level, int], Arm]) -> Arm:
-        os.sched_setaffinity(0, {core})  # of this thread, and of what it starts
-        return run_arm(level, steps)
-
-    with ThreadPoolExecutor(max_workers=min(2, len(cores))) as pool:
-        arms = [pool.submit(on, cores[0], _run_sequential), pool.submit(on, cores[-1], _run_carpool)]
-        return arms[0].result(), arms[1].result()
-
-
-def _run_sequential(level: Level, steps: int) -> Arm:
+def _run_sequential(level: Level, steps: int, _side: Side) -> Arm:
     with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
         outs = [Path(directory) / str(number) for number in range(level.jobs)]
         began = time.monotonic()
@@ -309,7 +296,7 @@ def _run_sequential(level: Level, steps: int) -> Arm:
         return Arm(whole_s=time.monotonic() - began, results=[out.read_text() for out in outs])
 
 
-def _run_carpool(level: Level, steps: int) -> Arm:
+def _run_carpool(level: Level, steps: int, _side: Side) -> Arm:
     with open_node(policy="fair", device=f"cpu:{level.capacity_mib}MiB") as node:
         outs = [node.directory / f"{number}.out" for number in range(level.jobs)]
         began = time.monotonic()

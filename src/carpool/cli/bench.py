@@ -110,7 +110,7 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
 @click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the jobs' lengths.")
 @click.option(
-    "--work", type=float, default=36.0, show_default=True, help="Seconds of device time, all jobs together."
+    "--work", type=float, default=30.0, show_default=True, help="Seconds of device time, all jobs together."
 )
 @click.option("--workload", type=click.Path(path_type=Path), help="Jobs of a file made by carpool sim --generate.")
 def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload: Path | None) -> int:

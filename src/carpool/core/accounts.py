@@ -6,7 +6,9 @@ Rules
       tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
-  A3  A step time is measured only over a span in which the same jobs were running.
+  A3  A step time is measured only over a span in which the same jobs were running. It falls quickly and rises
+      slowly, by steps: whoever runs while something else keeps the machine busy, as a neighbour's end does, makes
+      few and slow ones, and would else be taken for the longest job and leave its turn to longer ones.
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
       waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
       parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
@@ -40,6 +42,7 @@ from carpool.units import MS
 _WAITS = AWAY | {JobState.WAITING}
 UNNOTED_NS = 500 * MS  # so old may be the last note of an account when its driver is killed
 STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
+STEPS_TO_RISE = 64  # after so many slower steps a job's step time is half way up to theirs
 
 
 def charge_holders(node: Node, *, now: Nanos) -> None:
@@ -205,7 +208,7 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
     if done <= 0 or spent <= 0:
         return
     sample = spent // done
-    job.step_ns = sample if job.step_ns is None else (3 * job.step_ns + sample) // 4
+    set_step_time(node, job, _follow(job.step_ns, sample, done))
     if done >= STEPS_MEASURED_MIN:
         if not mark.mates:
             job.solo_step_ns = sample
@@ -214,18 +217,35 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         job.mark = Mark(steps, job.served_ns, mark.mates)
 
 
-def remaining_ns(job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
+def set_step_time(node: Node, job: Job, step_ns: Nanos) -> None:
+    job.step_ns = step_ns
+    node.step_ns_least = min(step_ns, node.step_ns_least or step_ns)
+
+
+def _follow(before: Nanos | None, sample: Nanos, steps: int) -> Nanos:
+    """A step time after so many steps that took `sample` each (A3)."""
+    if before is None:
+        return sample
+    if sample < before:
+        return (before + sample) // 2
+    return before + (sample - before) * steps // (steps + STEPS_TO_RISE)
+
+
+def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
-    Declared steps × step time; else what the same program took last time; else as much as it has had.
+    Declared steps × step time; else what the same program took last time; else as much as it has had. Of a job that was
+    never measured but declared its steps, they are taken to be as short as the shortest here, so that a long one is not
+    measured before short ones are done; unless a queue waits for the room that measuring it may set free.
     """
-    step_ns = job.step_ns
-    if step_ns is None and job.history is not None:
-        step_ns = job.history.step_ns
-    if job.spec.steps is not None and step_ns is not None:
-        return max(0, job.spec.steps - job.steps) * step_ns, True
-    if job.history is not None and served_ns < job.history.served_ns:
-        return job.history.served_ns - served_ns, True
+    past, steps = job.history, job.spec.steps
+    step_ns = past.step_ns if job.step_ns is None and past is not None else job.step_ns
+    if steps is not None and step_ns is not None:
+        return max(0, steps - job.steps) * step_ns, True
+    if past is not None and served_ns < past.served_ns:
+        return past.served_ns - served_ns, True
+    if steps is not None and not node.queue:
+        return max(served_ns, (steps - job.steps) * node.step_ns_least), False
     return served_ns, False
 
 
@@ -242,7 +262,7 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
         spec, lease, served_ns = job.spec, job.lease, job.served_ns
         remaining, is_known = served_ns, False
         if spec.steps is not None or job.history is not None:
-            remaining, is_known = remaining_ns(job, served_ns=served_ns)
+            remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
         held_ns = waited_ns = 0
         if lease is not None:
             held_ns = now - lease.granted_ns

@@ -61,6 +61,7 @@ class Node:
     histories: dict[str, History] = field(default_factory=dict)
     queue: list[JobId] = field(default_factory=list)  # in order of arrival
     apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
+    step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
 
     @property
     def quantum_ns(self) -> Nanos:

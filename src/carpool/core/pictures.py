@@ -34,7 +34,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
 
 def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
     served_ns = job.served_ns + (now - job.charged_ns if is_holding(job) else 0)
-    remaining, is_known = remaining_ns(job, served_ns=served_ns)
+    remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
     late = hogs.deadline(node, job)
     last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
     rows = rows_of(job, now=now)

@@ -21,7 +21,7 @@ class ShortestRemaining:
 
     The remaining time is declared steps × measured step time, else what the same program took last time, else
     as much as it has already had (with heavy-tailed lengths the best guess, and the same order as least
-    attained service). Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is
+    attained service). Declared steps that were never measured are taken to be as short as the shortest of any job. Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is
     left only for a job that is shorter by more than SWAP_NS.
     """
 
@@ -35,7 +35,7 @@ class ShortestRemaining:
 
     def why(self, chosen: JobView, over: JobView) -> str:
         def said(job: JobView) -> str:
-            guess = "" if job.remaining_is_known else " (guessed from what it has had)"
+            guess = "" if job.remaining_is_known else " (a guess)"
             return f"{job.name} has {format_ns(job.remaining_ns)} left{guess}"
 
         is_kept = chosen.is_holding and chosen.remaining_ns > over.remaining_ns
