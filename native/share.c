@@ -8,7 +8,8 @@
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
- *     the least, for then the others' work lies between the events too.
+ *     the least, for then the others' work lies between the events too. While this thread asked for the launch, perhaps
+ *     kept from its processor, the device may have been idle between them: that much less it may have been.
  * C4  What was never measured is launched by one process at a time (H_TRIAL), and nobody of the job pays for another
  *     launch meanwhile: it is paid by guess, and the rest when its end was seen, as of its begin, so that nobody gets far on a
  *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours; and
@@ -44,7 +45,7 @@ struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
     struct cp_kernel *kernel;
-    uint64_t key, begun;
+    uint64_t key, begun, asked_ns; /* how long the driver was asked for the launch and the second event */
     bool is_trial;
     _Atomic enum { FREE, BEGUN, RECORDED } state; /* who began it has it to himself until it is recorded */
 };
@@ -125,7 +126,7 @@ static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
     if (!GET(kernel->is_known)) /* later ones go by the least, which cannot be too little */
         ns = own;
     else if (!GET(cp_has_streams) && cp_launching() < 2)
-        ns = (7 * cost + ns) / 8;
+        ns = (7 * cost + (cost + sample->asked_ns < ns ? ns - sample->asked_ns : cost < ns ? cost : ns)) / 8;
     else
         ns = least_of(kernel, cost, ns);
     PUT(kernel->cost_ns, ns < COST_NS_MIN ? COST_NS_MIN : ns);
@@ -195,7 +196,7 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
 }
 
 void cp_end_sample(struct cp_sample *sample, CUstream stream) {
-    if (!cp_is_capturing(stream) && real_cuEventRecord(sample->to, stream) == CUDA_SUCCESS)
+    if (!cp_is_capturing(stream) && !real_cuEventRecord(sample->to, stream) && (sample->asked_ns = cp_now() - sample->begun))
         atomic_store(&sample->state, RECORDED);
     else
         drop_sample(sample);

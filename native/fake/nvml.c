@@ -8,6 +8,11 @@
 #include "../driver.h"
 
 #define API __attribute__((visibility("default"))) nvmlReturn_t
+#define NVML_ERROR_UNINITIALIZED 1
+#define NVML_ERROR_INVALID_ARGUMENT 2
+#define NVML_ERROR_NOT_SUPPORTED 3
+#define NVML_ERROR_NOT_FOUND 6
+#define NVML_ERROR_INSUFFICIENT_SIZE 7
 
 struct nvmlDevice_st {
     unsigned card;

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,17 +18,15 @@ from carpool.bench import park
 from carpool.bench.handover import Found, find_gaps
 from carpool.bench.jct import (
     Burst,
-    Outcome,
     count_turns,
     draw_steps,
     ideal_means,
     mean_in_turn,
-    mean_of,
     mean_shared,
     predict,
     read_workload,
 )
-from carpool.bench.node import plain_environment, stop, wait_all, wait_files
+from carpool.bench.node import Side, plain_environment, run_at_once, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
 from carpool.bench.shares import worst_error
 from carpool.cli.bench import finish
@@ -187,22 +187,6 @@ def test_the_ideal_of_jobs_in_turn_is_the_mean_of_their_running_sums() -> None:
     assert mean_in_turn([1, 2, 3]) == pytest.approx((1 + 3 + 6) / 3)
 
 
-def test_two_runs_of_a_policy_count_as_their_mean_and_the_daemon_as_its_worst() -> None:
-    def outcome(scale: float, share: float) -> Outcome:
-        times = [scale, 3 * scale]
-        return Outcome(
-            completions=times,
-            sizes=times,
-            second_steps=times,
-            makespan=4 * scale,
-            daemon_core_fraction=share,
-            turns=2,
-        )
-
-    both = mean_of(outcome(1.0, 0.02), outcome(2.0, 0.01))
-    assert both == outcome(1.5, 0.02)
-
-
 def test_the_ideal_of_sharing_lets_equal_jobs_end_together() -> None:
     assert mean_shared([2, 2]) == pytest.approx(4)
     assert mean_shared([1, 3]) == pytest.approx((2 + 4) / 2)
@@ -220,6 +204,43 @@ def test_a_seed_draws_the_same_heavy_tailed_lengths_again() -> None:
 
 def test_changes_of_turn_are_counted_over_all_jobs() -> None:
     assert count_turns([[(0, 1), (4, 5)], [(2, 3), (6, 7)]]) == 3
+
+
+# --- arms at once ----------------------------------------------------------------------------------------------
+
+
+def test_arms_that_run_at_once_change_cores_and_wait_for_each_other() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one core: arms run one after the other")
+    places: dict[int, set[frozenset[int]]] = {0: set(), 1: set()}
+
+    def arm(number: int, side: Side) -> int:
+        child = subprocess.Popen(["sleep", "60"])
+        try:
+            side.pids = [child.pid]
+            side.meet()
+            for _ in range(100):
+                places[number].add(frozenset(os.sched_getaffinity(child.pid)))
+                if len(places[number]) == 2:
+                    break
+                time.sleep(0.05)
+            side.meet()
+        finally:
+            stop(child)
+        return number
+
+    assert run_at_once([partial(arm, 0), partial(arm, 1)], seconds=30) == [0, 1]
+    assert places[0] == places[1]
+    first, second = places[0]
+    assert not first & second
+
+
+def test_an_arm_that_fails_ends_the_others_and_its_own_error_is_told() -> None:
+    def fail(side: Side) -> None:
+        raise PeerError("the disk is full")
+
+    with pytest.raises(PeerError, match="the disk is full"):
+        run_at_once([Side.meet, fail], seconds=30)
 
 
 # --- the processes ---------------------------------------------------------------------------------------------

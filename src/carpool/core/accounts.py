@@ -208,7 +208,7 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
     if done <= 0 or spent <= 0:
         return
     sample = spent // done
-    set_step_time(node, job, _follow(job.step_ns, sample, done))
+    learn_step(node, job, sample, done)
     if done >= STEPS_MEASURED_MIN:
         if not mark.mates:
             job.solo_step_ns = sample
@@ -217,26 +217,20 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         job.mark = Mark(steps, job.served_ns, mark.mates)
 
 
-def set_step_time(node: Node, job: Job, step_ns: Nanos) -> None:
-    job.step_ns = step_ns
-    node.step_ns_least = min(step_ns, node.step_ns_least or step_ns)
-
-
-def _follow(before: Nanos | None, sample: Nanos, steps: int) -> Nanos:
-    """A step time after so many steps that took `sample` each (A3)."""
-    if before is None:
-        return sample
-    if sample < before:
-        return (before + sample) // 2
-    return before + (sample - before) * steps // (steps + STEPS_TO_RISE)
+def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
+    """Take in so many steps that took `sample` each (A3)."""
+    before = job.step_ns or sample
+    rise = (sample - before) * steps // (steps + STEPS_TO_RISE)
+    job.step_ns = (before + sample) // 2 if sample < before else before + rise
+    node.step_ns_least = min(job.step_ns, node.step_ns_least or job.step_ns)
 
 
 def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
-    Declared steps × step time; else what the same program took last time; else as much as it has had. Of a job that was
-    never measured but declared its steps, they are taken to be as short as the shortest here, so that a long one is not
-    measured before short ones are done; unless a queue waits for the room that measuring it may set free.
+    Declared steps × step time; else what the same program took last time; else as much as it has had. Declared
+    steps that were never measured are taken to be as short as the shortest here, so that a long job is not measured
+    before short ones are done; unless a queue waits for the room that measuring it may set free.
     """
     past, steps = job.history, job.spec.steps
     step_ns = past.step_ns if job.step_ns is None and past is not None else job.step_ns

@@ -260,7 +260,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 quantum = quantum_of(node, holder, now=now)
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
-    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device)]
+    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device) if job.move_retry_ns > now]
     tries += [rotation.next_look(node, device, now=now), waiting.next_look(node, device, now=now)]
     times += [time for time in tries if time is not None]
     if device.has_shares:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core import admission, resize, waiting
-from carpool.core.accounts import note_steps, set_step_time
+from carpool.core.accounts import learn_step, note_steps
 from carpool.core.effects import Effect
 from carpool.core.events import NeedsMeasured, ProgressSeen
 from carpool.core.model import Job, Nanos
@@ -17,7 +17,7 @@ def measured(node: Node, job: Job, event: NeedsMeasured, *, now: Nanos) -> list[
     job.is_measured, job.measured_bytes = True, event.needs.total_bytes
     job.needs = admission.with_margin(event.needs, job.needs, node.settings.margin_percent)
     if event.step_ns is not None and job.step_ns is None:
-        set_step_time(node, job, event.step_ns)
+        learn_step(node, job, event.step_ns)
         if job.mark is not None and not job.mark.mates:
             job.solo_step_ns = event.step_ns
     node.move(job, NeedsMeasured, now=now)

@@ -159,11 +159,11 @@ class Loop:
 
     def _wake(self) -> None:
         self._timer = None
-        now, due = time.monotonic_ns(), self.scheduler.next_wakeup()
+        now = time.monotonic_ns()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
             self.tell(*self._looks(self.scheduler.watched()), Tick())
-        elif due is not None and due <= now:
+        elif (due := self.scheduler.next_wakeup()) is not None and due <= now:
             self.tell(Tick())
         else:  # what happened since it was armed put it off
             self._arm()

@@ -21,8 +21,9 @@ class ShortestRemaining:
 
     The remaining time is declared steps × measured step time, else what the same program took last time, else
     as much as it has already had (with heavy-tailed lengths the best guess, and the same order as least
-    attained service). Declared steps that were never measured are taken to be as short as the shortest of any job. Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is
-    left only for a job that is shorter by more than SWAP_NS.
+    attained service). Declared steps that were never measured are taken to be as short as the shortest of any job.
+    Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is left only for a job
+    that is shorter by more than SWAP_NS.
     """
 
     name = "srtf"
