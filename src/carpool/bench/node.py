@@ -197,7 +197,7 @@ class Side:
             raise PeerError("another arm of this measurement failed, or did not get so far in time") from error
 
     def move(self, cores: list[int]) -> None:
-        """Processes that are gone, and threads, are passed over."""
+        """Put the named processes on these cores; those that are gone are passed over."""
         self.cores = cores
         for pid in self.pids:
             with contextlib.suppress(OSError):
