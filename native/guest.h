@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "page.h"
 #include "words.h"
 
 /* A lock of this process: 0 free, 1 taken, 2 taken and waited for. Not a pthread one: since glibc 2.34 some of its
@@ -93,7 +94,6 @@ void cp_forget_link(void); /* in a forked child */
 void cp_leave(void);
 
 /* share.c */
-struct cp_sample;
 struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_samples(uint64_t context); /* 0: all */

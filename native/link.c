@@ -22,8 +22,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "page.h"
-
 #define SECOND 1000000000ull
 #define ORPHAN_PATIENCE_NS (15 * SECOND) /* a daemon that died is restarted by its runners */
 #define STOPPED_PATIENCE_NS SECOND       /* one that was stopped took its socket with it */

@@ -8,8 +8,9 @@
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
- *     the least, for then the others' work lies between the events too. While this thread asked for the launch, perhaps
- *     kept from its processor, the device may have been idle between them: that much less it may have been.
+ *     the least, for then the others' work lies between the events too. While this thread asked for the launch and the
+ *     second event the device may have been idle: the host kept it from its processor, or the driver loaded the kernel. So
+ *     much is in doubt: it counts little, and of a first launch REST_NS_MAX at most; or the job would pay long for nothing.
  * C4  What was never measured is launched by one process at a time (H_TRIAL), and nobody of the job pays for another
  *     launch meanwhile: it is paid by guess, and the rest when its end was seen, as of its begin, so that nobody gets far on a
  *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours; and
@@ -23,8 +24,6 @@
 #define _GNU_SOURCE
 #include "guest.h"
 
-#include "page.h"
-
 #define BURST_NS 100000000u
 #define BACKLOG_NS 20000000u /* a process has no more than this in the device's queue: its turn can be taken back soon */
 #define SLICE_NS 500000u
@@ -32,7 +31,7 @@
 #define COST_NS_MIN 500u
 #define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
 #define PAUSE_NS 200000u /* how often the end of a trial is looked for */
-#define REST_NS_MAX 5000000u
+#define REST_NS_MAX 5000000u /* what nobody needs to hurry for */
 #define PATIENCE_NS 2000000000
 #define AWAY_NS (450ull << 22) /* 1.9 s: so much less for who does something else meanwhile; leaves the pid as it is */
 #define EVERY 64
@@ -118,7 +117,9 @@ static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns)
 
 static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
     struct cp_kernel *kernel = sample->kernel;
-    uint64_t cost = GET(kernel->cost_ns), own = own_part(sample->begun, ns, header);
+    uint64_t cost = GET(kernel->cost_ns), doubt = sample->asked_ns < ns ? sample->asked_ns : ns;
+    uint64_t own = own_part(sample->begun, ns - doubt + (doubt < REST_NS_MAX ? doubt : REST_NS_MAX), header);
+    uint64_t near = cost < ns - doubt ? ns - doubt : cost < ns ? cost : ns;
     if (sample->is_trial && own < GUESS_NS)
         atomic_fetch_add(&cp_purse, (int64_t)(GUESS_NS - own));
     while (sample->is_trial && own > GUESS_NS && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, own - GUESS_NS))
@@ -126,7 +127,7 @@ static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
     if (!GET(kernel->is_known)) /* later ones go by the least, which cannot be too little */
         ns = own;
     else if (!GET(cp_has_streams) && cp_launching() < 2)
-        ns = (7 * cost + (cost + sample->asked_ns < ns ? ns - sample->asked_ns : cost < ns ? cost : ns)) / 8;
+        ns = (7 * cost + near) / 8 + (ns - near) / EVERY;
     else
         ns = least_of(kernel, cost, ns);
     PUT(kernel->cost_ns, ns < COST_NS_MIN ? COST_NS_MIN : ns);

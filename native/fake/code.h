@@ -25,9 +25,8 @@ API cuModuleUnload(CUmodule module) {
 }
 API cuModuleGetLoadingMode(int *out) { return *out = 2, CUDA_SUCCESS; }
 
-/* The time a name says, or the one for all other names. */
-static uint64_t time_of(const char *name) {
-    const char *text = strncmp(name, "busy_", 5) == 0 ? name + 5 : getenv("CARPOOL_STUB_KERNEL");
+/* 250us and the like in ns; 0 for nothing. */
+static uint64_t time_of(const char *text) {
     char *unit;
     uint64_t ns = text ? strtoull(text, &unit, 10) : 0;
     return ns * (!ns || *unit == 'n' ? 1 : *unit == 'u' ? 1000 : *unit == 'm' ? 1000000 : *unit == 's' ? 1000000000 : 1);
@@ -59,7 +58,8 @@ API cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->ns = time_of(name);
+    made->ns = time_of(strncmp(name, "busy_", 5) == 0 ? name + 5 : getenv("CARPOOL_STUB_KERNEL"));
+    made->load_ns = time_of(getenv("CARPOOL_STUB_LOAD"));
     made->body = body_of(name);
     made->is_fault = strcmp(name, "fault") == 0;
     made->module = module;

@@ -6,6 +6,7 @@
  * CARPOOL_STUB_KERNEL=20us. One card does one thing at a time, in the order of launches, for all processes.
  * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
  * const unsigned block[3]).
+ * CARPOOL_STUB_LOAD=300ms is how long the first launch of a kernel keeps its thread, as loading it does.
  * CARPOOL_STUB_FAIL_ALLOC=N lets the N-th allocation of the process fail as if the card were full, -N every N-th.
  * CARPOOL_STUB_SHARED_FAULT=1 makes a fault break every process's contexts on that card, as under a shared server.
  *
@@ -56,6 +57,7 @@ typedef void (*kernel_body)(void **params, const unsigned grid[3], const unsigne
 struct CUfunc_st {
     uint64_t ns;
     bool is_fault;
+    _Atomic uint64_t load_ns; /* what its first launch takes before it begins */
     kernel_body body;
     char *name;
     CUmodule module;
@@ -1091,6 +1093,8 @@ static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned g
         s->capturing->kernels++;
         return CUDA_SUCCESS;
     }
+    if (atomic_load(&f->load_ns))
+        wait_until(now_ns() + atomic_exchange(&f->load_ns, 0));
     if (f->body)
         f->body(params, grid, block);
     if (f->is_fault) {

@@ -94,6 +94,19 @@ def test_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, bo
     assert page.words[wire.H_DEVICE_NS] >= 550 * 10**6
 
 
+def test_a_thread_that_was_kept_from_launching_is_not_taken_for_a_long_kernel(
+    built: Built, page: Page, books: Path, tmp_path: Path
+) -> None:
+    limit(page, 20)
+    env = environment(built, books, page=page.path) | {"CARPOOL_STUB_LOAD": "500ms"}
+    with Probe(built, env, tmp_path / "log") as probe:
+        assert probe.ask(f"loop 1500 {SYNC} busy_1ms")[0] == 0
+        used_ns = busy_ns(books, probe.pid)
+        paid_ns = page.words[wire.H_DEVICE_NS]
+    assert used_ns >= 20 * MS  # else it pays for half a second in which the device was idle, five times over
+    assert paid_ns <= used_ns + 100 * MS
+
+
 def test_the_limit_can_be_changed_lifted_and_set_while_the_program_runs(
     start: Start, page: Page, books: Path
 ) -> None:
