@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carpool.daemon.processes import birth_of
 from carpool.errors import PeerError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -188,6 +189,7 @@ class Side:
         self.cores = cores
         self.pids: list[int] = []  # an arm names processes here that shall change cores with those of the other
         self._meeting = meeting
+        self._births: dict[int, int] = {}
 
     def meet(self) -> None:
         """Wait until all arms have come so far."""
@@ -197,9 +199,12 @@ class Side:
             raise PeerError("another arm of this measurement failed, or did not get so far in time") from error
 
     def move(self, cores: list[int]) -> None:
-        """Put the named processes on these cores; those that are gone are passed over."""
+        """Put the named processes on these cores, but not whoever has the pid of one that is gone."""
         self.cores = cores
         for pid in self.pids:
+            birth = birth_of(pid)
+            if birth is None or self._births.setdefault(pid, birth) != birth:
+                continue
             with contextlib.suppress(OSError):
                 for thread in Path(f"/proc/{pid}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), cores)

@@ -39,8 +39,8 @@ LOOK_PART = 4  # claimants the policy does not prefer are looked at again after 
 
 def wants_memory(node: Node, job: Job, *, now: Nanos) -> bool:
     """Whether the job is a claimant: it would run if there were room."""
-    if job.state is JobState.WAITING:  # most are, and this is asked of all at every event
-        return not job.is_leaving and not ledger.covers(node.device_of(job), job)
+    if job.state is JobState.WAITING and job.device is not None:  # most are, and this is asked of all at every event
+        return not ledger.covers(node.devices[job.device], job) and not job.is_leaving
     if job.state is JobState.QUEUED:
         return not job.is_suspended
     return job.state is JobState.PARKED and parking.may_return(job, now=now)
