@@ -6,9 +6,8 @@ Rules
       tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
-  A3  A step time is measured only over a span in which the same jobs were running. It falls quickly and rises
-      slowly, by steps: whoever runs while something else keeps the machine busy, as a neighbour's end does, makes
-      few and slow ones, and would else be taken for the longest job and leave its turn to longer ones.
+  A3  A step time is measured only over a span in which the same jobs were running. It falls quickly and rises by
+      steps: who runs while something else keeps the machine busy makes few, and is not taken for a longer job.
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
       waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
       parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
@@ -22,19 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from carpool.core import shares
-from carpool.core.model import (
-    AWAY,
-    WANTING,
-    WEIGHT_ONE,
-    Account,
-    Device,
-    Job,
-    JobState,
-    Lane,
-    Mark,
-    Nanos,
-    TenantId,
-)
+from carpool.core.model import AWAY, WANTING, WEIGHT_ONE, Account, Device, Job, JobState, Lane, Mark, Nanos, TenantId
 from carpool.core.node import Node, begin_row, is_holding, row_at, spent_until
 from carpool.core.views import JobView
 from carpool.units import MS
@@ -228,9 +215,8 @@ def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
 def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
-    Declared steps × step time; else what the same program took last time; else as much as it has had. Declared
-    steps that were never measured are taken to be as short as the shortest here, so that a long job is not measured
-    before short ones are done; unless a queue waits for the room that measuring it may set free.
+    Declared steps × step time; else what the same program took last time; else as much as it has had. Declared but
+    never measured steps are as short as the shortest here, unless a queue waits for room that measuring may free.
     """
     past, steps = job.history, job.spec.steps
     step_ns = past.step_ns if job.step_ns is None and past is not None else job.step_ns
