@@ -16,8 +16,8 @@ processor sharing, with no cost of switching and, for srtf, lengths known from t
 each job's step time). `share_of_ideal` is the achieved ratio fifo/srtf by the ideal one.
 
 A machine's speed drifts within minutes, so each of srtf and fair runs at once with a fifo of its own, which it is
-compared with: each on one half of the cores, and every second they change sides. What differs all the same is told
-apart: `work_srtf_over_fifo` is all jobs' device time under srtf by that under fifo, `share_of_ideal_own_sizes`
+compared with: each on one half of the cores, and ten times a second they change sides. What differs all the same is
+told apart: `work_srtf_over_fifo` is all jobs' device time under srtf by that under fifo, `share_of_ideal_own_sizes`
 measures each policy against the ideal of the sizes seen in its own run, and `idle_…` is the share of a run's time in
 which no job computed: turns changing hands, jobs ending, the start.
 

@@ -213,8 +213,8 @@ class Side:
 def run_at_once(arms: Sequence[Callable[[Side], Found]], *, seconds: float) -> list[Found]:
     """Run two arms of one measurement at once, each on one half of the cores; one by one if there is one core.
 
-    Every second their processes change sides: so whatever happens to the machine's speed is in both. They wait for
-    each other for so many seconds at most.
+    Ten times a second their processes change sides: so whatever happens to the machine's speed is in both. They wait
+    for each other for so many seconds at most.
     """
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // len(arms)

@@ -20,7 +20,6 @@ limit that never stops launching.
 from __future__ import annotations
 
 import math
-import os
 import struct
 import subprocess
 import tempfile
@@ -34,6 +33,7 @@ from carpool.bench import shares
 from carpool.bench.node import open_node, stop
 from carpool.bench.report import Report, Say, Target
 from carpool.bench.shares import Case
+from carpool.daemon.processes import TICK_NS
 from carpool.errors import PeerError
 
 KERNELS = {"10us": 10_000, "1ms": 1_000_000, "100ms": 100_000_000, "1s": 1_000_000_000}  # in ns
@@ -51,7 +51,6 @@ SLEEPER_PERCENT, BUSY_PERCENT = 30, 100  # 100: no limit
 
 STOLEN_NS_MAX, TRIES = 100_000_000, 4
 STOLEN_EVERY = 10  # looks at the card between two looks at the stolen time: that is dear
-TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 Line = list[tuple[int, int, int]]  # when; for how long the card had been busy by then; what the host had taken; ns
 
@@ -130,11 +129,11 @@ def measure_group(program: Sequence[str], group: str) -> dict[str, Kept]:
 
 def watch_undisturbed(program: Sequence[str], case: Case) -> Line:
     """The last of several tries, if the host takes the machine away in all of them."""
-    line = watch(program, case)
-    for _ in range(TRIES - 1):
+    line: Line = []
+    for _ in range(TRIES):
+        line = watch(program, case)
         if window_percents(line, STOLEN_NS_MAX):
             break
-        line = watch(program, case)
     return line
 
 
