@@ -2,7 +2,8 @@
 
 One process imports torch once and forks for every program, so a program costs no import (nor that of torch._dynamo,
 as long again, which torch itself makes for the first optimizer); each still starts with a fresh interpreter state of
-its own, as nothing but the imports happened before the fork.
+its own, as nothing but the imports happened before the fork, and torch's vector functions were looked up: without
+that one in some hundred programs prints other digits, carpool or not (docs/design/0015-first-calls.md).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tests.e2e.node import PROGRAMS, PYTHON
 _NURSERY = """
 import json, os, runpy, sys
 import torch, torch._dynamo
+from carpool.agent import first_calls
+
+first_calls.make(torch)
 
 def start(order, rank):
     pid = os.fork()

@@ -97,7 +97,8 @@ SHAPES = [
     eager(script("package", PYTHON, "-m", "package", "--steps", "80", alone=["package", "--steps", "80"], steps=80)),
     eager(written("folds", scripts.FOLDS, steps=45)),
     written("one_graph", scripts.ONE_GRAPH, steps=40),
-    torchrun(1, "ddp", ["ddp.py", "--steps", "200"], steps=200),
+    # Its steps are short: without a rest all of them may fit between two of the companion's.
+    torchrun(1, "ddp", ["ddp.py", "--steps", "200", "--pause", "0.003"], steps=200),
     # Two ranks without a loader: tests/e2e/test_restart.py.
     torchrun(2, "data", [scripts.write(WRITTEN, "ranks", scripts.RANKS_WITH_DATA)], steps=100),
 ]

@@ -4,6 +4,7 @@ import argparse
 import gc
 import hashlib
 import os
+import time
 from collections.abc import Iterable
 
 import torch
@@ -24,7 +25,7 @@ def say(line: str) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def train(rank: int, steps: int, seed: int) -> None:
+def train(rank: int, steps: int, seed: int, pause: float) -> None:
     torch.manual_seed(seed)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -38,6 +39,7 @@ def train(rank: int, steps: int, seed: int) -> None:
         optimizer.step()
         value = loss.item()
         say(f"rank={rank} step={step} loss={value!r}")
+        time.sleep(pause)
     weights = fingerprint(model.parameters())
     say(f"rank={rank} done steps={steps} loss={value!r} weights={weights}")
 
@@ -46,12 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest in each step")
     args = parser.parse_args()
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")
     try:
-        train(dist.get_rank(), args.steps, args.seed)
+        train(dist.get_rank(), args.steps, args.seed, args.pause)
     finally:
         # DDP modules are cycles and keep the group alive: its threads would outlive the interpreter and abort
         # (pytorch pull request 179291), in one of a hundred runs on a busy machine.

@@ -56,8 +56,9 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
         try:
-            from carpool.agent import curtain, torch_hooks
+            from carpool.agent import curtain, first_calls, torch_hooks
 
+            first_calls.make(module)
             if curtain.current is not None:
                 from carpool.agent import checkpoint
 
