@@ -64,6 +64,9 @@ def test_help_fits_a_screen_and_shows_an_example(command: tuple[str, ...]) -> No
     assert done.exit_code == 0
     assert len(lines) <= SCREEN_LINES
     assert all(len(line) <= SCREEN_COLUMNS for line in lines)
+    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")], (
+        "a sentence was cut"
+    )
     said = " ".join(["carpool", *command])
     assert any(line.strip().startswith(f"{said} ") or line.strip() == said for line in lines), "no example"
 
@@ -134,9 +137,17 @@ def test_a_word_that_is_not_known_is_a_misuse(arguments: list[str]) -> None:
     assert CliRunner().invoke(carpool, arguments).exit_code == 2
 
 
-def test_a_mistyped_command_is_told_what_was_meant() -> None:
-    said = CliRunner().invoke(carpool, ["runn", "--", "python", "x.py"])
-    assert (said.exit_code, "there is no command 'runn'; did you mean run?" in said.output) == (2, True)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["runn", "--", "python", "x.py"], "there is no command 'runn'; did you mean run?"),
+        (["bench", "boundry"], "there is no command 'boundry'; did you mean boundary?"),
+        (["daemon", "nothing"], "there is no command 'nothing'; there are start, status, stop"),
+    ],
+)
+def test_a_mistyped_command_is_told_what_was_meant_or_what_there_is(arguments: list[str], says: str) -> None:
+    said = CliRunner().invoke(carpool, arguments)
+    assert (said.exit_code, says in said.output) == (2, True), said.output
 
 
 def test_the_module_is_the_command() -> None:

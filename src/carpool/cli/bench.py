@@ -14,13 +14,14 @@ from rich import box
 from rich.table import Table
 
 from carpool.bench.report import Report, device_title
+from carpool.cli.groups import NamedGroup
 from carpool.cli.tables import console, show
 from carpool.errors import UsageError
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
 
 
-@click.group()
+@click.group(cls=NamedGroup, short_help="Measure carpool on this machine.")
 def bench() -> None:
     """Measure carpool on this machine's cores; each bench has its own daemon and leaves nothing behind.
 
@@ -86,7 +87,7 @@ def boundary(as_json: bool, quick: bool, repeats: int) -> int:
     return finish(boundary_bench.run(say, repeats=2 if quick else repeats), as_json=as_json, quick=quick)
 
 
-@bench.command()
+@bench.command(short_help="How long the device is idle when a turn changes hands.")
 @common_options
 @click.option("--handovers", type=click.IntRange(1), default=3000, show_default=True, help="At least so many.")
 @click.option("--restarts", type=click.IntRange(1), default=6, show_default=True, help="Of the other arm.")
@@ -105,7 +106,7 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
     )
 
 
-@bench.command()
+@bench.command(short_help="Mean completion time of a burst of jobs, by policy.")
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the jobs' lengths.")
@@ -129,7 +130,7 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload:
     return finish(found, as_json=as_json, quick=quick)
 
 
-@bench.command()
+@bench.command(short_help="Work per second, shared and one after another.")
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
 @click.option("--steps", type=click.IntRange(3), default=200, show_default=True, help="Iterations of each.")
@@ -147,7 +148,7 @@ def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -
     return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json, quick=quick)
 
 
-@bench.command()
+@bench.command(short_help="How fast jobs leave and come back.")
 @common_options
 @click.option("--mib", type=click.IntRange(1), default=768, show_default=True, help="Of the job that is moved.")
 @click.option("--rounds", type=click.IntRange(0), default=7, show_default=True, help="Of moves; 0: only levels.")
@@ -191,7 +192,7 @@ def sim(as_json: bool, quick: bool) -> int:
     return finish(sim_bench.run(say, quick=quick), as_json=as_json, quick=quick)
 
 
-@bench.command()
+@bench.command(short_help="What the CUDA guest costs a call, and how it keeps shares.")
 @common_options
 @click.option("--windows", metavar="GROUP", help="Only shares from the first launch on: 8x100ms, …, wake, or all.")
 def interposer(as_json: bool, quick: bool, windows: str | None) -> int:

@@ -29,7 +29,7 @@ STEPS_MAX = 256
 HASH_SEED_MAX = 2**32 - 1
 
 
-@click.command()
+@click.command(short_help="Write a running job to a file it can go on from.")
 @click.argument("job")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--stop", is_flag=True, help="End the job when the file is written: it goes on from there.")

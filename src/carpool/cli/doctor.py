@@ -43,7 +43,7 @@ print(json.dumps({**facts, "hooked": hasattr(call, "__wrapped__"), "kind": type(
 """
 
 
-@click.command()
+@click.command(short_help="Check this machine: device, torch, driver, hooks, meter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
 def doctor(as_json: bool, python: str) -> int:

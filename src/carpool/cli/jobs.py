@@ -58,7 +58,7 @@ def ps(with_ended: bool, as_json: bool) -> None:
             print(f"{job['id']}: {job['reason']}")
 
 
-@click.command()
+@click.command(short_help="Say what a job does or waits for, and where its time went.")
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the sentence and the figures as JSON.")
 def explain(job: str, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def explain(job: str, as_json: bool) -> None:
         print(f"  no boundary reached for {format_ns(silent)}{usual}")
 
 
-@click.command()
+@click.command(short_help="End jobs, queued or running.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def cancel(jobs: tuple[str, ...]) -> int:
     """End jobs: a queued one is dropped, a running one gets SIGTERM and, 10 s later, SIGKILL.
@@ -110,7 +110,7 @@ def cancel(jobs: tuple[str, ...]) -> int:
     return code
 
 
-@click.command()
+@click.command(short_help="Stop a job at its next boundary and free its memory.")
 @click.argument("job")
 @click.option("--no-wait", is_flag=True, help="Return at once; the job stops at its next boundary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
@@ -129,7 +129,7 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
     _show_order(found, as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="Bring a suspended job back to its device.")
 @click.argument("job")
 @click.option("--no-wait", is_flag=True, help="Return at once; the job comes back when there is room.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
@@ -183,7 +183,7 @@ def _show_order(job: dict[str, Any], *, as_json: bool) -> None:
         print(f"{job['id']}: {job['reason']}")
 
 
-@click.command()
+@click.command(short_help="Give a running job more or less memory, weight or compute.")
 @click.argument("job")
 @click.option("--memory", metavar="SIZE", help="Its new cap, like 6GiB.")
 @click.option("--weight", type=float, help="Its new share within its tenant, under policy fair.")

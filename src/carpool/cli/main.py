@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import sys
@@ -10,6 +9,7 @@ import sys
 import click
 
 from carpool import __version__
+from carpool.cli.groups import NamedGroup
 from carpool.errors import CarpoolError
 
 # Which file has each command. It is imported when the command is called: `carpool run` must not wait for what only
@@ -35,7 +35,7 @@ FILES = {
 }
 
 
-class Commands(click.Group):
+class Commands(NamedGroup):
     """The commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -43,10 +43,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in FILES:
-            near = difflib.get_close_matches(cmd_name, FILES, n=1)
-            if near:
-                ctx.fail(f"there is no command '{cmd_name}'; did you mean {near[0]}?")
-            return None
+            self.refuse(ctx, cmd_name)
         found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
         read_environment(found)
         return found

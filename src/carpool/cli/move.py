@@ -12,7 +12,7 @@ from carpool.core.model import ENDED
 from carpool.errors import RefusedError, UsageError
 
 
-@click.command()
+@click.command(short_help="Move a running job to another device of this node.")
 @click.argument("job")
 @click.option("--to", "device", metavar="DEVICE", help="Where it goes, like cpu1 (carpool daemon status).")
 @click.option("--no-wait", is_flag=True, help="Return at once; the job moves at its next boundary.")

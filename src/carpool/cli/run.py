@@ -73,7 +73,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name is the program's
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(short_help="Run a program as a job: it takes turns with the others.", context_settings=SETTINGS)
 @job_options
 @click.option(
     "--summary", is_flag=True, help="At its end say what sharing cost it, if anything (a terminal is always told)."
@@ -105,7 +105,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
         return 130
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(short_help="Run a program as a job in the background.", context_settings=SETTINGS)
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="Print the new job as JSON.")
 def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
@@ -150,10 +150,6 @@ def say(text: str) -> None:
 def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     """The job's description as it travels; a UsageError says what is wrong before anything is started."""
     wait_memory_ns = _wait_memory_ns(options["wait_memory"])  # it may have taken the program for its value
-    _check_program(argv[0])
-    script = script_of(argv)
-    if script is not None and not script.exists():
-        raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
     for option in ("name", "tenant"):
         if options[option] is not None and not options[option].strip():
             raise UsageError(f"--{option} is empty; give a name, or leave it out")
@@ -171,12 +167,18 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     least, most = (
         parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
     )
+    cap_bytes = parsed("--memory", parse_bytes, options["memory"]) if options["memory"] is not None else None
+    weight = weight_milli(options["weight"])
+    _check_program(argv[0])
+    script = script_of(argv)
+    if script is not None and not script.exists():
+        raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
     return {
         "name": (options["name"] or (script.stem if script is not None else Path(argv[0]).name))[:NAME_MAX],
         "tenant": options["tenant"],
-        "weight_milli": weight_milli(options["weight"]),
+        "weight_milli": weight,
         "priority": options["priority"],
-        "cap_bytes": parsed("--memory", parse_bytes, options["memory"]) if options["memory"] is not None else None,
+        "cap_bytes": cap_bytes,
         "wait_memory_ns": wait_memory_ns,
         "on_hog": options["on_hog"],
         "may_oversubscribe": options["oversubscribe"],

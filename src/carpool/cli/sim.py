@@ -28,7 +28,10 @@ STUDIES = ("salus", "fgd", "muri", "philly", "itp")
 LEFT_OUT_SHOWN = 5
 
 
-@click.command(context_settings={"auto_envvar_prefix": "CARPOOL_SIM"})
+@click.command(
+    short_help="What would sharing do? The same scheduler in virtual time.",
+    context_settings={"auto_envvar_prefix": "CARPOOL_SIM"},
+)
 @click.option("--trace", metavar="TRACE", help="philly, itp, alibaba2023, muri1..4, salus or FILE.csv.")
 @click.option("--policy", "policies", metavar="A,B", help="Default: fifo,srtf,fair, or as recorded.")
 @click.option("--cluster", metavar="SPEC", help="Like 64x8x16GiB: nodes x cards x memory.")

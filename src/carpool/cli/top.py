@@ -16,7 +16,7 @@ from carpool.units import parse_duration_ns
 from carpool.wire.places import find_places
 
 
-@click.command()
+@click.command(short_help="Show jobs and devices, refreshed until Ctrl-C.")
 @click.option("--every", default="1s", show_default=True, help="How often to look.")
 @click.option("--count", type=int, help="Stop after this many looks.")
 def top(every: str, count: int | None) -> None:

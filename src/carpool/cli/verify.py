@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carpool.bench.attacks import Outcome
 
 
-@click.command()
+@click.command(short_help="Attack the limits of this machine's GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcomes as JSON.")
 @click.option(
     "--device", default="", help="The GPU to attack: cuda:0 or stub:4GiB (default: the GPU if there is one)."
