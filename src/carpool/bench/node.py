@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carpool.daemon.processes import birth_of
+from carpool.daemon.processes import TICK_NS, birth_of
 from carpool.errors import PeerError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -299,3 +299,10 @@ def read_stamps(path: Path) -> list[tuple[int, int]]:
     numbers = array("q")
     numbers.frombytes(path.read_bytes())
     return list(zip(numbers[0::2], numbers[1::2], strict=True))
+
+
+def stolen_ns() -> int:
+    """What the host took from all processors of this virtual machine since it began; 0 where there is none."""
+    with Path("/proc/stat").open() as stat:
+        fields = stat.readline().split()  # cpu user nice system idle iowait irq softirq steal …
+    return int(fields[8]) * TICK_NS if len(fields) > 8 else 0

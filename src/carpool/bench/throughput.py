@@ -6,29 +6,35 @@ included, for the same number of equal jobs (`programs/train.py`) in three arms:
   uncoordinated   plain Python, all at once; nobody sets the threads' wait policy, as people's programs do
   carpool         `carpool run` for each, all at once, policy fair; the daemon's own start is not in it
 Rounds are interleaved, the order of arms alternates, figures are medians over rounds; a ratio above 1 means more work
-per second than the sequential arm of the same round. `…_compute` is the same for the time from the first operation
-of any job to the last of all (of each job, summed, in the sequential arm), so without start-up.
-`daemon_core_fraction` is the daemon's processor time in the carpool arm by its wall time, registration of the jobs
-and two questions for its status included.
+per second than the sequential arm of the same round. The two arms that are compared run one right after the other;
+they are run again, TRIES times at most, where the host of a virtual machine took more than STOLEN_MAX of it away
+(`stolen_most`: what it took from those that count). `…_compute` is the same for the time from the first operation of
+any job to the last of all (of each job, summed, in the sequential arm), so without start-up. `daemon_core_fraction`
+is the daemon's processor time in the carpool arm by its wall time, registration of the jobs and two questions for its
+status included.
 
 Not measured: jobs of different kinds, packing (several lanes), memory pressure, a GPU.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from carpool.bench.node import open_node, python, read_stamps, run_plain, wait_all
+from carpool.bench.node import open_node, python, read_stamps, run_plain, stolen_ns, wait_all
 from carpool.bench.report import Report, Say, Target
 
 MODEL = {"width": 192, "depth": 2, "batch": 8}
 MEMORY = "1GiB"
 ARM_SECONDS = 1800.0
-ARMS = ("sequential", "uncoordinated", "carpool")
+ARMS = ("uncoordinated", "sequential", "carpool")
+PAIR = ("sequential", "carpool")
+STOLEN_MAX = 0.03  # of the time of all processors
+TRIES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +44,31 @@ class Round:
     whole_s: float
     compute_s: float
     daemon_core_fraction: float = 0.0
+    stolen: float = 0.0
 
 
 def run(say: Say, *, jobs: int, steps: int, rounds: int) -> Report:
     found: dict[str, list[Round]] = {arm: [] for arm in ARMS}
+
+    def play(number: int, arm: str) -> Round:
+        before, began = stolen_ns(), time.monotonic_ns()
+        done = _run_arm(arm, jobs, steps)
+        lasted_ns = (time.monotonic_ns() - began) * (os.cpu_count() or 1)
+        done = replace(done, stolen=(stolen_ns() - before) / lasted_ns)
+        say(f"throughput: round {number + 1}, {arm}: {done.whole_s:.2f} s, computing {done.compute_s:.2f} s")
+        return done
+
     for number in range(rounds):
-        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
-            found[arm].append(_run_arm(arm, jobs, steps))
-            done = found[arm][-1]
-            say(f"throughput: round {number + 1}, {arm}: {done.whole_s:.2f} s, computing {done.compute_s:.2f} s")
+        ahead = number % 2 == 0
+        played = {arm: play(number, arm) for arm in (ARMS if ahead else reversed(ARMS))}
+        for _ in range(TRIES):
+            stolen = max(played[arm].stolen for arm in PAIR)
+            if stolen <= STOLEN_MAX:
+                break
+            say(f"throughput: the host took {stolen:.0%} of this machine away; once more")
+            played |= {arm: play(number, arm) for arm in (PAIR if ahead else reversed(PAIR))}
+        for arm in ARMS:
+            found[arm].append(played[arm])
     return _report(found, jobs)
 
 
@@ -100,6 +122,7 @@ def _report(found: dict[str, list[Round]], jobs: int) -> Report:
     report.add("uncoordinated_over_sequential_compute", ratios["uncoordinated"][1])
     share = median(each.daemon_core_fraction for each in found["carpool"])
     report.add("daemon_core_fraction", share, Target(limit=0.01))
+    report.add("stolen_most", max(each.stolen for arm in PAIR for each in found[arm]))
     report.add("jobs", jobs)
     report.add("rounds", len(found["carpool"]))
     for arm in ARMS:

@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.bench import shares
-from carpool.bench.node import open_node, stop
+from carpool.bench.node import open_node, stolen_ns, stop
 from carpool.bench.report import Report, Say, Target
 from carpool.bench.shares import Case
-from carpool.daemon.processes import TICK_NS
 from carpool.errors import PeerError
 
 KERNELS = {"10us": 10_000, "1ms": 1_000_000, "100ms": 100_000_000, "1s": 1_000_000_000}  # in ns
@@ -170,13 +169,6 @@ def read_card(books: Path) -> tuple[int, int, int]:
     words = struct.unpack(f"<{len(raw) // 8}Q", raw) or (0,) * (shares.HEAD_BYTES // 8)
     idle_at, launched, now = words[3], words[3 + shares.CARDS], time.monotonic_ns()
     return now, launched, launched - max(0, idle_at - now)
-
-
-def stolen_ns() -> int:
-    """What the host took from all processors of this virtual machine since it began; 0 where there is none."""
-    with Path("/proc/stat").open() as stat:
-        fields = stat.readline().split()  # cpu user nice system idle iowait irq softirq steal …
-    return int(fields[8]) * TICK_NS if len(fields) > 8 else 0
 
 
 def window_percents(line: Line, stolen_ns_max: float = math.inf) -> list[float]:
