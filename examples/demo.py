@@ -14,19 +14,18 @@ import importlib.util
 import json
 import os
 import re
-import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
 try:
+    from arms import Arm, Job, Run
     from rich import box
     from rich.console import Group
     from rich.live import Live
@@ -35,7 +34,7 @@ try:
 
     from carpool.bench import node as nodes
     from carpool.bench import timeline
-    from carpool.bench.timeline import Panel, Row
+    from carpool.bench.timeline import Panel
     from carpool.cli.reach import call
     from carpool.cli.tables import COLOURS, console
     from carpool.devices import cpu
@@ -45,26 +44,11 @@ except ModuleNotFoundError as missing:
     sys.exit(f"demo: this Python has no '{missing.name}'; run: make setup, then: make demo")
 
 DEVICE, POLICY = "cpu:6GiB", "srtf"
-LOOK_SECONDS = 0.4  # seldom enough that the live table costs the programs nothing they would notice
 LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
-LIMIT_SECONDS = 900.0
 BAR_WIDTH = 22
 # Both parts are the same work; in the second only start-ups overlap. Beyond this the machine's speed has changed.
 PACE_MIN, PACE_MAX = 0.8, 1.6
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One program of the mix."""
-
-    name: str
-    steps: int
-    arrives_s: float
-
-    @property
-    def argv(self) -> list[str]:
-        return [sys.executable, str(EXAMPLES / f"train_{self.name}.py"), "--steps", str(self.steps)]
 
 
 # Lengths have a heavy tail, as in every published trace of a shared cluster: one program needs about as much
@@ -83,118 +67,6 @@ QUICK = (
     Job(name="vae", steps=12, arrives_s=0.3),
     Job(name="mlp", steps=10, arrives_s=0.6),
 )
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """One program in one arm; seconds since the arm began."""
-
-    job: Job
-    output: Path
-    process: subprocess.Popen[bytes] | None = None
-    began_s: float | None = None
-    ended_s: float | None = None
-    state: str = "to come"
-    steps: int = 0
-    has_device: bool = False
-
-    @property
-    def is_running(self) -> bool:
-        return self.began_s is not None and self.ended_s is None
-
-    def printed(self) -> str:
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-    def weights(self) -> str:
-        found = re.findall(r"^done .*weights=([0-9a-f]{40})$", self.printed(), re.MULTILINE)
-        return found[-1] if found else ""
-
-
-@dataclass(slots=True, eq=False)
-class Arm:
-    """The mix played once: every program started at its arrival, or when all before it have ended."""
-
-    runs: list[Run]
-    environment: dict[str, str]
-    prefix: Callable[[Job], list[str]]
-    look: Callable[[Arm], None]
-    is_exclusive: bool
-    began_ns: int = field(default_factory=time.monotonic_ns)
-
-    @property
-    def now_s(self) -> float:
-        return (time.monotonic_ns() - self.began_ns) / 1e9
-
-    def panel(self, title: str, turns: Mapping[str, Sequence[tuple[float, float]]]) -> Panel:
-        """What happened, for the picture."""
-
-        def row(run: Run) -> Row:
-            job, had = run.job, tuple(turns.get(run.job.name, ()))
-            ended_s = run.ended_s if run.ended_s is not None else self.now_s
-            return Row(name=job.name, steps=job.steps, arrived_s=job.arrives_s, ended_s=ended_s, turns=had)
-
-        return Panel(title=title, rows=tuple(map(row, self.runs)))
-
-    def play(self, show: Callable[[Arm], None]) -> None:
-        self.began_ns = time.monotonic_ns()
-        try:
-            while any(run.ended_s is None for run in self.runs):
-                self._start_due()
-                self.look(self)
-                show(self)
-                self._wait_ends()
-                if self.now_s > LIMIT_SECONDS:
-                    raise PeerError(f"the programs had not ended after {LIMIT_SECONDS:.0f} s; is this machine busy?")
-            show(self)
-        finally:
-            left = [run.process for run in self.runs if run.process is not None and run.is_running]
-            for process in left:
-                process.terminate()
-            for process in left:
-                nodes.stop(process)
-
-    def _start_due(self) -> None:
-        for run in self.runs:
-            if self.is_exclusive and any(other.is_running for other in self.runs):
-                return
-            if run.began_s is None and run.job.arrives_s <= self.now_s:
-                self._start(run)
-
-    def _start(self, run: Run) -> None:
-        run.began_s = self.now_s
-        with run.output.open("wb") as output, run.output.with_suffix(".err").open("wb") as errors:
-            run.process = subprocess.Popen(
-                [*self.prefix(run.job), *run.job.argv],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,  # a Ctrl-C is for the demo, which then ends its programs itself
-            )
-
-    def _wait_ends(self) -> None:
-        """Until a program ends, the next one arrives, or it is time to look again."""
-        wait_s = LOOK_SECONDS
-        for run in self.runs:
-            if run.began_s is None and run.job.arrives_s > self.now_s:
-                wait_s = min(wait_s, run.job.arrives_s - self.now_s)
-        running = {os.pidfd_open(run.process.pid): run for run in self.runs if run.is_running and run.process}
-        try:
-            ended, _, _ = select.select(list(running), [], [], max(0.0, wait_s))
-        finally:
-            for fd in running:
-                os.close(fd)
-        for fd in ended:
-            self._note_end(running[fd])
-
-    def _note_end(self, run: Run) -> None:
-        run.ended_s = self.now_s
-        run.state, run.steps, run.has_device = f"took {run.ended_s - run.job.arrives_s:.1f} s", run.job.steps, False
-        assert run.process is not None
-        if run.process.wait():
-            said = run.output.with_suffix(".err").read_text(errors="replace").strip() or run.printed().strip()
-            last = "\n  ".join(said.splitlines()[-8:])
-            raise PeerError(f"{run.job.name} ended with exit code {run.process.returncode}:\n  {last}")
 
 
 def look_at_output(arm: Arm) -> None:
@@ -320,32 +192,29 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def changed_runs(exclusive: Arm, shared: Arm) -> list[Run]:
-    """Those of the shared arm that did not print the same losses and the same weights as alone."""
-    alone = {run.job.name: run for run in exclusive.runs}
-    pairs = [(alone[run.job.name], run) for run in shared.runs if run.job.name in alone]
-    return [b for a, b in pairs if not a.weights() or a.printed() != b.printed()]
+def tell_changes(exclusive: Arm, shared: Arm, directory: Path) -> dict[str, list[str]]:
+    """Who printed other losses or weights when shared, and who does not print the same twice even alone.
 
-
-def ask_again(exclusive: Arm, shared: Arm, directory: Path) -> tuple[list[str], list[str]]:
-    """Who computed something else when shared, and who does so even alone, by another run alone of each suspect.
-
-    Torch is not always repeatable on a CPU: docs/design/0015-first-calls.md.
+    Each suspect runs alone once more, since torch is not always repeatable: docs/design/0015-first-calls.md.
     """
-    suspects = [run.job for run in changed_runs(exclusive, shared)]
+    alone = {run.job.name: run.printed() for run in exclusive.runs if run.weights()}
+    suspects = [run.job for run in shared.runs if run.printed() != alone.get(run.job.name)]
+    names = [job.name for job in suspects]
     if not suspects:
-        return [], []
-    print(
-        f"\n{', '.join(job.name for job in suspects)} printed other numbers than alone; once more alone, to see why"
-    )
+        return {"changed": [], "unsteady": []}
+    print(f"\n{', '.join(names)} printed other numbers than alone; once more alone, to see why")
     directory.mkdir()
-    again, _ = play_exclusive(tuple(suspects), directory)
-    changed = [run.job.name for run in changed_runs(again, shared)]
-    return changed, [job.name for job in suspects if job.name not in changed]
+    try:
+        again, _ = play_exclusive(tuple(suspects), directory)
+    except PeerError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return {"changed": names, "unsteady": []}
+    changed = [run.job.name for run in again.runs if run.printed() == alone.get(run.job.name, run.printed())]
+    return {"changed": changed, "unsteady": [name for name in names if name not in changed]}
 
 
 def result_json(exclusive: Arm, shared: Arm, before: Panel, after: Panel) -> dict[str, Any]:
-    """All figures."""
+    """All figures of both parts."""
     return {
         "device": f"CPU device, {cpu.title()}",
         "policy": POLICY,
@@ -374,10 +243,9 @@ def report(table: Table, result: dict[str, Any]) -> None:
     if result["changed"]:
         print(f"BUG: {', '.join(result['changed'])} printed other losses or weights when shared; please report this.")
     elif result["unsteady"]:
-        print("Shared, every program printed what it prints alone, bit for bit. Alone, a second")
-        print(f"run was needed for that: {', '.join(result['unsteady'])}. Torch's first vector operation is")
-        print("not always repeatable on a CPU; under carpool it is:")
-        print("docs/design/0015-first-calls.md")
+        print(f"Alone, {', '.join(result['unsteady'])} did not print the same numbers twice: torch's first vector")
+        print("operation is not always repeatable on a CPU. Under carpool it is, see")
+        print("docs/design/0015-first-calls.md. All others printed the same, bit for bit.")
     else:
         print("The numbers did not change: alone and shared, every program printed the same")
         print("losses and ended with the same weights (SHA1), bit for bit.")
@@ -396,7 +264,7 @@ def run_demo(jobs: tuple[Job, ...], out: Path) -> int:
         print("\n2 of 2: the same again, each under `carpool run`; shortest remaining time first")
         shared, after = play_shared(jobs, Path(directory))
         result = result_json(exclusive, shared, before, after)
-        result["changed"], result["unsteady"] = ask_again(exclusive, shared, Path(directory) / "again")
+        result |= tell_changes(exclusive, shared, Path(directory) / "again")
     (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     title = f"Who had the device: {len(jobs)} training programs, one CPU device"
     footnote = f"Block: has the device. Line: waits or starts up. Figure: arrival to end. {result['device']}."

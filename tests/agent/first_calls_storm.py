@@ -31,16 +31,20 @@ def fork_and_ask(numbers: torch.Tensor, *, is_made: bool) -> float:
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:
+        code = 1
         try:
             os.write(sink, repr(first_error(numbers, is_made=is_made)).encode())
+            code = 0
         except BaseException:  # noqa: BLE001 - this is a copy of the process: nothing of it may run on
             traceback.print_exc()
         finally:
-            os._exit(0)
+            os._exit(code)
     os.close(sink)
     answer = os.read(source, 64)
     os.close(source)
-    os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        sys.exit(f"a process ended with {code}")
     return float(answer)
 
 

@@ -90,6 +90,17 @@ def test_a_finder_that_asks_everybody_else_is_no_endless_loop(site: Path) -> Non
     assert run(site, code, job="x-1")[0] == ["torch runs", "True"]
 
 
+def test_the_first_calls_are_made_right_after_the_import(site: Path) -> None:
+    code = (
+        "from carpool.agent import first_calls\n"
+        "made = []\n"
+        "first_calls.make = made.append\n"
+        "import torch\n"
+        "print(made == [torch])\n"
+    )
+    assert run(site, code, job="x-1")[0] == ["torch runs", "True"]
+
+
 def test_a_torch_that_is_not_installed_is_the_programs_own_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

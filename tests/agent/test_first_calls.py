@@ -20,7 +20,6 @@ from carpool.agent import first_calls
 torch.manual_seed(0)
 pass
 print(torch.rand(4).tolist(), len(os.listdir("/proc/self/task")))
-torch.set_num_interop_threads(3)  # refuses once torch computes in several threads
 """
 
 
@@ -41,6 +40,20 @@ def test_it_draws_no_random_number_and_starts_no_thread() -> None:
 
 def test_a_torch_that_lacks_what_it_needs_goes_without() -> None:
     first_calls.make(object())
+
+
+def test_settings_that_come_after_the_calls_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_calls, "_read", [])
+    monkeypatch.setenv("MKL_CBWR", "AUTO")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    assert first_calls.too_late() == [], "no call was made"
+    first_calls.make(torch)
+    assert first_calls.too_late() == []
+    first_calls.make(torch)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert first_calls.too_late() == ["ATEN_CPU_CAPABILITY", "MKL_CBWR"]
+    assert first_calls.too_late() == [], "it was told"
 
 
 @pytest.mark.slow

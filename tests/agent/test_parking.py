@@ -163,15 +163,15 @@ def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is
 ) -> None:
     """What else this process holds may be dropped meanwhile, so the handler makes as much as was reserved anew."""
     more: list[torch.Tensor] = []
-    reserved = 0
-    before = signal.signal(signal.SIGUSR1, lambda *_: more.append(torch.ones(reserved // 4)))
+    reserved_bytes = 0
+    before = signal.signal(signal.SIGUSR1, lambda *_: more.append(torch.ones(reserved_bytes // 4)))
 
     def act() -> None:
-        nonlocal reserved
+        nonlocal reserved_bytes
         desk.send(PARK)
         answer = desk.take()
         assert isinstance(answer, m.Parked) and answer.moved_bytes >= weights.nbytes
-        reserved = answer.moved_bytes
+        reserved_bytes = answer.moved_bytes
         os.kill(os.getpid(), signal.SIGUSR1)
         assert desk.is_closed()
         assert isinstance(desk.accept(), m.Attach)
@@ -186,7 +186,8 @@ def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert weights.sum().item() == COUNT
-    assert [each.sum().item() for each in more] == [reserved // 4]
+    assert [each.numel() for each in more] == [reserved_bytes // 4]
+    assert all((each == 1).all() for each in more)
 
 
 def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes(

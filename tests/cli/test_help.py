@@ -150,6 +150,16 @@ def test_a_mistyped_command_is_told_what_was_meant_or_what_there_is(arguments: l
     assert (said.exit_code, says in said.output) == (2, True), said.output
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"), [("carpool benc", "bench"), ("carpool bench jc", "jct"), ("carpool xyz ", "run")]
+)
+def test_a_shell_completes_commands_and_is_told_of_no_error(words: str, offered: str) -> None:
+    environment = {"_CARPOOL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = CliRunner().invoke(carpool, [], env=environment, prog_name="carpool")
+    assert f"plain,{offered}" in done.output.splitlines()
+    assert "Error" not in done.output
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "carpool", "--version"], capture_output=True, text=True, timeout=60, check=True

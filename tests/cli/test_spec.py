@@ -122,6 +122,9 @@ def test_a_value_that_cannot_be_read_is_said_with_its_option_or_variable(
         return str(CliRunner().invoke(carpool, [verb, *words]).exception)
 
     assert refusal("--memory", "much", "/bin/true").startswith("--memory: 'much' is not a size; ")
+    assert refusal("--memory", "much", "python", "missing.py").startswith("--memory: "), (
+        "before the script is looked for"
+    )
     assert refusal("--compute", "half", "/bin/true").startswith("--compute: 'half' is not a share; ")
     assert refusal("--wait-memory", "python", "train.py", "5") == (
         "--wait-memory: 'python' is not a length of time; write --wait-memory=10m, or -- before the program"

@@ -3,7 +3,7 @@
 One process imports torch once and forks for every program, so a program costs no import (nor that of torch._dynamo,
 as long again, which torch itself makes for the first optimizer); each still starts with a fresh interpreter state of
 its own, as nothing but the imports happened before the fork, and torch's vector functions were looked up: without
-that one in some hundred programs prints other digits, carpool or not (docs/design/0015-first-calls.md).
+that one in some hundreds of programs prints other digits (docs/design/0015-first-calls.md).
 """
 
 from __future__ import annotations

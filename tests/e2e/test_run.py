@@ -45,6 +45,38 @@ def test_a_program_without_torch_runs_untouched(shared: Node) -> None:
     assert (job["state"], job["reason"].partition(";")[0]) == ("failed", "failed: exit code 3")
 
 
+# Prints what torch computes with; the setting stands in the environment before the import, or comes after it.
+CAPABLE = """
+import os
+{before}
+import torch
+{after}
+torch.nn.Linear(1, 1)(torch.ones(1)).backward()
+print(torch.backends.cpu.get_cpu_capability())
+"""
+SETTING = "os.environ['ATEN_CPU_CAPABILITY'] = 'default'"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (CAPABLE.format(before=SETTING, after=""), ""),
+        (
+            CAPABLE.format(before="", after=SETTING),
+            "carpool: ATEN_CPU_CAPABILITY was set after import torch and has no effect in a job;"
+            " set it before the import\n",
+        ),
+    ],
+    ids=["in time", "too late"],
+)
+def test_what_torch_reads_at_its_first_operation_is_set_before_its_import_or_said_to_be_too_late(
+    shared: Node, code: str, says: str
+) -> None:
+    ended = shared.run(PYTHON, "-c", code).wait()
+    assert (ended.code, ended.err) == (0, says)
+    assert (ended.lines == ["DEFAULT"]) == (not says)
+
+
 @pytest.mark.parametrize(
     ("script", "code", "state", "why"),
     [

@@ -25,7 +25,7 @@ def say(line: str) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def train(rank: int, steps: int, seed: int, pause: float) -> None:
+def train(rank: int, steps: int, seed: int, pause_s: float) -> None:
     torch.manual_seed(seed)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -39,7 +39,7 @@ def train(rank: int, steps: int, seed: int, pause: float) -> None:
         optimizer.step()
         value = loss.item()
         say(f"rank={rank} step={step} loss={value!r}")
-        time.sleep(pause)
+        time.sleep(pause_s)
     weights = fingerprint(model.parameters())
     say(f"rank={rank} done steps={steps} loss={value!r} weights={weights}")
 

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from carpool.agent import points, session
+from carpool.agent import first_calls, points, session
 from carpool.agent.cuda import CudaSource, cap_from_the_start
-from carpool.agent.link import Link
+from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
@@ -86,6 +86,8 @@ class Hooks:
                 return None
             self._turns = session.current()
             self._is_worker = self._turns is None
+            for name in first_calls.too_late():
+                say(f"{name} was set after import torch and has no effect in a job; set it before the import")
             self._seat_is(None if self._turns is None else self._turns.seat)
         return self._turns
 

@@ -14,14 +14,14 @@ from rich import box
 from rich.table import Table
 
 from carpool.bench.report import Report, device_title
-from carpool.cli.groups import NamedGroup
+from carpool.cli.groups import HelpfulGroup
 from carpool.cli.tables import console, show
 from carpool.errors import UsageError
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
 
 
-@click.group(cls=NamedGroup, short_help="Measure carpool on this machine.")
+@click.group(cls=HelpfulGroup, short_help="Measure carpool on this machine.")
 def bench() -> None:
     """Measure carpool on this machine's cores; each bench has its own daemon and leaves nothing behind.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from carpool.cli.groups import NamedGroup
+from carpool.cli.groups import HelpfulGroup
 from carpool.cli.reach import call, is_running, start_daemon
 from carpool.cli.tables import device_table, show
 from carpool.cli.values import parsed
@@ -42,7 +42,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-@click.group(cls=NamedGroup, short_help="Start, stop and look at the daemon.")
+@click.group(cls=HelpfulGroup, short_help="Start, stop and look at the daemon.")
 def daemon() -> None:
     """Start, stop and look at the daemon (carpool run starts one by itself).
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from typing import NoReturn
 
 import click
 
 
-class NamedGroup(click.Group):
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or self.refuse(ctx, cmd_name)
+class HelpfulGroup(click.Group):
+    """Names the nearest command, or all, instead of only saying that there is none."""
 
-    def refuse(self, ctx: click.Context, name: str) -> NoReturn:
-        names = self.list_commands(ctx)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        ctx.fail(f"there is no command '{name}'; {hint}")
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            ctx.fail(f"there is no command '{name}'; {hint}")
+        return super().resolve_command(ctx, args)

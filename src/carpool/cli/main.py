@@ -9,7 +9,7 @@ import sys
 import click
 
 from carpool import __version__
-from carpool.cli.groups import NamedGroup
+from carpool.cli.groups import HelpfulGroup
 from carpool.errors import CarpoolError
 
 # Which file has each command. It is imported when the command is called: `carpool run` must not wait for what only
@@ -35,7 +35,7 @@ FILES = {
 }
 
 
-class Commands(NamedGroup):
+class Commands(HelpfulGroup):
     """The commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -43,7 +43,7 @@ class Commands(NamedGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in FILES:
-            self.refuse(ctx, cmd_name)
+            return None
         found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
         read_environment(found)
         return found
