@@ -63,8 +63,7 @@ class Program:
         self.hooks._pre_hook = SimpleNamespace(remove=lambda: None)
         self.hooks._step_patience = STEP_PATIENCE
         self.step_hook = self.hooks.make_step_hook()
-        self.hooks._module_call = Module._wrapped_call_impl
-        self.call = self.hooks._our_call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
+        self.call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
         monkeypatch.setattr(Module, "__call__", self.call)
         self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
         monkeypatch.setattr(session, "current", self.attach)
@@ -371,12 +370,12 @@ def test_arguments_and_results_pass_unchanged(program: Program) -> None:
 
 
 def test_the_wrapped_call_looks_like_the_function_it_stands_in_for(program: Program) -> None:
-    call, real = Module.__call__, program.hooks._module_call
+    call, real = Module.__call__, Module._wrapped_call_impl
     assert call is program.call
     assert isinstance(call, types.FunctionType)
     assert inspect.isfunction(call)
     assert (call.__name__, call.__doc__) == ("_wrapped_call_impl", "Call the module.")
-    assert inspect.signature(call) == inspect.signature(real or print)
+    assert inspect.signature(call) == inspect.signature(real)
     assert inspect.unwrap(call) is real
     assert inspect.getattr_static(call, "_torchdynamo_inline") is real
     assert call.__code__ is not None
@@ -404,10 +403,28 @@ def test_a_pickled_module_is_called_through_whatever_hooks_its_process_has(progr
     assert pickle.loads(pickle.dumps(Module(abs).__call__))(-5) == 5
 
 
-def test_the_wrapped_call_is_taken_off_when_a_loader_gives_begin_points(program: Program) -> None:
-    program.hooks._fetches.count = 100
+def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(program: Program, desk: Desk) -> None:
+    def train() -> int:
+        program.step()
+        return 1
+
+    def end() -> int:
+        raise StopIteration
+
     program.settle()
-    assert Module.__call__ is Module._wrapped_call_impl
+    for batch in (program.loader(train) for _ in range(3 * STEPS_TO_TRUST)):
+        next(batch)
+    desk.recall()
+    with pytest.raises(StopIteration):
+        next(program.loader(end))
+    assert isinstance(desk.take_until(m.Return), m.Return), "the end of the data gives the turn back"
+    assert desk.lease == page.LEASE_NONE
+    program.has_grad = False
+    program.while_granted(m.Ask, lambda: program.model(0))
+    assert desk.lease == page.LEASE_HELD
+    desk.recall()
+    program.while_granted(m.Return, lambda: program.model(0))
+    assert desk.lease == page.LEASE_HELD
 
 
 # The next batch.

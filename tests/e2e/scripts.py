@@ -138,3 +138,28 @@ def write(directory: Path, name: str, text: str) -> str:
     path = directory / f"{name}.py"
     path.write_text(text)
     return str(path)
+
+
+# Trains from a loader, then evaluates on tensors it has: no loader and no optimizer tells where a turn may go.
+EVALUATES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x in DataLoader(torch.randn(1024, 64), batch_size=64):
+    loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(repr(loss.item()), flush=True)
+del x, loss
+optimizer.zero_grad()
+with torch.no_grad():
+    total = 0.0
+    for each in range(800):
+        total += model(torch.full((512, 64), each / 800)).mean().item()
+print("evaluated", repr(total), flush=True)
+"""

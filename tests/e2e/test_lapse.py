@@ -77,6 +77,17 @@ def test_a_job_that_waits_for_input_gives_its_turn_back(beside: Beside, alone: A
     assert job["served_ns"] < 2_000_000_000, "the three seconds of sleep were not charged to it"
 
 
+def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(beside: Beside, alone: Alone) -> None:
+    program = scripts.write(beside.files, "evaluates", scripts.EVALUATES)
+    ended = beside.run_beside(program, name="evaluates").wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output(program)
+    assert beside.wait_state("evaluates", "finished")["steps"] == 16
+    returned = [event for event in beside.events("LeaseReturned", "evaluates") if event["steps"] == 16]
+    assert len(returned) >= 4, "its turn went back while it evaluated"
+    assert not beside.events("NameHog", "evaluates")
+
+
 def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone: Alone) -> None:
     program = ["hog.py", "--steps", "20"]
     enough = beside.files / "enough"

@@ -6,9 +6,9 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   outermost Module call      a begin point; with grad off and no optimizer in the program, its end is a boundary
   autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates)
 
-What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook and the backward wrap once
-another begin point fires in every iteration, and the Module patch (0.3 µs a module call in Python) once a DataLoader
-gives begin points. Torch's global module hooks would cost five times that and are never used.
+What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook and the backward wrap, once
+another begin point fires in every iteration. The Module patch stays: an evaluation that loads no data has no other
+point at which it could ask for a turn or give it up. Torch's global module hooks would cost five times as much.
 
 The step hooks and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
 their slow path.
@@ -33,7 +33,7 @@ from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
 
 STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
-STEPS_TO_TRUST = 4  # so many optimizer steps with data points between them: the Module patch is not needed
+STEPS_TO_TRUST = 4  # so many optimizer steps with other points between them: those need no begin point of their own
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
 
@@ -68,9 +68,7 @@ class Hooks:
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
-        self._module_call: Callable[..., Any] | None = None
         self._backward: Callable[..., Any] | None = None
-        self._our_call: Callable[..., Any] | None = None
         self._our_backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
         self._overhead_bytes = 0
@@ -278,8 +276,7 @@ class Hooks:
         loader.__next__ = self.wrap_next(loader.__next__)
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
-        self._module_call = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self._our_call = self.wrap_module_call(self._module_call)
+        torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
         session.set_memory(self.make_memory)
         os.register_at_fork(after_in_child=self.forget_after_fork)
         self._note_overhead()
@@ -303,16 +300,13 @@ class Hooks:
 
     def _take_off(self) -> None:
         """Optimizer steps are the boundaries: keep only what a job needs to ask again after its turn lapsed."""
-        torch = self._torch
-        has_data = self._fetches.count >= self._optimizer_steps
-        if self._pre_hook is not None and (has_data or self._calls.count >= self._optimizer_steps):
+        autograd = self._torch.autograd
+        if self._pre_hook is not None and max(self._fetches.count, self._calls.count) >= self._optimizer_steps:
             self._pre_hook.remove()
             self._pre_hook = None
             # Somebody may have put a wrapper of their own around ours; that one must stay.
-            if torch.autograd.backward is self._our_backward:
-                torch.autograd.backward = self._backward
-            if has_data and torch.nn.Module.__call__ is self._our_call:
-                torch.nn.Module.__call__ = self._module_call
+            if autograd.backward is self._our_backward:
+                autograd.backward = self._backward
 
 
 def install(torch: Any) -> None:
