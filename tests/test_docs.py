@@ -18,7 +18,13 @@ from carpool.core.policies.base import POLICIES
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
 from carpool.wire.framing import FRAMES
-from tests.test_architecture import LAYERS
+from tests.test_architecture import (
+    CORE_LINES_MAX,
+    FUNCTION_LINES_MAX,
+    GUEST_LINES_MAX,
+    LAYERS,
+    MODULE_LINES_MAX,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -134,6 +140,13 @@ def test_the_contributors_rules_are_the_ones_that_are_checked() -> None:
     rows = [line for line in text.splitlines() if " · " in line and "|" not in line]
     layers = [{word.strip() for word in re.split(r" {2,}", row)[0].split(" · ")} for row in rows]
     assert layers == [layer for layer in LAYERS[::-1] if len(layer) > 1]
+
+
+def test_the_sizes_in_the_contributors_rules_are_the_ones_that_are_checked() -> None:
+    text = (ROOT / "docs" / "style.md").read_text()
+    sizes = f"At most {FUNCTION_LINES_MAX} lines a function, {MODULE_LINES_MAX} a module, {CORE_LINES_MAX:,} the core"
+    assert sizes in text
+    assert f"C: at most {GUEST_LINES_MAX:,} lines" in text
 
 
 def test_what_the_column_waited_is_made_of_is_told() -> None:
