@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -28,7 +29,8 @@ from tests.test_architecture import (
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
-SCREEN_LINES = 40
+SCREEN_LINES, SCREEN_COLUMNS = 40, 100
+CELL_COLUMNS = 50
 COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
 
 
@@ -109,19 +111,67 @@ def test_every_message_is_in_the_protocol_page() -> None:
         assert f"| {kind} | {message.__name__} |" in text
 
 
-def test_the_readme_opens_as_agreed() -> None:
+def first_screen() -> list[str]:
     lines = (ROOT / "README.md").read_text().splitlines()
-    screen = "\n".join(lines[:SCREEN_LINES])
-    for wanted in (
+    return lines[: next(number for number, line in enumerate(lines) if line.startswith("## "))]
+
+
+def test_the_readme_opens_as_agreed() -> None:
+    lines = first_screen()
+    assert len("\n".join(lines).rstrip().splitlines()) <= SCREEN_LINES
+    assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
+    text = "\n".join(lines)
+    parts = (
+        "# carpool\ncarpool lets many deep-learning programs share the GPUs",
+        "before   gpu0",
+        "after    gpu0",
+        "Measured on the CPU device",
+        "carpool bench boundary",
+        "Sixty seconds on a laptop's own cores",
+        "make setup",
+        "carpool run -- python",
+        "second terminal",
         "make demo",
         "make test",
-        "carpool bench",
-        "I want to",
-        "does not do",
-        "CPU device",
+        "```python",
+        "What it does not do",
+        "| I want to",
         "CONTRIBUTING",
-    ):
-        assert wanted in screen
+    )
+    places = [text.find(part, text.find("Sixty") if part == "make demo" else 0) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+    assert "![" not in text, "no badges"
+
+
+def test_the_readme_gives_three_numbers_each_with_the_command_that_makes_it() -> None:
+    numbers = [line for line in first_screen() if line.startswith("- ")]
+    assert len(numbers) == 3
+    for line in numbers:
+        assert re.search(r"\*\*.*\d.*\*\*.*: `(carpool bench \w+|make demo)`$", line), line
+
+
+def test_what_the_readme_runs_is_in_a_fresh_clone() -> None:
+    (block,) = [each for each in fenced(ROOT / "README.md", "") if "carpool run" in each]
+    programs = re.findall(r"-- python (\S+)", block)
+    assert len(programs) == 2
+    assert [name for name in programs if not (ROOT / name).is_file()] == []
+
+
+def test_the_readmes_loop_is_a_training_loop_of_six_lines() -> None:
+    (snippet,) = fenced(ROOT / "README.md", "python")
+    assert len(snippet.splitlines()) == 6
+    assert "with carpool.turn():" in snippet
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    errors = names["features"] @ names["weights"] - names["targets"]
+    assert (errors**2).mean() < (names["targets"] ** 2).mean() / 4, "it learns"
+
+
+def test_the_readmes_table_has_short_cells() -> None:
+    rows = [line for line in first_screen() if line.startswith("|")][2:]
+    shown = [re.sub(r"\]\([^)]*\)|\[", "", cell).strip() for row in rows for cell in row.strip("|").split("|")]
+    assert [cell for cell in shown if len(cell) > CELL_COLUMNS] == []
 
 
 def test_the_map_names_every_module_of_the_core_and_the_daemon() -> None:
