@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 SCREEN_LINES, SCREEN_COLUMNS = 40, 100
 CELL_COLUMNS = 50
+PROSE_COLUMNS, TABLE_CELL_COLUMNS = 118, 200
 COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
 
 
@@ -39,6 +40,25 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def made_by_hand(page: Path) -> list[str]:
+    """The lines of a page without those that `make docs` makes."""
+    return re.sub(
+        r"<!-- made from .*?<!-- end of what is made -->", "", page.read_text(), flags=re.DOTALL
+    ).splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_can_be_read_without_scrolling(page: Path) -> None:
+    wide = [line for line in made_by_hand(page) if not line.startswith("|") and len(line) > PROSE_COLUMNS]
+    assert wide == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_cell_of_a_table_holds_a_paragraph(page: Path) -> None:
+    cells = [cell for line in made_by_hand(page) if line.startswith("|") for cell in line.split("|")]
+    assert [cell for cell in cells if len(cell) > TABLE_CELL_COLUMNS] == []
 
 
 def fenced(page: Path, language: str) -> list[str]:
