@@ -4,8 +4,7 @@ CarpoolError
 ├── UsageError      you: a wrong argument, name or size; nothing was changed        exit 2
 ├── PeerError       the other side: a process, page or message that cannot be used  exit 1
 │   └── UnreachableError   no daemon answers                                        exit 3
-├── RefusedError    the state of things: no room for it, jobs still run, not yet,
-│                   a daemon that could not be started                              exit 1
+├── RefusedError    the state of things: no room, jobs still run, a failed start    exit 1
 ├── AnsweredError   the daemon's no, one of these at its end                        exit as it chose
 └── InternalError   a bug in carpool; carries the last events of the job            exit 1
 
