@@ -77,8 +77,10 @@ def explain(job: str, as_json: bool) -> None:
     print(f"  allowed: {allowance(found)}{priority}")
     needs = found["needs"]
     if needs:
+        gradients = found.get("gradient_bytes")
+        of_it = f" ({format_bytes(gradients)} of it gradients)" if gradients else ""
         print(
-            f"  memory: {format_bytes(needs['persistent_bytes'])} persistent,"
+            f"  memory: {format_bytes(needs['persistent_bytes'])} persistent{of_it},"
             f" {format_bytes(needs['ephemeral_bytes'])} in a turn,"
             f" {format_bytes(needs['overhead_bytes'])} the framework's own"
         )

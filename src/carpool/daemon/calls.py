@@ -323,6 +323,8 @@ class Calls:
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
         if live is None:
-            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": []}
+            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": [], "gradient_bytes": None}
         shown = {"pids": sorted(live.pids()), "argv": live.file.argv}
+        gradients = sum(member.gradient_bytes for member in live.members.values())
+        shown |= {"gradient_bytes": gradients or None}
         return {**plain(job), **shown, "device_ns": live.device_ns(), "processes": live.usage()}

@@ -49,6 +49,7 @@ class Member:
     is_asking: bool = False
     parked: m.Parked | None = None  # its answer, while its tensors are on the host
     park_bytes: int = 0  # what it may move at most, as it was told last
+    gradient_bytes: int = 0  # of what it keeps between turns
 
 
 @dataclass(slots=True, eq=False)
