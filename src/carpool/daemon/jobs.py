@@ -182,6 +182,13 @@ class LiveJob:
 
     # --- who takes turns ---------------------------------------------------------------------------------
 
+    def speaks_for_all(self, member: Member) -> bool:
+        """Whether the job takes no turns when this member does not: a helper that never took one changes nothing for
+        those who do."""
+        others = set(self.members) - {member.pid, *self.file.detached_pids}
+        is_known = member.is_holding or member.is_asking or self._lease_of(member) or self.steps_of(member)
+        return not others or bool(is_known)
+
     def detach(self, member: Member, reason: str) -> None:
         """It goes on outside the turns, also for the next daemon."""
         self.revoke()
