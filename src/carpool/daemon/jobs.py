@@ -224,6 +224,12 @@ class LiveJob:
     def steps(self) -> int:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
 
+    def boundary_ns(self) -> int:
+        """When a process of it last reached a boundary; 0 if none did."""
+        words = self.page.words if self.page is not None else ()
+        bases = [pages.slot_base(member.slot) for member in self.members.values()] if words else []
+        return max((words[base + pages.S_BOUNDARY_NS] for base in bases), default=0)
+
     def stalls_ns(self) -> tuple[int, int]:
         """How long it waited for its input, in all and while it had its turn; of several processes the longest."""
         if self.page is None:
