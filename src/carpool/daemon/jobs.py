@@ -71,8 +71,11 @@ class LiveJob:
     noted_ns: int = -1  # since when it does what its account in the journal says
 
     @property
-    def waits_long(self) -> bool:
-        return self.file.spec.wait_memory_ns is not None
+    def is_listened_to(self) -> bool:
+        """Whether an allocation of it waited when it was last looked at, or may wait without a knock, as those of the
+        CUDA guest do."""
+        is_silent = self.page is not None and self.file.kind != "cpu" and self.file.spec.wait_memory_ns is not None
+        return is_silent or self.last_look[2] > 0
 
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
