@@ -111,6 +111,8 @@ def test_a_program_that_is_not_there_is_a_misuse(
         (["--quantum", "soon"], ["'soon' is not a length of time"]),
         (["--quantum", "-5ms"], ["'-5ms' is not a length of time"]),
         (["--quantum", f"{'9' * 400}s"], ["length of time"]),
+        (["--tenant-weights", "ana"], ["--tenant-weights: 'ana' is not a tenant and its number", "like ana=2,ben=1"]),
+        (["--tenant-weights", "ana=0"], ["'ana=0' gives tenant ana 0; it must be above 0"]),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else None,
 )

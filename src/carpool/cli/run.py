@@ -42,7 +42,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--name", help="What to call the job (default: the script's name)."),
         click.option("--priority", type=int, default=0, help="Higher goes first, under policy priority."),
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
-        click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
+        click.option("--tenant", default="default", help="Whose job it is; tenants share by their weights."),
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
         click.option(
             "--wait-memory",

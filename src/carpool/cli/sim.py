@@ -17,7 +17,7 @@ from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
 from carpool.cli.values import parsed
 from carpool.errors import UsageError
-from carpool.units import format_count, parse_duration_ns
+from carpool.units import format_count, parse_duration_ns, parse_tenants
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
     from carpool.sim.compare import Comparison
@@ -101,8 +101,8 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         turns=bool(options["turns"]),
         quantum_ns=parsed("--quantum", parse_duration_ns, str(options["quantum"])) if options["quantum"] else None,
         is_unknown=bool(options["unknown"]),
-        shares_milli=_by_tenant("shares", str(options["shares"])) if options["shares"] else {},
-        weights_milli=_by_tenant("weights", str(options["weights"])) if options["weights"] else {},
+        shares_milli=parsed("--shares", parse_tenants, str(options["shares"])) if options["shares"] else {},
+        weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
         skips_bad=bool(options["skip_bad"]),
     )
     plot = _check_plot(options["plot"])
@@ -132,21 +132,6 @@ def _check_plot(path: object) -> Path | None:
 
     check(path)
     return path
-
-
-def _by_tenant(option: str, text: str) -> dict[str, int]:
-    """`a=8,b=4.5`: cards or weights by tenant, as thousandths."""
-    shares = {}
-    for part in text.split(","):
-        tenant, _, cards = part.partition("=")
-        try:
-            milli = round(float(cards) * 1000)
-        except (ValueError, OverflowError):
-            milli = -1
-        if not tenant or milli <= 0:
-            raise UsageError(f"--{option} '{part}' gives tenant '{tenant}' no {option[:-1]}; write A=8,B=4")
-        shares[tenant] = milli
-    return shares
 
 
 def _say_left_out(found: Comparison, source: str) -> None:

@@ -88,9 +88,7 @@ def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effec
         raise_floors(node, node.device_of(job))
         node.move(job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
         return []
-    if (
-        job.state in HOLDING and before and event.pending_bytes
-    ):  # seen twice: the cap it was told meanwhile is no help
+    if job.state in HOLDING and before and event.pending_bytes:  # seen twice: its new cap is no help
         return _block(node, node.device_of(job), job, now=now)
     return []
 

@@ -144,7 +144,7 @@ class Desk:
                 member.gradient_bytes = message.gradient_bytes
             case m.Parked() | m.Unparked():
                 self._tell(parking.answer(live, member, message, self._state_of(live)))
-            case m.Detach():
+            case m.Detach() if live.speaks_for_all(member):
                 live.detach(member, message.reason)
                 self._save(live)
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))

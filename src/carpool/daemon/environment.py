@@ -44,6 +44,7 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         "CARPOOL_JOB": job,
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
+        "CARPOOL_KNOCK": str(places.knock),
         "CARPOOL_DEVICE_KIND": device.kind,
         "CARPOOL_VERSION": carpool.__version__,
         "CARPOOL_PARKED": str(places.parked),
