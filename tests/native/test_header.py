@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.testing import doors
+from tests.native import arrays
 from tests.native.probe import NATIVE, compile_c, layout
 
 PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
@@ -32,6 +33,8 @@ STRUCTS = {
     "CUDA_ARRAY_MEMORY_REQUIREMENTS": ["size", "alignment"],
     "CUDA_EXTERNAL_MEMORY_HANDLE_DESC": ["type", "size"],
     "CUlaunchConfig": ["hStream"],
+    "CUDA_LAUNCH_PARAMS": ["function", "gridDimX", "blockDimZ", "sharedMemBytes", "hStream", "kernelParams"],
+    "CUgraphNodeParams": ["type", "kernel.func", "alloc", "alloc.poolProps", "alloc.bytesize", "alloc.dptr"],
 }
 CONSTANTS = [
     "CUDA_ERROR_OUT_OF_MEMORY",
@@ -39,13 +42,23 @@ CONSTANTS = [
     "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM",
     "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",
     "CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT",
+    "CU_GRAPH_NODE_TYPE_KERNEL",
+    "CU_GRAPH_NODE_TYPE_EMPTY",
     "CU_GRAPH_NODE_TYPE_MEM_ALLOC",
+    "CU_GRAPH_NODE_TYPE_MEM_FREE",
     "CU_MEM_LOCATION_TYPE_DEVICE",
     "CU_STREAM_CAPTURE_MODE_RELAXED",
     "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
     "CUDA_ERROR_CAPTURED_EVENT",
+    "CUDA_ARRAY3D_LAYERED",
+    "CUDA_ARRAY3D_CUBEMAP",
     "CUDA_ARRAY3D_SPARSE",
     "CUDA_ARRAY3D_DEFERRED_MAPPING",
+    "CU_AD_FORMAT_FLOAT",
+    "CU_AD_FORMAT_BC1_UNORM",
+    "CU_AD_FORMAT_BC7_UNORM_SRGB",
+    "CU_AD_FORMAT_P010",
+    "CU_AD_FORMAT_YUV444_16bit_SemiPlanar",
 ]
 
 
@@ -82,7 +95,15 @@ int main(void) { return 0; }
 def test_structures_and_constants_are_nvidias(include: Path, tmp_path: Path) -> None:
     theirs, ours = (layout(header, STRUCTS, CONSTANTS, include, tmp_path) for header in ("<cuda.h>", '"driver.h"'))
     assert theirs == ours
-    assert ours
+    assert "CUgraphNodeParams.alloc 16\n" in theirs  # where the guest looks for a node's bytes
+
+
+def test_every_format_of_an_array_is_known(include: Path) -> None:
+    enum = (include / "cuda.h").read_text().partition("typedef enum CUarray_format_enum {")[2].partition("}")[0]
+    theirs = {int(value, 16) for value in re.findall(r"CU_AD_FORMAT_\w+\s*= (0x[0-9a-f]{2}),", enum)}
+    assert len(theirs) == enum.count("CU_AD_FORMAT_") - 1 > 40  # all but CU_AD_FORMAT_MAX
+    ours = set(arrays.formats())
+    assert ours == theirs
 
 
 def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:
