@@ -333,16 +333,17 @@ static CUresult drop_primary(CUresult result, CUdevice device) {
 #define SHOW_INFO(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, free, total, )
 #define SHOW_TOTAL(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, bytes, bytes, )
 
-/* NVML shows every card of the machine; the cap is of the one the job may use. */
+/* NVML shows every card of the machine; the cap is of the one the job may use. What its second form tells apart as
+ * reserved is the real card's, not the job's: total = free + used + reserved. */
 static bool is_job_device(nvmlDevice_t device) {
     char uuid[96] = "";
     if (strncmp(cp_device, "GPU-", 4) != 0)
         return true;
     return real_nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || strstr(cp_device, uuid) != NULL;
 }
+#define RESERVED(out) (*_Generic((out), nvmlMemory_v2_t *: &((nvmlMemory_v2_t *)(out))->reserved, default: &(out)->used))
 #define NVML(symbol, params, args)                                                                             \
-    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, \
-         out->used = whole - left)
+    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
 
 /* Launches */
 
