@@ -465,6 +465,9 @@ def test_the_library_needs_no_glibc_newer_than_2_31(built: Built) -> None:
         pytest.skip("no objdump: the glibc versions the guest needs are NOT checked")
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
     assert versions and max(versions) <= (2, 31)
+    # Before 2.34 dlvsym is in libdl, and a program that binds at once may not have it.
+    needed = subprocess.run(["objdump", "-p", built.guest], capture_output=True, text=True, timeout=20).stdout
+    assert {"libc.so.6", "libdl.so.2", "libpthread.so.0"} <= set(re.findall(r"NEEDED\s+(\S+)", needed))
 
 
 def test_only_names_of_the_list_are_exported(built: Built) -> None:
