@@ -21,6 +21,7 @@ typedef int CUresult;
 #define CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED 900
 #define CUDA_ERROR_STREAM_CAPTURE_INVALIDATED 901
 #define CUDA_ERROR_CAPTURED_EVENT 907
+#define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;

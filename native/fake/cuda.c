@@ -39,8 +39,8 @@ struct CUctx_st {
 };
 struct CUstream_st {
     CUcontext context;
-    uint64_t tail_ns;
-    CUgraph capturing;
+    _Atomic uint64_t tail_ns;
+    _Atomic(CUgraph) capturing;
     bool is_programs; /* that graph was there before */
     CUstreamCaptureMode mode;
     unsigned breaks; /* of all captures, when this one began */
@@ -79,6 +79,7 @@ struct CUgraphExec_st {
     struct keep *objects;
     bool is_mapped;
     unsigned device;
+    struct CUgraphExec_st *next; /* of those that were uploaded and not launched since */
 };
 struct block {
     uint64_t at;
@@ -713,7 +714,12 @@ API cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) 
 }
 API cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
 
+static CUgraph leave_capture(CUstream s);
+
+/* With it ends its capture. */
 API cuStreamDestroy_v2(CUstream s) {
+    if (s->capturing)
+        leave_capture(s);
     pthread_mutex_lock(&lock);
     CUstream *at = &s->context->streams;
     while (*at && *at != s)
@@ -1108,27 +1114,59 @@ API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long l
 API cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text, size_t size) { return (void)bad, (void)text, (void)size, cuGraphInstantiateWithFlags(out, graph, 0); }
 API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) { return (void)params, cuGraphInstantiateWithFlags(out, graph, 0); }
 
+static CUgraphExec uploaded;
+
+static CUresult map_graph(CUgraphExec exec) {
+    unsigned d = exec->device;
+    if (exec->is_mapped || !exec->alloc_bytes)
+        return CUDA_SUCCESS;
+    uint64_t reused = exec->alloc_bytes < graph_cached[d] ? exec->alloc_bytes : graph_cached[d];
+    if (injected() || !charge(d, exec->alloc_bytes - reused))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    graph_cached[d] -= reused;
+    graph_mapped[d] += exec->alloc_bytes;
+    return exec->is_mapped = true, CUDA_SUCCESS;
+}
+
+static void unmap_graph(CUgraphExec exec) {
+    uint64_t bytes = exec->is_mapped ? exec->alloc_bytes : 0;
+    graph_mapped[exec->device] -= bytes;
+    graph_cached[exec->device] += bytes;
+    exec->is_mapped = false;
+}
+
+static void forget_upload(CUgraphExec exec) {
+    for (CUgraphExec *at = &uploaded; *at; at = &(*at)->next)
+        if (*at == exec) {
+            *at = exec->next;
+            return;
+        }
+}
+
+API cuGraphUpload(CUgraphExec exec, CUstream s) {
+    (void)s;
+    NEED_CONTEXT;
+    bool was_mapped = exec->is_mapped;
+    CUresult result = map_graph(exec);
+    if (!was_mapped && exec->is_mapped) {
+        exec->next = uploaded;
+        uploaded = exec;
+    }
+    return result;
+}
+
 API cuGraphLaunch(CUgraphExec exec, CUstream s) {
     NEED_CONTEXT;
-    unsigned d = exec->device;
-    if (!exec->is_mapped && exec->alloc_bytes) {
-        uint64_t reused = exec->alloc_bytes < graph_cached[d] ? exec->alloc_bytes : graph_cached[d];
-        if (injected() || !charge(d, exec->alloc_bytes - reused))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        graph_cached[d] -= reused;
-        graph_mapped[d] += exec->alloc_bytes;
-        exec->is_mapped = true;
-    }
-    if (exec->ns)
+    CUresult result = map_graph(exec);
+    forget_upload(exec);
+    if (result == CUDA_SUCCESS && exec->ns)
         enqueue(stream_of(s), exec->ns);
-    return CUDA_SUCCESS;
+    return result;
 }
 
 API cuGraphExecDestroy(CUgraphExec exec) {
-    if (exec->is_mapped) {
-        graph_mapped[exec->device] -= exec->alloc_bytes;
-        graph_cached[exec->device] += exec->alloc_bytes;
-    }
+    forget_upload(exec);
+    unmap_graph(exec);
     drop_objects(exec->objects);
     return free(exec), CUDA_SUCCESS;
 }
@@ -1141,6 +1179,12 @@ API cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute which, void 
 
 API cuDeviceGraphMemTrim(CUdevice dev) {
     NEED_DEVICE(dev);
+    for (CUgraphExec *at = &uploaded, exec; (exec = *at);)
+        if (exec->device == (unsigned)dev) {
+            *at = exec->next;
+            unmap_graph(exec);
+        } else
+            at = &exec->next;
     uncharge((unsigned)dev, graph_cached[dev]);
     return graph_cached[dev] = 0, CUDA_SUCCESS;
 }
@@ -1168,20 +1212,25 @@ API cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *af
         return CUDA_ERROR_INVALID_VALUE;
     return begin_capture(stream_of(s), mode, graph, true);
 }
-API cuStreamEndCapture(CUstream s, CUgraph *out) {
-    NEED_CONTEXT;
-    s = stream_of(s);
-    *out = s->capturing;
-    if (!s->capturing)
-        return CUDA_ERROR_INVALID_VALUE;
+static CUgraph leave_capture(CUstream s) {
+    CUgraph made = s->capturing;
     global_captures -= s->mode == GLOBAL;
     own_captures -= s->mode != RELAXED;
     s->capturing = NULL;
+    return made;
+}
+API cuStreamEndCapture(CUstream s, CUgraph *out) {
+    NEED_CONTEXT;
+    s = stream_of(s);
+    *out = NULL;
+    if (!s->capturing)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUgraph made = leave_capture(s);
     if (s->breaks == breaks)
-        return CUDA_SUCCESS;
+        return *out = made, CUDA_SUCCESS;
     if (!s->is_programs)
-        cuGraphDestroy(*out);
-    return *out = NULL, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        cuGraphDestroy(made);
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out) {
     NEED_CONTEXT;
@@ -1219,7 +1268,6 @@ API cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count) {
         out[i] = i < graph->kernels ? new_node() : NULL;
     return *count = graph->kernels, CUDA_SUCCESS;
 }
-API cuGraphUpload(CUgraphExec exec, CUstream s) { return (void)exec, (void)s, CUDA_SUCCESS; }
 
 #include "facts.h"
 #include "sharing.h"

@@ -53,3 +53,4 @@ API cuDeviceTotalMem(unsigned int *bytes, CUdevice dev) {
 API cuDevicePrimaryCtxRelease(CUdevice dev) { return cuDevicePrimaryCtxRelease_v2(dev); }
 API cuDevicePrimaryCtxReset(CUdevice dev) { return cuDevicePrimaryCtxReset_v2(dev); }
 API cuCtxDestroy(CUcontext c) { return cuCtxDestroy_v2(c); }
+API cuStreamDestroy(CUstream s) { return cuStreamDestroy_v2(s); }

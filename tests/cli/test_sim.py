@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.main import main, wants_json
+from carpool.cli.main import main
 from carpool.cli.replay import name_some
 from tests.sim.test_journal import record
 
@@ -220,11 +220,6 @@ def test_an_option_of_the_wrong_type_is_json_where_that_was_asked(words: list[st
     plain = carpool(*words)
     assert (plain.returncode, plain.stdout) == (2, "")
     assert sentence in plain.stderr
-
-
-def test_json_among_the_words_of_a_program_is_not_for_carpool() -> None:
-    assert wants_json(["run", "--json", "--", "python", "x.py"])
-    assert not wants_json(["run", "--", "python", "x.py", "--json"])
 
 
 def test_names_that_are_cut_say_how_many_more() -> None:

@@ -317,6 +317,20 @@ def test_w6_what_asks_again_at_once_is_told_again(core: CoreDriver) -> None:
     assert len(only(core.effects, DenyMemory)) == 2
 
 
+def test_what_a_denied_job_can_have_is_no_more_than_others_leave_however_much_they_hold(make_core: MakeCore) -> None:
+    core = make_core(settings=NOBODY_MOVES)
+    for job in ("a", "b"):
+        core.settle_in(job, needs(6 * GIB, GIB), wait_memory_ns=DAY)
+    core.wait(20 * MS)
+    core.block("a", 7 * GIB, 4 * GIB)
+    core.report("a", live_bytes=11 * GIB, pending_bytes=0)  # seen while the bytes it asked for were noted as its own
+    core.report("a", live_bytes=11 * GIB, pending_bytes=4 * GIB)
+    core.block("b", 8 * GIB, 3 * GIB)
+    core.tick(SECOND)
+    [denied] = only(core.effects, DenyMemory)
+    assert "of the 16.0 GiB of gpu0 it can have 6.00 GiB: a has 10.0 GiB" in denied.reason
+
+
 @pytest.mark.parametrize("served", ["a", "b"])
 def test_w6_of_two_half_filled_jobs_the_one_with_least_to_lose_fails_at_once(
     make_core: MakeCore, served: str

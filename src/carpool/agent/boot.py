@@ -64,7 +64,6 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 
                 checkpoint.install(module, curtain.current)
             torch_hooks.install(module)
-            os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
             sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
 

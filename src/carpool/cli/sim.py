@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
 from carpool.cli.values import parsed
-from carpool.errors import CarpoolError, UsageError
+from carpool.errors import UsageError
 from carpool.units import format_count, parse_duration_ns
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
@@ -68,16 +68,6 @@ def sim(as_json: bool, **options: object) -> int:
     carpool sim --trace mine.csv --policy fifo --cluster 1x1x16GiB --plot out.html
     carpool sim --journal --add-device 16GiB
     """
-    try:
-        return _dispatch(options, as_json=as_json)
-    except CarpoolError as error:
-        if not as_json:
-            raise
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
-        return error.exit_code
-
-
-def _dispatch(options: dict[str, object], *, as_json: bool) -> int:
     modes: dict[str, Callable[[dict[str, object], bool], int]] = {
         "trace": _trace,
         "journal": replay,
@@ -118,6 +108,10 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     plot = _check_plot(options["plot"])
     with progress_bar() as progress:
         found = compare(trace, choice, progress)
+    if plot is not None:  # before anything is printed: with --json an error is the only thing that is
+        from carpool.sim.plot import draw
+
+        draw(found, plot)
     if as_json:
         print(json.dumps({"cluster": cluster, "seed": seed, **found.as_json()}))
     else:
@@ -126,9 +120,6 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     for note in found.notes:
         say(f"note: {note}")
     if plot is not None:
-        from carpool.sim.plot import draw
-
-        draw(found, plot)
         say(f"drawn: {plot}")
     return 0
 

@@ -40,9 +40,7 @@ from carpool.core.model import AWAY, HOLDING, WANTING, Device, Job, JobState, Na
 from carpool.core.node import Node
 from carpool.units import SECOND
 
-OUTSIDE = frozenset(
-    {JobState.STARTING, JobState.IDLE, JobState.UNMANAGED}
-)  # in its program's own code, without a turn
+OUTSIDE = frozenset({JobState.STARTING, JobState.IDLE, JobState.UNMANAGED})  # in its own code, without a turn
 COMING = HOLDING | {JobState.STARTING, JobState.IDLE, JobState.BLOCKED}  # not at a boundary, but perhaps soon
 MOVING = frozenset({JobState.PARKING, JobState.UNPARKING})
 PATIENCE_NS = 30 * SECOND  # others that start, save or end come to a boundary or are gone after this

@@ -36,7 +36,7 @@ CUDA = (
     ),
     Group(
         what="streams' and events' own objects",
-        names=r"Stream(?:Create|Destroy|Get|Set|Query|CopyAttributes|WaitEvent|IsCapturing)\w*"
+        names=r"Stream(?:Create|Get|Set|Query|CopyAttributes|WaitEvent|IsCapturing)\w*"
         r"|StreamUpdateCaptureDependencies\w*|StreamAttachMemAsync\w*|Event(?:Create|Destroy|ElapsedTime|Query|Record)\w*"
         r"|(?:Green)?Ctx(?:Record|Wait)Event|GreenCtxStreamCreate|Ipc(?:Get|Open)EventHandle"
         r"|ThreadExchangeStreamCaptureMode",
