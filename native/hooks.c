@@ -158,25 +158,27 @@ static uint64_t product(uint64_t a, uint64_t b) {
 
 static uint64_t pitched(uint64_t line, uint64_t lines) { return rounded(product(line, lines)); }
 
-static uint64_t array_bytes(uint64_t width, uint64_t height, uint64_t depth, int format, unsigned int channels) {
-    uint64_t each = format == 0x01 || format == 0x08 ? 1 : format == 0x02 || format == 0x09 || format == 0x10 ? 2 : 4;
-    return product(product(width, height ? height : 1), product(depth ? depth : 1, each * channels));
+/* The driver tells what an array needs only where it has no memory (cuArrayGetMemoryRequirements), so it is counted by the
+ * largest layout that is known of these cards (Mesa, src/nouveau/nil): tiles of 64 bytes by up to 256 rows by up to 32
+ * slices, powers of two that are less than twice the level; layers in steps of 16 KiB, the whole in pages of 64 KiB. */
+static uint64_t stepped(uint64_t size, uint64_t step) { return (size + step - 1) / step * step; }
+static uint64_t tiled(uint64_t extent, uint64_t tile, uint64_t most) {
+    while (tile < extent && tile < most)
+        tile *= 2;
+    return stepped(extent + !extent, tile);
 }
-static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
-    return d ? array_bytes(d->Width, d->Height, 1, d->Format, d->NumChannels) : 0;
+static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    if (!d || d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return 0;
+    uint64_t each = cu_element_bytes[d->Format & 255] * (d->Format <= CU_AD_FORMAT_FLOAT ? d->NumChannels : 1), bytes = 0;
+    uint64_t edge = CU_AD_IS_COMPRESSED(d->Format) ? 4 : 1, step = CU_AD_IS_VIDEO(d->Format) ? 64 : edge;
+    uint64_t layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) ? d->Depth : 0;
+    for (unsigned int i = 0; i == 0 || (i < levels && i < 32 && (d->Width | d->Height | d->Depth) >> i); i++)
+        bytes += product(stepped(product(tiled(d->Width >> i, step, step) / edge, each ? each : 16), 64),
+                         product(tiled(stepped(d->Height >> i, edge) / edge, 8, 256), layers ? 1 : tiled(d->Depth >> i, 1, 32)));
+    return stepped(product(stepped(bytes, 16384), layers ? layers : 1), 65536);
 }
-static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    bool is_empty = !d || d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
-    return is_empty ? 0 : array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
-}
-static uint64_t array_needs(CUarray array, uint64_t if_unknown) {
-    CUDA_ARRAY_MEMORY_REQUIREMENTS needs;
-    return real_cuArrayGetMemoryRequirements(&needs, array, current_device()) ? if_unknown : needs.size;
-}
-static uint64_t mipmap_needs(CUmipmappedArray array, uint64_t if_unknown) {
-    CUDA_ARRAY_MEMORY_REQUIREMENTS needs;
-    return real_cuMipmappedArrayGetMemoryRequirements(&needs, array, current_device()) ? if_unknown : needs.size;
-}
+#define BYTES_2D(d) ((d) ? bytes_3d(&(CUDA_ARRAY3D_DESCRIPTOR){(d)->Width, (d)->Height, 0, (d)->Format, (d)->NumChannels, 0}, 1) : 0)
 
 /* Virtual memory management. A backing lives while handles or mapped ranges refer to it; handle numbers may be given
  * out again while an old range is still mapped, so backings have numbers of our own. */
@@ -316,16 +318,17 @@ static void drop_primary(CUresult result, CUdevice device) {
 #define SHOW_INFO(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, free, total, )
 #define SHOW_TOTAL(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, bytes, bytes, )
 
-/* NVML shows every card of the machine; the cap is of the one the job may use. */
+/* NVML shows every card of the machine; the cap is of the one the job may use. What its second form tells apart as
+ * reserved is the real card's, not the job's: total = free + used + reserved. */
 static bool is_job_device(nvmlDevice_t device) {
     char uuid[96] = "";
     if (strncmp(cp_device, "GPU-", 4) != 0)
         return true;
     return real_nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || strstr(cp_device, uuid) != NULL;
 }
+#define RESERVED(out) (*_Generic((out), nvmlMemory_v2_t *: &((nvmlMemory_v2_t *)(out))->reserved, default: &(out)->used))
 #define NVML(symbol, params, args)                                                                             \
-    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, \
-         out->used = whole - left)
+    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
 
 /* Launches */
 

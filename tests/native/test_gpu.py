@@ -437,12 +437,47 @@ def test_nvml_shows_the_jobs_own_card_in_its_size_and_others_as_they_are(
     assert done.stdout.splitlines() == ["4096 4096 0", "1024 724 300", "[300]"]
 
 
+RESERVED = """
+import pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+newer = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+print(*[size >> 20 for size in (memory.total, memory.free, memory.used)])
+print(*[size >> 20 for size in (newer.total, newer.free, newer.used, newer.reserved)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("cap", "figures"),
+    [
+        (0, ["4396 4096 300", "4396 4096 0 300"]),  # as the card has it: what it keeps is used, or reserved
+        (1024, ["1024 1024 0", "1024 1024 0 0"]),
+        (8192, ["4396 4096 300", "4396 4096 300 0"]),
+    ],
+)
+def test_what_a_card_keeps_for_itself_leaves_nvmls_figures_whole(
+    built: Built, page: Page, books: Path, cap: int, figures: list[str]
+) -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: the NVML view is NOT tested")
+    page.words[wire.H_CAP] = cap * MIB
+    env = environment(built, books, page=page.path if cap else None) | {"CARPOOL_STUB_RESERVED": "300MiB"}
+    done = subprocess.run([sys.executable, "-c", RESERVED], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.stdout.splitlines(), done.stderr) == (figures, "")
+    for line in done.stdout.splitlines():
+        total, *parts = map(int, line.split())
+        assert total == sum(parts)
+
+
 def test_the_library_needs_no_glibc_newer_than_2_31(built: Built) -> None:
     done = subprocess.run(["objdump", "-T", built.guest], capture_output=True, text=True, timeout=20)
     if done.returncode:
         pytest.skip("no objdump: the glibc versions the guest needs are NOT checked")
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
     assert versions and max(versions) <= (2, 31)
+    # Before 2.34 dlvsym is in libdl, and a program that binds at once may not have it.
+    needed = subprocess.run(["objdump", "-p", built.guest], capture_output=True, text=True, timeout=20).stdout
+    assert {"libc.so.6", "libdl.so.2", "libpthread.so.0"} <= set(re.findall(r"NEEDED\s+(\S+)", needed))
 
 
 def test_only_names_of_the_list_are_exported(built: Built) -> None:

@@ -28,6 +28,7 @@ from carpool.wire import caps
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native import probe
+from tests.native.gpu import link_options
 from tests.native.probe import NATIVE, compile_c
 
 HOOKS = [
@@ -65,7 +66,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     shared = ["-shared", "-fPIC"]
     other = NATIVE / "tests" / "other_preload.c"
     return Built(
-        meter=compile_c(place / "meter.so", "-fvisibility=hidden", *shared, NATIVE / "meter.c"),
+        meter=compile_c(
+            place / "meter.so", "-fvisibility=hidden", *shared, NATIVE / "meter.c", *link_options("meter")
+        ),
         probe=compile_c(place / "probe", NATIVE / "tests" / "meter_probe.c"),
         tracer=compile_c(place / "tracer.so", *shared, other),
         greedy=compile_c(place / "greedy.so", "-DGREEDY", *shared, other),
