@@ -270,16 +270,8 @@ static bool graph_fits(CUgraphExec exec, CUstream stream) {
     return false;
 }
 
-/* The parameters of any node begin with its type and three reserved words. */
 static bool node_fits(const CUgraphNodeParams *params) {
-    int type = 0;
-    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
-    if (params)
-        memcpy(&type, params, sizeof type);
-    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return true;
-    memcpy(&alloc, (const char *)params + 16, sizeof alloc);
-    return fits_now(alloc.bytesize);
+    return !params || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || fits_now(params->alloc.bytesize);
 }
 #define ADD_NODE(symbol, params, args, fits) \
     CUresult cp_##symbol params { return (fits) ? real_##symbol args : CUDA_ERROR_OUT_OF_MEMORY; }
@@ -335,6 +327,7 @@ static bool is_job_device(nvmlDevice_t device) {
 #define MUST_PAY (GET(*atomic_load_explicit(&cp_gate, memory_order_acquire)) != 0)
 #define KERNEL(f, x, y, z) (KEY(f) + (uint64_t)(x) * 0x2545F491 + (uint64_t)(y) * 0x4F6CDD1D + (uint64_t)(z) * 0x5851F42D)
 #define CONFIG(field) (config ? config->field : 0)
+#define FIRST(field) (list && count ? list->field : 0) /* of the devices; they begin and end together */
 
 /* What most launches under a compute limit come to: a known kernel, and money enough in the purse. */
 static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUstream stream) {

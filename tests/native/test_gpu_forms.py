@@ -338,11 +338,8 @@ wait()
 """
 
 
-UNPAID = pytest.mark.xfail(reason="hooks.def measures it on the default stream, where nothing runs", strict=True)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["", "_ptsz", pytest.param("MultiDevice", marks=UNPAID)])
+@pytest.mark.parametrize("name", ["", "_ptsz", "MultiDevice"])
 def test_cooperative_launches_pay_under_a_compute_limit(run: Run, page: Page, books: Path, name: str) -> None:
     page.words[wire.H_PRICE] = PRICE_ONE * 100 // 30
     script = run(f"NAME = 'cuLaunchCooperativeKernel{name}'\n{SHARES}")
