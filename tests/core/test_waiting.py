@@ -574,3 +574,16 @@ def test_w5_jobs_that_each_fit_alone_and_can_be_parked_all_get_what_they_ask_for
             break
     assert only(growing.core.effects, DenyMemory) == []
     assert growing.live == growing.targets, "all of them came to their full size"
+
+
+def test_w8_who_went_on_since_it_was_seen_to_wait_is_told_nothing_when_it_is_to_end(make_core: MakeCore) -> None:
+    core = make_core("fair", settings=NOBODY_MOVES)
+    for job in ("a", "b"):
+        core.settle_in(job, needs(2 * GIB, GIB), wait_memory_ns=DAY)
+    [holder] = core.holders()
+    core.wait(300 * MS)
+    core.report(holder, live_bytes=4 * GIB, pending_bytes=GIB)
+    core.give_back(holder)
+    assert core.state(holder) is JobState.WAITING
+    core.cancel(holder)
+    assert only(core.effects, DenyMemory) == []

@@ -299,7 +299,8 @@ def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
 
 def give_up(job: Job, *, now: Nanos) -> list[Effect]:
     """Somebody wants it to end (W8)."""
-    return _tell(job, denials.is_to_end(job), now=now) if job.pending_bytes else []
+    is_inside = is_asking(job) or (job.state in HOLDING and job.pending_bytes > 0)  # else it has gone on since
+    return _tell(job, denials.is_to_end(job), now=now) if is_inside else []
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:
