@@ -1,4 +1,4 @@
-"""The CUDA side of the agent, through a stand-in for torch.cuda; with a real torch: tests/torch_cuda, test_gpu.py."""
+"""The CUDA side of the agent, through a stand-in for torch.cuda; with a real torch: tests/torch_cuda."""
 
 from __future__ import annotations
 
