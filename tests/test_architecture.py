@@ -47,6 +47,8 @@ JOB_SCRIPTS = "bench/programs/"  # run as jobs, never imported
 NEEDS_TORCH = {"agent/torch_hooks.py", "agent/cuda.py"}  # loaded only after the program's own import of torch
 LOADED_INTO_JOBS = {"agent", "wire", "units", "errors"}
 INJECTED = "agent/inject/"
+CUDA_MODULE = "agent/cuda.py"
+CUDA_CALL = re.compile(r"(^|_)cuda(_|$)|^pin_memory$|^_host_emptyCache$")  # torch.cuda, x.is_cuda, torch._C._cuda_…
 DATA_MODULES = {
     "__future__",
     "abc",
@@ -209,6 +211,30 @@ def long_functions(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.name} has {lines} lines; {FUNCTION_LINES_MAX} are allowed"
 
 
+def cuda_faults(name: str, source: str) -> Iterator[tuple[int, str]]:
+    """Inside a job one module calls torch's CUDA side; the others know only the word for the kind of device."""
+    if part_of(name) != "agent" or name == CUDA_MODULE:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute | ast.keyword | ast.Import | ast.ImportFrom):
+            for word in filter(CUDA_CALL.search, words_used(node)):
+                yield node.lineno, f"{name} uses '{word}'; what is special to CUDA stands in {CUDA_MODULE}"
+
+
+def words_used(node: ast.Attribute | ast.keyword | ast.Import | ast.ImportFrom) -> list[str]:
+    """The attribute, the argument, or what of torch is imported."""
+    match node:
+        case ast.Attribute():
+            return [node.attr]
+        case ast.keyword():
+            return [node.arg or ""]
+        case ast.Import():
+            paths = [each.name for each in node.names]
+        case ast.ImportFrom():
+            paths = [f"{node.module}.{each.name}" for each in node.names]
+    return [word for path in paths if path.startswith("torch.") for word in path.split(".")]
+
+
 def complain(faults: dict[Path, list[tuple[int, str]]]) -> None:
     said = [
         f"{path.relative_to(ROOT).as_posix()}:{line}: {what}"
@@ -234,6 +260,10 @@ def test_every_part_of_the_package_has_its_place_in_the_layers() -> None:
 
 def test_no_function_is_longer_than_fifty_lines() -> None:
     complain({path: list(long_functions(path.read_text())) for path in MODULES})
+
+
+def test_what_is_special_to_cuda_in_a_job_stands_in_one_module() -> None:
+    complain({path: list(cuda_faults(name_of(path), path.read_text())) for path in MODULES})
 
 
 def test_no_module_is_longer_than_four_hundred_lines() -> None:
@@ -343,6 +373,32 @@ def test_a_function_that_is_too_long_is_noticed() -> None:
     body = "\n".join("    pass" for _ in range(FUNCTION_LINES_MAX))
     assert list(long_functions(f"def f():\n{body}")) == [(1, "f has 51 lines; 50 are allowed")]
     assert list(long_functions(f"async def f():\n{body[:-9]}")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.cuda.synchronize()",
+        "self._torch.cuda.empty_cache()",
+        "tensor.cuda()",
+        "if tensor.is_cuda: pass",
+        "torch._C._cuda_clearCublasWorkspaces()",
+        "torch._C._host_emptyCache()",
+        "torch.empty(1, pin_memory=True)",
+        "import torch.cuda",
+        "from torch import cuda",
+        "from torch.cuda import synchronize",
+    ],
+)
+def test_cuda_outside_its_module_is_noticed(source: str) -> None:
+    assert [line for line, _ in cuda_faults("agent/storages.py", source)] == [1]
+    assert list(cuda_faults(CUDA_MODULE, source)) == []
+    assert list(cuda_faults("bench/programs/train.py", source)) == []
+
+
+def test_the_word_for_the_kind_of_device_is_no_call_of_cuda() -> None:
+    source = 'from carpool.agent import cuda\nif kind == "cuda":\n    cuda.has_graphs(torch)\n'
+    assert list(cuda_faults("agent/storages.py", source)) == []
 
 
 def test_a_path_of_one_machine_is_noticed() -> None:

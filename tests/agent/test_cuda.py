@@ -1,4 +1,4 @@
-"""The CUDA side of the agent, through a stand-in for torch.cuda; with a real torch: tests/torch_cuda, test_gpu.py."""
+"""The CUDA side of the agent, through a stand-in for torch.cuda; with a real torch: tests/torch_cuda."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carpool.agent.cuda import ALLOCATED, PEAK, STUCK, CudaSource, cap_from_the_start
+from carpool.agent.cuda import ALLOCATED, PEAK, STUCK, CudaSource, cap_from_the_start, random_states
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, Profile
 from carpool.wire import caps, page
@@ -53,6 +53,10 @@ class StandInCuda:
 
     def set_per_process_memory_fraction(self, fraction: float) -> None:
         self.fraction = fraction
+
+    def get_rng_state_all(self) -> list[int]:
+        self.calls.append("get_rng_state_all")
+        return [1, 2]
 
     def _lazy_call(self, call: Callable[[], None]) -> None:
         """As torch does it: at once if there is a context, else when one is made."""
@@ -107,6 +111,7 @@ def test_nothing_is_asked_of_a_process_that_has_no_context_yet(cuda: StandInCuda
     assert (source.live_bytes(), source.peak_bytes()) == (0, 0)
     source.reset_peak(is_learning=True)
     source.finish_device_work(give_back=True)
+    assert random_states(SimpleNamespace(cuda=cuda)) == []
     assert cuda.calls == []
 
 
@@ -126,7 +131,7 @@ def test_a_declared_cap_becomes_the_allocators_fraction_when_the_context_is_made
     monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
     link.words[page.H_CAP] = 4 * GIB
     cuda.has_context = False
-    cap_from_the_start(cuda, link)
+    cap_from_the_start(SimpleNamespace(cuda=cuda), link)
     assert cuda.fraction is None, "asking would create a context"
     cuda.make_context()
     assert cuda.fraction == pytest.approx(0.25)
@@ -137,7 +142,7 @@ def test_the_allocators_fraction_follows_a_cap_that_is_resized(
 ) -> None:
     monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
     link.words[page.H_CAP] = 4 * GIB
-    cap_from_the_start(cuda, link)
+    cap_from_the_start(SimpleNamespace(cuda=cuda), link)
     source = source_of(cuda, link)
     for cap_bytes, fraction in ((8 * GIB, 0.5), (2 * GIB, 0.125), (32 * GIB, 1.0)):
         link.words[page.H_CAP] = cap_bytes
@@ -173,7 +178,7 @@ def test_where_the_guest_keeps_the_cap_the_allocator_has_no_limit_of_its_own(
     link.words[page.H_CAP] = 4 * GIB
     guest = page.slot_base(1)  # beside the slot that was lent to the agent before the program called CUDA
     link.words[guest + page.S_PID], link.words[guest + page.S_FLAGS] = os.getpid(), page.FLAG_METERED
-    cap_from_the_start(cuda, link)
+    cap_from_the_start(SimpleNamespace(cuda=cuda), link)
     source = source_of(cuda, link)
     link.words[page.H_CAP] = 8 * GIB
     cuda.live = 3 * MIB
@@ -184,7 +189,7 @@ def test_where_the_guest_keeps_the_cap_the_allocator_has_no_limit_of_its_own(
 
 def test_without_a_declared_cap_the_allocator_is_left_alone(cuda: StandInCuda, link: Link) -> None:
     link.words[page.H_CAP] = 4 * GIB  # what happens to be free is no cap of the user's
-    cap_from_the_start(cuda, link)
+    cap_from_the_start(SimpleNamespace(cuda=cuda), link)
     assert cuda.fraction is None
 
 

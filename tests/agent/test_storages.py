@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from carpool.agent import moves, pages, stores
+from carpool.agent.cuda import LOCKED_BYTES, PinnedStore
 from carpool.agent.storages import Storages
-from carpool.agent.stores import LOCKED_BYTES, FileStore, MemoryStore, Piece, PinnedStore, Store
+from carpool.agent.stores import FileStore, MemoryStore, Piece, Store
 
 COUNT = 5000
 MEMORY = Path("/dev/shm")

@@ -1,4 +1,7 @@
-"""PyTorch's CUDA build on the stand-in GPU: whether it is here, and how programs are started on it."""
+"""PyTorch's CUDA build on the stand-in GPU: whether it is here, and how programs are started on it.
+
+Tests that run on a real GPU too (test_cards.py) have the marker `gpu` there.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.node import Node
+from tests.e2e.node import Node, Started
 from tests.native.gpu import SHARED, Built, environment
 from tests.native.probe import compile_c
 from tests.torch_cuda.libraries import MARK
 
 PROGRAMS = Path(__file__).parent / "programs"
+TRAIN = str(PROGRAMS / "train.py")
 KERNEL_TIME = "200us"  # of every kernel of torch's
 
 
@@ -38,8 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = reason_to_skip()
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.torch_cuda)
             item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("gpu") is not None:
+                continue
+            item.add_marker(pytest.mark.torch_cuda)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -88,3 +94,14 @@ def node(built: Built, settings: dict[str, str]) -> Iterator[Node]:
 def answer_of(lines: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lines[-1])
     return found
+
+
+def start(node: Node, name: str, *program: str, memory: str = "1GiB") -> Started:
+    return node.run(*program, options=["--name", name, "--memory", memory])
+
+
+def lines_of(started: Started) -> list[str]:
+    """What the program printed, when it has come to its good end."""
+    done = started.wait(seconds=200)
+    assert done.code == 0, done.err
+    return done.lines

@@ -1,20 +1,26 @@
-"""Everything that is special to a job on an NVIDIA GPU. Thin: allocator statistics, one cap, two calls at hand-over.
+"""Everything that is special to a job on an NVIDIA GPU: no other module of the agent calls torch.cuda.
 
-Figures are kept on the host by torch's caching allocator, so reading them never waits for the device.
+Thin: allocator statistics, one cap, two calls at hand-over; for tensors that leave the card, page-locked memory and
+what keeps them there; the card's random states. Figures are kept on the host by torch's caching allocator, so reading
+them never waits for the device.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from carpool.agent.link import Link
 from carpool.agent.memory import explain_out_of_memory
+from carpool.agent.moves import living, with_heirs
+from carpool.agent.stores import Moved
 from carpool.wire import caps, page
 
 ALLOCATED = "allocated_bytes.all.current"
 PEAK = "allocated_bytes.all.peak"
 STUCK = "inactive_split_bytes.all.current"  # free, but in one segment with what is not: only the program can use it
+LOCKED_BYTES = 64 << 20  # torch rounds page-locked memory up to a power of two: one piece of 5 GiB would take 8
 
 
 def is_counted(link: Link) -> bool:
@@ -23,10 +29,10 @@ def is_counted(link: Link) -> bool:
     return slot is not None and bool(link.words[page.slot_base(slot) + page.S_FLAGS] & page.FLAG_METERED)
 
 
-def cap_from_the_start(cuda: Any, link: Link) -> None:
+def cap_from_the_start(torch: Any, link: Link) -> None:
     """Limit the allocator as soon as the program makes its context, before it allocates anything."""
     if link.words[page.H_CAP] and caps.is_own(link.words):
-        cuda._lazy_call(lambda: limit_allocator(cuda, link))  # torch's own way to defer a call
+        torch.cuda._lazy_call(lambda: limit_allocator(torch.cuda, link))  # torch's own way to defer a call
 
 
 def limit_allocator(cuda: Any, link: Link) -> None:
@@ -95,3 +101,79 @@ class CudaSource:
             self._cuda.synchronize()
             if give_back:
                 self._cuda.empty_cache()
+
+
+# --- tensors that leave the card and come back (storages.py) --------------------------------------------------
+
+
+class PinnedStore:
+    """Page-locked host memory in pieces, for GPUs. Not kept, though locking it is slow: what the host's budget counts
+    are the bytes of jobs that are away, and memory that is locked is nobody else's."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._pieces: list[Any] = []  # all of LOCKED_BYTES but the last, which may be smaller
+
+    def reserve(self, count: int) -> None:
+        self.clear()
+        try:
+            while (left := count - len(self._pieces) * LOCKED_BYTES) > 0:
+                size = min(left, LOCKED_BYTES)
+                self._pieces.append(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True))
+        except RuntimeError as error:
+            self.clear()
+            raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
+
+    def write(self, moves: Sequence[Moved]) -> None:
+        for piece, part in self._parts(moves):
+            piece.copy_(part, non_blocking=True)
+        self._torch.cuda.synchronize()
+
+    def read(self, moves: Sequence[Moved]) -> None:
+        for piece, part in self._parts(moves):
+            part.copy_(piece, non_blocking=True)
+        self._torch.cuda.synchronize()
+
+    def _parts(self, moves: Sequence[Moved]) -> Iterator[tuple[Any, Any]]:
+        """The bytes where they are locked and where they are used, as far as each piece reaches."""
+        for moved in moves:
+            view = self._torch.empty(0, dtype=self._torch.uint8, device=moved.storage.device).set_(moved.storage)
+            done = 0
+            while done < moved.count:
+                index, start = divmod(moved.offset + done, LOCKED_BYTES)
+                count = min(LOCKED_BYTES - start, moved.count - done)
+                yield self._pieces[index][start : start + count], view[done : done + count]
+                done += count
+
+    def clear(self) -> None:
+        if self._pieces:
+            self._pieces = []
+            self._torch._C._host_emptyCache()  # torch would keep them locked
+
+
+def has_graphs(torch: Any) -> bool:
+    graph_class = getattr(torch.cuda, "CUDAGraph", None)
+    return graph_class is not None and bool(living(with_heirs(graph_class)))
+
+
+def sent_to_others(torch: Any) -> set[int]:
+    """Storages that were handed to another process: torch keeps a list of them."""
+    return {reference.cdata for reference in torch.multiprocessing.reductions.shared_cache.values()}
+
+
+def give_back_cache(torch: Any) -> None:
+    """What torch's allocator keeps of freed blocks goes back to the card."""
+    torch._C._cuda_clearCublasWorkspaces()  # scratch memory that torch makes anew when it is needed
+    torch.cuda.empty_cache()
+
+
+# --- random states (snapshot.py) --------------------------------------------------------------------------------
+
+
+def random_states(torch: Any) -> list[Any]:
+    """One a card; none before the context exists, as asking would create one."""
+    return list(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else []
+
+
+def put_back_random(torch: Any, states: list[Any]) -> None:
+    torch.cuda.set_rng_state_all(states)

@@ -15,6 +15,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from carpool.agent import cuda
 from carpool.agent.naming import Named, Namer, storage_of
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
@@ -127,8 +128,8 @@ class Snapshot:
         if numpy is not None:
             kind, words, *rest = numpy.random.get_state()
             states["numpy"] = [kind, words.tolist(), *rest]
-        if torch.cuda.is_initialized():
-            states["cuda"] = [_hex(state) for state in torch.cuda.get_rng_state_all()]
+        if on_cards := cuda.random_states(torch):
+            states["cuda"] = [_hex(state) for state in on_cards]
         states.update({f"at {path}": _hex(each.get_state()) for path, each in self._named.generators.items()})
         return states
 
@@ -194,7 +195,7 @@ class Snapshot:
             kind, numbers, *rest = states["numpy"]
             numpy.random.set_state((kind, numpy.array(numbers, dtype=numpy.uint32), *rest))
         if "cuda" in states:
-            torch.cuda.set_rng_state_all([_state(torch, each) for each in states["cuda"]])
+            cuda.put_back_random(torch, [_state(torch, each) for each in states["cuda"]])
         for path, each in self._named.generators.items():
             each.set_state(_state(torch, states[f"at {path}"]))
 

@@ -14,9 +14,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from carpool.agent import cuda
 from carpool.agent.memory import give_back_heap
 from carpool.agent.moves import living, with_heirs
-from carpool.agent.stores import Moved, PinnedStore, Store, store_in
+from carpool.agent.stores import Moved, Store, store_in
 
 LEAST_BYTES = 4096  # smaller storages are not worth a copy
 ALIGNMENT = 64
@@ -38,14 +39,14 @@ class Storages:
 
     def obstacle(self) -> str:
         """Why the tensors of this program must not be moved; empty if they may."""
-        if self._kind == "cuda" and _has_graphs(self._torch):
+        if self._kind == "cuda" and cuda.has_graphs(self._torch):
             return "it captured CUDA graphs, which remember addresses of its memory"
         return ""
 
     def find(self) -> list[Any]:
         """Every storage worth moving, once; reads no tensor's values."""
         found: dict[int, Any] = {}
-        self._sent = _sent_to_others(self._torch) if self._kind == "cuda" else set()
+        self._sent = cuda.sent_to_others(self._torch) if self._kind == "cuda" else set()
         with self._torch._C.DisableTorchFunctionSubclass():
             for each in living(with_heirs(self._torch.Tensor)):
                 self._note(each, found)
@@ -108,24 +109,13 @@ class Storages:
     def _give_back(self) -> None:
         """Freed blocks stay in the allocator's hands otherwise."""
         if self._kind == "cuda":
-            self._torch._C._cuda_clearCublasWorkspaces()  # scratch memory that torch makes anew when it is needed
-            self._torch.cuda.empty_cache()
+            cuda.give_back_cache(self._torch)
         else:
             give_back_heap()
-
-
-def _sent_to_others(torch: Any) -> set[int]:
-    """CUDA storages that were handed to another process: torch keeps a list of them."""
-    return {reference.cdata for reference in torch.multiprocessing.reductions.shared_cache.values()}
-
-
-def _has_graphs(torch: Any) -> bool:
-    graph_class = getattr(torch.cuda, "CUDAGraph", None)
-    return graph_class is not None and bool(living(with_heirs(graph_class)))
 
 
 def make_storages(torch: Any, kind: str, directory: str | None) -> Storages | None:
     """For the device kind of this job; None where there is no place to park to."""
     if kind == "cuda":
-        return Storages(torch, kind, PinnedStore(torch))
+        return Storages(torch, kind, cuda.PinnedStore(torch))
     return Storages(torch, "cpu", store_in(Path(directory))) if directory else None

@@ -3,11 +3,11 @@
 A move is cut into pieces that several threads copy, since one alone does not fill the memory's bandwidth. The
 threads copy bytes and run no code of the program.
 
-Three stores. On a disk: files without a name, written and read, not mapped, so that a disk in trouble is an error
+Two stores. On a disk: files without a name, written and read, not mapped, so that a disk in trouble is an error
 and not a signal; dropped as soon as the bytes are back, so that what was not yet written to the disk never is. In
 memory (a directory on a tmpfs): one file without a name, mapped while a move lasts, which saves the kernel's own,
-slower copy; its pages are kept for the next time where there is plenty of room, since new ones are what costs. For
-GPUs: memory that is locked while the bytes are in it.
+slower copy; its pages are kept for the next time where there is plenty of room, since new ones are what costs. The
+one for GPUs is in cuda.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import _thread
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 WORKERS_MAX = 4  # more do not make memory faster
 PIECE_BYTES = 4 << 20  # large enough for a copy at full speed, small enough to be shared out evenly
-LOCKED_BYTES = 64 << 20  # torch rounds page-locked memory up to a power of two: one piece of 5 GiB would take 8
 TMPFS = 0x01021994  # as statfs names its type
 KEPT_PART = 4  # pages are kept while at least so many times as much is free beside them
 
@@ -209,51 +208,6 @@ class MemoryStore:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._room, self._huge_bytes = -1, 0, 0
-
-
-class PinnedStore:
-    """Page-locked host memory in pieces, for GPUs. Not kept, though locking it is slow: what the host's budget counts
-    are the bytes of jobs that are away, and memory that is locked is nobody else's."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._pieces: list[Any] = []  # all of LOCKED_BYTES but the last, which may be smaller
-
-    def reserve(self, count: int) -> None:
-        self.clear()
-        try:
-            while (left := count - len(self._pieces) * LOCKED_BYTES) > 0:
-                size = min(left, LOCKED_BYTES)
-                self._pieces.append(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True))
-        except RuntimeError as error:
-            self.clear()
-            raise MemoryError(f"the host has no {count} bytes to lock: {error}") from error
-
-    def write(self, moves: Sequence[Moved]) -> None:
-        for piece, part in self._parts(moves):
-            piece.copy_(part, non_blocking=True)
-        self._torch.cuda.synchronize()
-
-    def read(self, moves: Sequence[Moved]) -> None:
-        for piece, part in self._parts(moves):
-            part.copy_(piece, non_blocking=True)
-        self._torch.cuda.synchronize()
-
-    def _parts(self, moves: Sequence[Moved]) -> Iterator[tuple[Any, Any]]:
-        """The bytes where they are locked and where they are used, as far as each piece reaches."""
-        for moved in moves:
-            view = self._torch.empty(0, dtype=self._torch.uint8, device=moved.storage.device).set_(moved.storage)
-            done = 0
-            while done < moved.count:
-                index, start = divmod(moved.offset + done, LOCKED_BYTES)
-                count = min(LOCKED_BYTES - start, moved.count - done)
-                yield self._pieces[index][start : start + count], view[done : done + count]
-                done += count
-
-    def clear(self) -> None:
-        if self._pieces:
-            self._pieces = []
-            self._torch._C._host_emptyCache()  # torch would keep them locked
 
 
 def store_in(directory: Path) -> Store:

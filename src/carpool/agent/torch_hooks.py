@@ -295,7 +295,7 @@ class Hooks:
             return
         link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
         if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
-            cap_from_the_start(self._torch.cuda, link)
+            cap_from_the_start(self._torch, link)
             return
         if link.is_metered:
             self._overhead_bytes = MeterSource(link).live_bytes()

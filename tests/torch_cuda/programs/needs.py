@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import torch
 
@@ -23,3 +24,4 @@ for step in range(6):
         found["left_bytes"] = total - free
     optimizer.zero_grad(set_to_none=False)
 print(json.dumps(found))
+time.sleep(0.5)  # for torch's autograd thread: who ends while it tidies up may be aborted (docs/interposer.md)
