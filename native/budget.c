@@ -120,15 +120,14 @@ void cp_drop_context(uint64_t context) {
 
 /* The account */
 
-void cp_say_once(const char *format, ...) {
-    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+void cp_say_unless(atomic_flag *is_said, const char *format, ...) {
     char what[750], line[768];
     va_list facts;
     va_start(facts, format);
     vsnprintf(what, sizeof what, format, facts);
     va_end(facts);
     snprintf(line, sizeof line, "carpool: %s\n", what);
-    if (!atomic_flag_test_and_set(&is_said))
+    if (!atomic_flag_test_and_set(is_said))
         cp_say(line);
 }
 
@@ -196,6 +195,8 @@ void cp_count(uint64_t ns) {
 }
 
 bool cp_is_capped(void) { return cp_must_cap || (cp_my_slot() && GET(cp_page[CP_H_CAP])); }
+
+bool cp_is_over(void) { return cp_my_slot() && GET(cp_page[CP_H_CAP]) && cp_held(true) > GET(cp_page[CP_H_CAP]); }
 
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {

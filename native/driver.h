@@ -21,6 +21,7 @@ typedef int CUresult;
 #define CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED 900
 #define CUDA_ERROR_STREAM_CAPTURE_INVALIDATED 901
 #define CUDA_ERROR_CAPTURED_EVENT 907
+#define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
@@ -52,6 +53,11 @@ typedef int CUmemAllocationType, CUdriverProcAddressQueryResult, CUarray_format,
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CU_MEM_ATTACH_GLOBAL 1
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
+#define CU_GRAPH_NODE_TYPE_KERNEL 0
+#define CU_GRAPH_NODE_TYPE_EMPTY 5
+#define CU_GRAPH_NODE_TYPE_MEM_FREE 11
+#define CUDA_ARRAY3D_LAYERED 0x01
+#define CUDA_ARRAY3D_CUBEMAP 0x04
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 
@@ -85,6 +91,38 @@ typedef struct {
     size_t accessDescCount, bytesize;
     CUdeviceptr dptr;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
+
+/* Any node's parameters; of the kinds that nobody here looks into only the room is declared. */
+typedef struct {
+    int type, reserved0[3];
+    union {
+        long long reserved1[29];
+        struct {
+            CUfunction func;
+        } kernel;
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+    };
+    long long reserved2;
+} CUgraphNodeParams;
+
+/* Bytes of an array's element by its format: of one channel up to CU_AD_FORMAT_FLOAT, of all of them beyond, of 4 x 4 elements
+ * where they are compressed. Video formats have up to three planes, some of half the size; here each has the bytes of all of
+ * them at full size, as a power of two. */
+#define CU_AD_FORMAT_FLOAT 0x20
+#define CU_AD_FORMAT_BC1_UNORM 0x91
+#define CU_AD_FORMAT_BC7_UNORM_SRGB 0x9e
+#define CU_AD_FORMAT_P010 0x9f
+#define CU_AD_FORMAT_YUV444_16bit_SemiPlanar 0xb5
+#define CU_AD_IS_COMPRESSED(format) ((format) >= CU_AD_FORMAT_BC1_UNORM && (format) <= CU_AD_FORMAT_BC7_UNORM_SRGB)
+#define CU_AD_IS_VIDEO(format) ((format) >= CU_AD_FORMAT_P010 && (format) <= CU_AD_FORMAT_YUV444_16bit_SemiPlanar)
+static const unsigned char cu_element_bytes[256] = {
+    [0x01] = 1, [0x02] = 2, [0x03] = 4, [0x08] = 1, [0x09] = 2, [0x0a] = 4, [0x10] = 2, [0x20] = 4, [0x50] = 4,
+    [0x91] = 8, [0x92] = 8, [0x93] = 16, [0x94] = 16, [0x95] = 16, [0x96] = 16, [0x97] = 8, [0x98] = 8, [0x99] = 16,
+    [0x9a] = 16, [0x9b] = 16, [0x9c] = 16, [0x9d] = 16, [0x9e] = 16, [0x9f] = 4, [0xa1] = 4, [0xa2] = 2, [0xa3] = 4,
+    [0xa4] = 4, [0xa5] = 2, [0xa6] = 4, [0xa7] = 4, [0xa8] = 4, [0xa9] = 4, [0xb0] = 2, [0xb1] = 8, [0xb2] = 4,
+    [0xb3] = 8, [0xb4] = 4, [0xb5] = 8, [0xc0] = 1, [0xc1] = 2, [0xc2] = 4, [0xc3] = 2, [0xc4] = 4, [0xc5] = 8,
+    [0xc6] = 1, [0xc7] = 2, [0xc8] = 4, [0xc9] = 2, [0xca] = 4, [0xcb] = 8,
+};
 
 typedef struct {
     size_t Width, Height;
@@ -120,11 +158,16 @@ typedef struct {
     unsigned int numAttrs;
 } CUlaunchConfig;
 
-/* Handed on without a look inside, or only at their first word. */
-typedef struct CUDA_LAUNCH_PARAMS_st CUDA_LAUNCH_PARAMS;
+typedef struct {
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
+/* Handed on without a look inside. */
 typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st CUDA_GRAPH_INSTANTIATE_PARAMS;
 typedef struct CUgraphEdgeData_st CUgraphEdgeData;
-typedef struct CUgraphNodeParams_st CUgraphNodeParams;
 
 typedef int nvmlReturn_t;
 typedef struct nvmlDevice_st *nvmlDevice_t;

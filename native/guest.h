@@ -53,7 +53,7 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
 /* budget.c */
-enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL, CP_SPILLED };
+enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL, CP_SPILLED, CP_CAPTURE };
 struct cp_entry {
     uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
     uint64_t bytes;
@@ -65,6 +65,7 @@ void cp_spill(uint64_t bytes);      /* so much more is in managed memory; may be
 void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
 bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
 bool cp_is_capped(void);
+bool cp_is_over(void); /* the job holds more than its cap: graphs did it, whose bytes the driver alone knows */
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
 void cp_drop_context(uint64_t context);
@@ -73,7 +74,9 @@ cp_word *cp_header(void); /* of the page; NULL without a slot */
 void cp_count(uint64_t ns); /* device time that this process had */
 unsigned cp_launching(void); /* how many processes of the job have had device time and live */
 bool cp_is_alive(uint64_t pid);
-__attribute__((format(printf, 1, 2))) void cp_say_once(const char *format, ...);
+__attribute__((format(printf, 2, 3))) void cp_say_unless(atomic_flag *is_said, const char *format, ...);
+#define cp_say_once(...) \
+    do { static atomic_flag is_said = ATOMIC_FLAG_INIT; cp_say_unless(&is_said, __VA_ARGS__); } while (0)
 extern char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
 extern bool cp_is_configured, cp_must_cap, cp_may_spill;
 

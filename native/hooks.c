@@ -31,25 +31,26 @@ static int current_device(void) {
     return real_cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : 0;
 }
 
-/* After the driver was asked for bytes that are reserved already. */
-static CUresult record(CUresult result, enum cp_kind kind, uint64_t key, uint64_t bytes) {
-    if (result == CUDA_SUCCESS)
-        cp_note(kind, key, current_context(), bytes);
-    else
+/* After the driver was asked for bytes that are reserved already. What a pool gave outlives the context: it has no owner. */
+static void record(CUresult result, enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes) {
+    if (result != CUDA_SUCCESS)
         cp_unreserve(bytes);
-    return result;
+    else if (bytes)
+        cp_note(kind, key, owner, bytes);
 }
 
-#define LOOKUP(symbol, params, args, ...)     \
-    CUresult cp_##symbol params {             \
-        CUresult result = real_##symbol args; \
-        if (result == CUDA_SUCCESS && out)    \
-            *out = cp_swap(*out);             \
-        return result;                        \
+/* Something before the driver's, and something after it that may look at its result. */
+#define AROUND(symbol, params, args, before, after) \
+    CUresult cp_##symbol params {                   \
+        before;                                     \
+        CUresult result = real_##symbol args;       \
+        after;                                      \
+        return result;                              \
     }
+#define LOOKUP(symbol, params, args, ...) AROUND(symbol, params, args, , if (!result && out) *out = cp_swap(*out))
 
-/* Memory of a size that is known before. Inside a capture nothing is allocated: it becomes a node, whose bytes appear at
- * the graph's launch. A pool of host memory gives nothing of the device's. */
+/* Memory of a size that is known before. Inside a capture nothing is allocated: it becomes a node, whose bytes appear
+ * before the graph's launch. A pool of host memory gives nothing of the device's. */
 
 /* What neither the cap nor the card has room for, if the user allowed it. */
 static CUresult spill(CUdeviceptr *out, uint64_t bytes) {
@@ -67,28 +68,57 @@ bool cp_is_capturing(CUstream stream) {
     return cp_has_capture() && (real_cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != 0);
 }
 
-static bool is_captured(CUstream stream) {
-    bool is_captured = cp_is_capturing(stream);
-    PUT(has_graph_memory, GET(has_graph_memory) || is_captured);
-    return is_captured;
+/* A node that could never be given its bytes is refused when it is made, as the driver does. */
+static bool fits_now(uint64_t size) {
+    bool fits = cp_reserve(rounded(size));
+    if (fits)
+        cp_unreserve(rounded(size));
+    PUT(has_graph_memory, true);
+    return fits;
 }
 
-static bool is_host_pool(CUmemoryPool pool) {
+static bool is_host_pool(CUmemoryPool pool, int change) {
     struct cp_entry entry;
-    return cp_change_refs(CP_HOST_POOL, KEY(pool), 0, &entry);
+    return cp_change_refs(CP_HOST_POOL, KEY(pool), change, &entry);
 }
 
-#define ALLOCATE(symbol, params, args, is_uncounted, on_refusal)         \
-    CUresult cp_##symbol params {                                        \
-        if (is_uncounted)                                                \
-            return real_##symbol args;                                   \
-        uint64_t bytes = rounded(size);                                  \
-        if (!cp_reserve(bytes))                                          \
-            return on_refusal;                                           \
-        CUresult result = real_##symbol args;                            \
-        record(result, CP_POINTER, result ? 0 : *out, bytes);            \
-        return result == CUDA_ERROR_OUT_OF_MEMORY ? on_refusal : result; \
+/* What a node takes is not taken yet; one that does not fit is asked for as more than there is. */
+static uint64_t async_bytes(uint64_t size, CUstream stream, bool is_free) {
+    bool is_node = !is_free && cp_is_capturing(stream);
+    return is_node && !fits_now(size) ? UINT64_MAX / 4 : is_free || is_node ? 0 : rounded(size);
+}
+
+/* The reserved bytes become the real ones; false if that is too much. */
+static bool correct(uint64_t *bytes, uint64_t needed) {
+    if (needed > *bytes && !cp_reserve(needed - *bytes))
+        return false;
+    if (needed < *bytes)
+        cp_unreserve(*bytes - needed);
+    *bytes = needed;
+    return true;
+}
+
+#define COUNT(symbol, params, args, kind, owner, at_least, needed, destroy, on_refusal)  \
+    CUresult cp_##symbol params {                                                        \
+        uint64_t bytes = at_least;                                                       \
+        if (bytes && !cp_reserve(bytes))                                                 \
+            return on_refusal;                                                           \
+        CUresult result = real_##symbol args;                                            \
+        if (result == CUDA_SUCCESS && !correct(&bytes, needed)) {                        \
+            destroy(*out);                                                               \
+            cp_unreserve(bytes);                                                         \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                             \
+        }                                                                                \
+        record(result, kind, result ? 0 : KEY(*out), owner, bytes);                      \
+        return result == CUDA_ERROR_OUT_OF_MEMORY ? on_refusal : result;                 \
     }
+#define ALLOCATE(symbol, params, args, on_refusal) \
+    COUNT(symbol, params, args, CP_POINTER, current_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
+#define ALLOCATE_ASYNC(symbol, params, args, is_free)                                                         \
+    COUNT(symbol, params, args, CP_POINTER, 0, async_bytes(size, stream, is_free), bytes, real_cuMemFree_v2, \
+          CUDA_ERROR_OUT_OF_MEMORY)
+#define MAKE(symbol, params, args, kind, at_least, needed, destroy) \
+    COUNT(symbol, params, args, kind, current_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
 
 /* The entry goes before the bytes: another thread may get the same address at once. */
 #define FREE(symbol, params, args, kind)                                                                          \
@@ -105,20 +135,12 @@ static bool is_host_pool(CUmemoryPool pool) {
         return result;                                                                                            \
     }
 
-static CUresult note_pool(CUresult result, CUmemoryPool *out, const CUmemLocation *location, int type) {
+static void note_pool(CUresult result, CUmemoryPool *out, const CUmemLocation *location, int type) {
     if (result == CUDA_SUCCESS && location->type != CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED &&
-        !is_host_pool(*out))
+        !is_host_pool(*out, 0))
         cp_note(CP_HOST_POOL, KEY(*out), 0, 0);
-    return result;
 }
-#define POOL(symbol, params, args, place, kind) \
-    CUresult cp_##symbol params { return note_pool(real_##symbol args, out, place, kind); }
-
-CUresult cp_cuMemPoolDestroy(CUmemoryPool pool) {
-    struct cp_entry entry;
-    cp_change_refs(CP_HOST_POOL, KEY(pool), -1, &entry);
-    return real_cuMemPoolDestroy(pool);
-}
+#define POOL(symbol, params, args, place, kind) AROUND(symbol, params, args, , note_pool(result, out, place, kind))
 
 /* A pool that keeps what was freed would hold bytes that nobody counts. */
 CUresult cp_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
@@ -136,49 +158,27 @@ static uint64_t product(uint64_t a, uint64_t b) {
 
 static uint64_t pitched(uint64_t line, uint64_t lines) { return rounded(product(line, lines)); }
 
-static uint64_t array_bytes(uint64_t width, uint64_t height, uint64_t depth, int format, unsigned int channels) {
-    uint64_t each = format == 0x01 || format == 0x08 ? 1 : format == 0x02 || format == 0x09 || format == 0x10 ? 2 : 4;
-    return product(product(width, height ? height : 1), product(depth ? depth : 1, each * channels));
+/* The driver tells what an array needs only where it has no memory (cuArrayGetMemoryRequirements), so it is counted by the
+ * largest layout that is known of these cards (Mesa, src/nouveau/nil): tiles of 64 bytes by up to 256 rows by up to 32
+ * slices, powers of two that are less than twice the level; layers in steps of 16 KiB, the whole in pages of 64 KiB. */
+static uint64_t stepped(uint64_t size, uint64_t step) { return (size + step - 1) / step * step; }
+static uint64_t tiled(uint64_t extent, uint64_t tile, uint64_t most) {
+    while (tile < extent && tile < most)
+        tile *= 2;
+    return stepped(extent + !extent, tile);
 }
-static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
-    return d ? array_bytes(d->Width, d->Height, 1, d->Format, d->NumChannels) : 0;
+static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    if (!d || d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return 0;
+    uint64_t each = cu_element_bytes[d->Format & 255] * (d->Format <= CU_AD_FORMAT_FLOAT ? d->NumChannels : 1), bytes = 0;
+    uint64_t edge = CU_AD_IS_COMPRESSED(d->Format) ? 4 : 1, step = CU_AD_IS_VIDEO(d->Format) ? 64 : edge;
+    uint64_t layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) ? d->Depth : 0;
+    for (unsigned int i = 0; i == 0 || (i < levels && i < 32 && (d->Width | d->Height | d->Depth) >> i); i++)
+        bytes += product(stepped(product(tiled(d->Width >> i, step, step) / edge, each ? each : 16), 64),
+                         product(tiled(stepped(d->Height >> i, edge) / edge, 8, 256), layers ? 1 : tiled(d->Depth >> i, 1, 32)));
+    return stepped(product(stepped(bytes, 16384), layers ? layers : 1), 65536);
 }
-static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    bool is_empty = !d || d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
-    return is_empty ? 0 : array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
-}
-static uint64_t array_needs(CUarray array, uint64_t if_unknown) {
-    CUDA_ARRAY_MEMORY_REQUIREMENTS needs;
-    return real_cuArrayGetMemoryRequirements(&needs, array, current_device()) ? if_unknown : needs.size;
-}
-static uint64_t mipmap_needs(CUmipmappedArray array, uint64_t if_unknown) {
-    CUDA_ARRAY_MEMORY_REQUIREMENTS needs;
-    return real_cuMipmappedArrayGetMemoryRequirements(&needs, array, current_device()) ? if_unknown : needs.size;
-}
-
-/* The reserved bytes become the real ones; false if that is too much. */
-static bool correct(uint64_t *bytes, uint64_t needed) {
-    if (needed > *bytes && !cp_reserve(needed - *bytes))
-        return false;
-    if (needed < *bytes)
-        cp_unreserve(*bytes - needed);
-    *bytes = needed;
-    return true;
-}
-
-#define MAKE(symbol, params, args, kind, at_least, needed, destroy)  \
-    CUresult cp_##symbol params {                                    \
-        uint64_t bytes = at_least;                                   \
-        if (!cp_reserve(bytes))                                      \
-            return CUDA_ERROR_OUT_OF_MEMORY;                         \
-        CUresult result = real_##symbol args;                        \
-        if (result == CUDA_SUCCESS && !correct(&bytes, needed)) {    \
-            destroy(*out);                                           \
-            cp_unreserve(bytes);                                     \
-            return CUDA_ERROR_OUT_OF_MEMORY;                         \
-        }                                                            \
-        return record(result, kind, result ? 0 : KEY(*out), bytes);  \
-    }
+#define BYTES_2D(d) ((d) ? bytes_3d(&(CUDA_ARRAY3D_DESCRIPTOR){(d)->Width, (d)->Height, 0, (d)->Format, (d)->NumChannels, 0}, 1) : 0)
 
 /* Virtual memory management. A backing lives while handles or mapped ranges refer to it; handle numbers may be given
  * out again while an old range is still mapped, so backings have numbers of our own. */
@@ -257,62 +257,41 @@ static void settle_graphs(int device) {
         cp_settle_graph(held);
 }
 
-/* A node that could never be given its bytes is refused when it is made, as the driver does. */
-static bool fits_now(uint64_t size) {
-    bool fits = cp_reserve(rounded(size));
-    if (fits)
-        cp_unreserve(rounded(size));
-    atomic_store(&has_graph_memory, true);
-    return fits;
+/* Before a launch the graph's memory is mapped: what is too much then is given back, and what other graphs do not use. */
+static bool graph_fits(CUgraphExec exec, CUstream stream) {
+    for (int tries = 0; tries < 2; tries++) {
+        real_cuGraphUpload(exec, stream);
+        settle_graphs(current_device());
+        if (!cp_is_over())
+            return true;
+        real_cuStreamSynchronize(stream);
+        cp_cuDeviceGraphMemTrim(current_device());
+    }
+    return false;
 }
 
-/* The parameters of any node begin with its type and three reserved words. */
 static bool node_fits(const CUgraphNodeParams *params) {
-    int type = 0;
-    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
-    if (params)
-        memcpy(&type, params, sizeof type);
-    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return true;
-    memcpy(&alloc, (const char *)params + 16, sizeof alloc);
-    return fits_now(alloc.bytesize);
+    return !params || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || fits_now(params->alloc.bytesize);
 }
 #define ADD_NODE(symbol, params, args, fits) \
     CUresult cp_##symbol params { return (fits) ? real_##symbol args : CUDA_ERROR_OUT_OF_MEMORY; }
 
-CUresult cp_cuDeviceGraphMemTrim(CUdevice device) {
-    CUresult result = real_cuDeviceGraphMemTrim(device);
-    settle_graphs(device);
-    return result;
-}
-
 /* Contexts */
 
-CUresult cp_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
-    CUresult result = real_cuDevicePrimaryCtxRetain(out, device);
+static void note_primary(CUresult result, CUcontext *out, CUdevice device) {
     if (result == CUDA_SUCCESS && device >= 0 && device < DEVICES_MAX)
         atomic_store(&primary[device], KEY(*out));
-    return result;
 }
 
-static CUresult drop_primary(CUresult result, CUdevice device) {
+static void drop_primary(CUresult result, CUdevice device) {
     unsigned int flags;
     int is_active = 1;
     if (result == CUDA_SUCCESS && device >= 0 && device < DEVICES_MAX && atomic_load(&primary[device]) &&
         real_cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && !is_active)
         cp_drop_context(atomic_load(&primary[device]));
-    return result;
 }
-#define END_PRIMARY(symbol, params, args, ...) \
-    CUresult cp_##symbol params { return drop_primary(real_##symbol args, device); }
-
-#define END_CONTEXT(symbol, params, args, ...) \
-    CUresult cp_##symbol params {              \
-        CUresult result = real_##symbol args;  \
-        if (result == CUDA_SUCCESS)            \
-            cp_drop_context(KEY(context));     \
-        return result;                         \
-    }
+#define END_PRIMARY(symbol, params, args, ...) AROUND(symbol, params, args, , drop_primary(result, device))
+#define END_CONTEXT(symbol, params, args, ...) AROUND(symbol, params, args, , if (!result) cp_drop_context(KEY(context)))
 
 /* Figures */
 
@@ -331,22 +310,24 @@ static CUresult drop_primary(CUresult result, CUdevice device) {
 #define SHOW_INFO(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, free, total, )
 #define SHOW_TOTAL(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, bytes, bytes, )
 
-/* NVML shows every card of the machine; the cap is of the one the job may use. */
+/* NVML shows every card of the machine; the cap is of the one the job may use. What its second form tells apart as
+ * reserved is the real card's, not the job's: total = free + used + reserved. */
 static bool is_job_device(nvmlDevice_t device) {
     char uuid[96] = "";
     if (strncmp(cp_device, "GPU-", 4) != 0)
         return true;
     return real_nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || strstr(cp_device, uuid) != NULL;
 }
+#define RESERVED(out) (*_Generic((out), nvmlMemory_v2_t *: &((nvmlMemory_v2_t *)(out))->reserved, default: &(out)->used))
 #define NVML(symbol, params, args)                                                                             \
-    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, \
-         out->used = whole - left)
+    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
 
 /* Launches */
 
 #define MUST_PAY (GET(*atomic_load_explicit(&cp_gate, memory_order_acquire)) != 0)
-#define KERNEL(f, x, y, z) (KEY(f) ^ (uint64_t)(x) << 48 ^ (uint64_t)(y) << 40 ^ (uint64_t)(z) << 56)
+#define KERNEL(f, x, y, z) (KEY(f) + (uint64_t)(x) * 0x2545F491 + (uint64_t)(y) * 0x4F6CDD1D + (uint64_t)(z) * 0x5851F42D)
 #define CONFIG(field) (config ? config->field : 0)
+#define FIRST(field) (list && count ? list->field : 0) /* of the devices; they begin and end together */
 
 /* What most launches under a compute limit come to: a known kernel, and money enough in the purse. */
 static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUstream stream) {
@@ -392,40 +373,37 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 #define LAUNCH_GRAPH(symbol, params, args, is_ptsz)                              \
     PAY_AND_GO(symbol, is_ptsz, params, args, KEY(exec), stream)                 \
     CUresult cp_##symbol params {                                                \
+        bool has_memory = GET(has_graph_memory) && !cp_is_capturing(stream);     \
+        if (has_memory && cp_is_capped() && !graph_fits(exec, stream))           \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                     \
         CUresult result = MUST_PAY ? cp_slow_##symbol args : real_##symbol args; \
-        if (GET(has_graph_memory))                                               \
+        if (has_memory)                                                          \
             settle_graphs(current_device());                                     \
         return result;                                                           \
     }
 
 /* Copies, waits, captures */
 
-#define COPY(symbol, params, args, ...) \
-    CUresult cp_##symbol params {       \
-        if (size >= LARGE_COPY)         \
-            cp_pass_turn();             \
-        return real_##symbol args;      \
-    }
+#define COPY(symbol, params, args, ...) AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(), )
+/* It returns when the data is there: a wait for what was launched before it. */
+#define COPY_BACK(symbol, params, args, ...) \
+    AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(), cp_end_step())
+#define WAIT(symbol, params, args, ...) AROUND(symbol, params, args, cp_read_samples(), cp_end_step())
 
-#define WAIT(symbol, params, args, ...)       \
-    CUresult cp_##symbol params {             \
-        cp_read_samples();                    \
-        CUresult result = real_##symbol args; \
-        cp_end_step();                        \
-        return result;                        \
-    }
-
-/* A failed end ends the capture too, unless there was none. */
-static CUresult count_captures(CUresult result, bool is_begin) {
-    if (is_begin && result == CUDA_SUCCESS)
+static void begin_capture(CUresult result, CUstream stream) {
+    struct cp_entry known;
+    if (result == CUDA_SUCCESS && !cp_change_refs(CP_CAPTURE, KEY(stream), 0, &known)) {
+        cp_note(CP_CAPTURE, KEY(stream), 0, 0);
         atomic_fetch_add(&captures, 1);
-    int open = atomic_load(&captures);
-    while (!is_begin && open > 0 && !atomic_compare_exchange_weak(&captures, &open, open - 1))
-        ;
-    return result;
+    }
 }
-#define CAPTURE(symbol, params, args, is_begin) \
-    CUresult cp_##symbol params { return count_captures(real_##symbol args, is_begin); }
+/* A failed end ends the capture too, but for one from a thread that may not; and so does the stream's own end. */
+static void end_capture(CUresult result, CUstream stream) {
+    struct cp_entry known;
+    if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && cp_change_refs(CP_CAPTURE, KEY(stream), -1, &known))
+        atomic_fetch_sub(&captures, 1);
+}
+#define CAPTURE(symbol, params, args, change) AROUND(symbol, params, args, , change##_capture(result, stream))
 
 #define HOOK(symbol, name, since, stream, params, args, body, ...) body(symbol, params, args, __VA_ARGS__)
 #include "hooks.def"

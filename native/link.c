@@ -9,7 +9,7 @@
  * T1  While the turn is held and not recalled, a launch makes no system call.
  * T2  A recalled turn goes back after the device has finished what this context has in flight.
  * T3  Where a stream is being captured nothing waits: it would break the capture.
- * T4  A program whose turns the Python agent takes (CARPOOL_AGENT is its pid) is left to it.
+ * T4  A program whose turns the Python agent takes (a flag of its slot) is left to it; one that it executes is not.
  * T5  A daemon that is away is waited for; then the program goes on alone, and tries again now and then. */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -44,7 +44,7 @@ cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
 static cp_lock turn_lock;
 static int fd = -1;
 static ino_t fd_inode; /* the program may have closed our descriptor and opened another with its number */
-static bool is_held, is_off, is_alone, is_reported, is_passive;
+static atomic_bool is_held, is_off, is_alone, is_reported; /* some are read without the lock */
 static uint64_t reported_bytes, granted_ns, granted_steps, counted_ns;
 static _Atomic uint64_t alone_since_ns;
 
@@ -139,8 +139,13 @@ static bool attach(cp_word *slot, bool holding) {
 
 /* Turns, with turn_lock held */
 
+static bool is_left_to_agent(void) {
+    cp_word *slot = cp_my_slot();
+    return slot && atomic_load(&slot[CP_S_FLAGS]) & CP_FLAG_AGENT;
+}
+
 static bool is_limited(void) {
-    cp_word *header = is_passive ? NULL : cp_header();
+    cp_word *header = is_left_to_agent() ? NULL : cp_header();
     return header && atomic_load(&header[CP_H_PRICE]);
 }
 
@@ -179,8 +184,9 @@ static bool wait_granted(cp_word *slot) {
 }
 
 static void go_alone(cp_word *slot) {
-    cp_say_once("job %s: no daemon answers; the program goes on without taking turns", cp_job); /* or why it was refused */
     is_alone = !is_off;
+    if (is_alone) /* else it was said why it was refused */
+        cp_say_once("job %s: no daemon answers; the program goes on without taking turns", cp_job);
     atomic_store(&alone_since_ns, cp_now());
     set_lease(slot, CP_LEASE_NONE);
     set_turn(&go_on);
@@ -238,16 +244,10 @@ static void give_back(cp_word *slot, bool wants_more) {
         acquire(slot, is_told);
 }
 
-static bool is_left_to_agent(void) {
-    const char *agent = getenv("CARPOOL_AGENT");
-    return agent && strtol(agent, NULL, 10) == (long)getpid();
-}
-
 /* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
 static void step_aside(cp_word *slot) {
     hang_up();
     is_held = false;
-    is_passive = is_left_to_agent();
     if (slot)
         atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_PACED);
     set_turn(&go_on);
@@ -275,7 +275,7 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
     errno = saved;
 }
 
-/* The program waited for the device: that is a step. A recalled turn goes back here, and is asked for at the next
+/* The program waited for the device: that is a step, if it launched since the last one. A recalled turn goes back here, and is asked for at the next
  * launch; who went on alone looks for a daemon again. */
 void cp_end_step(void) {
     cp_read_samples(); /* others may be waiting for it */
@@ -287,12 +287,13 @@ void cp_end_step(void) {
         cp_set_gates();
     if (!slot)
         return;
+    bool is_step = turn != &look;
     atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);
     atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_IDLE);
-    if (turn != &look && atomic_compare_exchange_strong(&cp_turn, &turn, &look))
+    if (is_step && atomic_compare_exchange_strong(&cp_turn, &turn, &look))
         atomic_store(&cp_gate, &look);
-    uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], 1, memory_order_relaxed) + 1;
-    bool is_sample = steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0;
+    uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], is_step, memory_order_relaxed) + is_step;
+    bool is_sample = is_step && (steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0);
     if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_has_capture())
         return;
     int saved = errno;
@@ -311,13 +312,17 @@ void cp_end_step(void) {
     errno = saved;
 }
 
+static bool is_wanted(cp_word *slot) {
+    return is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL]));
+}
+
 bool cp_rest(uint64_t ns) {
     cp_word *slot = cp_my_slot();
     bool is_returned = false;
     int saved = errno;
-    if (is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL])) && !cp_has_capture()) {
+    if (is_wanted(slot) && !cp_has_capture()) {
         cp_take_lock(&turn_lock);
-        if (is_held && !is_left_to_agent()) {
+        if (is_wanted(slot) && !is_left_to_agent()) { /* it may be another turn by now */
             real_cuCtxSynchronize();
             give_back(slot, false);
             is_returned = true;
@@ -331,10 +336,8 @@ bool cp_rest(uint64_t ns) {
 
 void cp_forget_link(void) {
     atomic_store(&turn_lock, 0);
-    if (fd >= 0)
-        close(fd);
-    fd = -1;
-    is_held = is_off = is_alone = is_reported = is_passive = false;
+    hang_up();
+    is_held = is_off = is_alone = is_reported = false;
     atomic_store(&cp_turn, &stop);
     atomic_store(&cp_gate, &stop);
 }
@@ -345,7 +348,7 @@ void cp_leave(void) {
         cp_word *slot = is_held ? cp_my_slot() : NULL;
         if (slot)
             give_back(slot, false);
-        is_off = is_passive = true;
+        is_off = true;
         set_turn(&go_on);
         cp_drop_lock(&turn_lock);
     }

@@ -17,8 +17,9 @@
  * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
  *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS). What
  *     goes over H_CAPACITY fails at once: the device does not have it, or the job's user drew the line there.
- *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). After
- *     so many nanoseconds it fails by itself, for the daemon may be gone.
+ *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). The daemon
+ *     looks there when it is knocked at (CARPOOL_KNOCK): at the first look without room, and again now and then, for the
+ *     daemon may be another. After so many nanoseconds it fails by itself, for the daemon may be gone.
  * M5  At a boundary the thread that takes the turns (T4 of agent/turns.py) stands still and it is carpool that works on it,
  *     perhaps to move memory away. There it waits for nothing, and small blocks are not refused to it: the job may already
  *     hold more than its cap, having grown. The program's other threads go on meanwhile, and are refused what any thread
@@ -33,6 +34,8 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 
 #include "slots.h"
@@ -41,11 +44,13 @@
 #define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
 #define ASIDE_NS 2000000000 /* M5; most turns come sooner */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
+#define KNOCK_NS 200000000 /* between two knocks: as often as the daemon looks while something waits */
 #define EXPORT __attribute__((visibility("default")))
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
 static uint64_t cp_wait_ns;      /* how long an allocation may wait for room; written once, by the constructor */
 static bool cp_began_capped;     /* by its user, from the start. Written once, too */
+static struct sockaddr_un cp_door; /* where to knock; no path where nobody listens. Written once, too */
 static _Thread_local bool cp_takes_turns __attribute__((tls_model("initial-exec"))); /* set by the agent */
 static atomic_flag cp_denial_said = ATOMIC_FLAG_INIT; /* the cap's sentence is written once a process */
 
@@ -170,10 +175,20 @@ static bool cp_is_denied(uint64_t since) {
 
 static bool cp_at_boundary(void) { return GET(cp_my_slot()[CP_S_LEASE]) > CP_LEASE_HELD; }
 
+/* A datagram that says nothing but that something waits; inside malloc nothing can be held, sent in part or waited for. One
+ * that is lost is followed by another. */
+static void cp_knock(void) {
+    int line = cp_door.sun_path[0] ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    if (line < 0)
+        return;
+    (void)!sendto(line, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (const struct sockaddr *)&cp_door, sizeof cp_door);
+    close(line);
+}
+
 /* Wait until all that the job holds, with what we ask for, is under its cap; false if that is not to be. */
 __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uint64_t since) {
     cp_word *slot = cp_my_slot();
-    uint64_t now = since, went_on = since; /* when the thread that takes turns was last seen to go on */
+    uint64_t now = since, knocked = 0, went_on = since; /* when the thread that takes turns was last seen to go on */
     bool is_free = false;
     atomic_fetch_add(&slot[CP_S_LIVE], asked);
     atomic_fetch_add(&slot[CP_S_PENDING], asked);
@@ -184,6 +199,10 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uin
         now = cp_now();
         if (!cp_at_boundary())
             went_on = now;
+        if (!is_free && now - knocked >= KNOCK_NS) {
+            knocked = now;
+            cp_knock();
+        }
     } while (!is_free && !cp_is_denied(since) && now - since < cp_wait_ns && now - went_on < ASIDE_NS);
     atomic_fetch_sub(&slot[CP_S_PENDING], asked);
     atomic_fetch_sub(&slot[CP_S_LIVE], asked);
@@ -309,10 +328,14 @@ static void cp_after_fork(void) {
 
 __attribute__((constructor)) static void cp_load(void) {
     const char *path = getenv("CARPOOL_PAGE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS"), *why = NULL;
+    const char *door = getenv("CARPOOL_KNOCK");
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
     cp_began_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
+    cp_door.sun_family = AF_UNIX;
+    if (door && strlen(door) < sizeof cp_door.sun_path)
+        memcpy(cp_door.sun_path, door, strlen(door));
     void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))

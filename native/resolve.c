@@ -70,6 +70,13 @@ static void fill(struct row *rows, size_t count, void *library, void *missing) {
     }
 }
 
+/* Whether what was found at `base` is a driver: a library that only has some of its names is left alone. */
+static bool is_driver(void *handle, const char *sign, const void *base) {
+    Dl_info found;
+    void *symbol = cp_real_dlsym(handle, sign);
+    return symbol && dladdr(symbol, &found) && found.dli_fbase == base;
+}
+
 /* Keep the first library that was found; `path` may name one that is loaded already. */
 static void *adopt(void *_Atomic *slot, const char *path) {
     void *known = atomic_load(slot), *found = known ? NULL : dlopen(path, RTLD_LAZY);
@@ -135,13 +142,17 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
         return NULL;
     is_asking = true;
     void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
-    Dl_info theirs, ours;
-    if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase) {
+    Dl_info theirs, ours, first;
+    if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase &&
+        is_driver(handle, is_cuda ? "cuInit" : "nvmlInit_v2", theirs.dli_fbase)) {
         if (is_cuda && !atomic_load(&cuda_library))
             cp_open_cuda(theirs.dli_fname);
         if (is_nvml && !atomic_load(&nvml_library))
             cp_open_nvml(theirs.dli_fname);
         answer = row->hook;
+        memcpy(&found, row->real, sizeof found);
+        if (dladdr(found, &first) && first.dli_fbase != theirs.dli_fbase && first.dli_fbase != ours.dli_fbase)
+            cp_say_once("%.300s is not used: calls go to the driver that was found first", theirs.dli_fname);
     }
     is_asking = false;
     return answer;

@@ -176,9 +176,13 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     set_next_sample(kernel);
     if (cp_is_capturing(stream) || real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
         return NULL;
-    for (struct cp_sample *s = samples; s < samples + SAMPLES && !found; s++)
-        if (atomic_load(&s->state) == FREE && (!s->context || s->context == context))
+    for (struct cp_sample *s = samples; s < samples + SAMPLES && !(found && found->context == context); s++)
+        if (atomic_load(&s->state) == FREE && (!found || !s->context || s->context == context))
             found = s;
+    if (found && found->context && found->context != context) { /* its events are of no use here */
+        real_cuEventDestroy_v2(found->from), real_cuEventDestroy_v2(found->to);
+        found->context = NULL;
+    }
     /* where an event cannot be made, the other may be lost; so is the context, then */
     bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)));
     if (is_made)
@@ -277,7 +281,7 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     int64_t cost = (int64_t)GET(kernel->cost_ns);
     bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost;
     struct cp_sample *sample = is_due ? begin_sample(kernel, stream) : NULL;
-    if (is_trial && !sample)
+    if (is_trial && !(sample && sample->is_trial)) /* nobody else would end it */
         end_trial();
     return sample;
 }

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,11 +19,19 @@ from carpool.core.policies.base import POLICIES
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
 from carpool.wire.framing import FRAMES
-from tests.test_architecture import LAYERS
+from tests.test_architecture import (
+    CORE_LINES_MAX,
+    FUNCTION_LINES_MAX,
+    GUEST_LINES_MAX,
+    LAYERS,
+    MODULE_LINES_MAX,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
-SCREEN_LINES = 40
+SCREEN_LINES, SCREEN_COLUMNS = 40, 100
+CELL_COLUMNS = 50
+PROSE_COLUMNS, TABLE_CELL_COLUMNS = 118, 200
 COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
 
 
@@ -31,6 +40,25 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def made_by_hand(page: Path) -> list[str]:
+    """The lines of a page without those that `make docs` makes."""
+    return re.sub(
+        r"<!-- made from .*?<!-- end of what is made -->", "", page.read_text(), flags=re.DOTALL
+    ).splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_can_be_read_without_scrolling(page: Path) -> None:
+    wide = [line for line in made_by_hand(page) if not line.startswith("|") and len(line) > PROSE_COLUMNS]
+    assert wide == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_cell_of_a_table_holds_a_paragraph(page: Path) -> None:
+    cells = [cell for line in made_by_hand(page) if line.startswith("|") for cell in line.split("|")]
+    assert [cell for cell in cells if len(cell) > TABLE_CELL_COLUMNS] == []
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -103,19 +131,66 @@ def test_every_message_is_in_the_protocol_page() -> None:
         assert f"| {kind} | {message.__name__} |" in text
 
 
-def test_the_readme_opens_as_agreed() -> None:
+def first_screen() -> list[str]:
     lines = (ROOT / "README.md").read_text().splitlines()
-    screen = "\n".join(lines[:SCREEN_LINES])
-    for wanted in (
+    return lines[: next(number for number, line in enumerate(lines) if line.startswith("## "))]
+
+
+def test_the_readme_opens_as_agreed() -> None:
+    lines = first_screen()
+    assert len("\n".join(lines).rstrip().splitlines()) <= SCREEN_LINES
+    assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
+    text = "\n".join(lines)
+    parts = (
+        "# carpool\ncarpool lets many deep-learning programs share the GPUs",
+        "before   gpu0",
+        "after    gpu0",
+        "Measured on the CPU device",
+        "carpool bench boundary",
+        "Sixty seconds on a laptop's own cores",
         "make demo",
+        "carpool run -- python",
+        "second terminal",
         "make test",
-        "carpool bench",
-        "I want to",
-        "does not do",
-        "CPU device",
+        "```python",
+        "What it does not do",
+        "| I want to",
         "CONTRIBUTING",
-    ):
-        assert wanted in screen
+    )
+    places = [text.find(part, text.find("Sixty") if part == "make demo" else 0) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+    assert "![" not in text, "no badges"
+
+
+def test_the_readme_gives_three_numbers_each_with_the_command_that_makes_it() -> None:
+    numbers = [line for line in first_screen() if line.startswith("- ")]
+    assert len(numbers) == 3
+    for line in numbers:
+        assert re.search(r"\*\*.*\d.*\*\*.*: `(carpool bench \w+|make demo)`$", line), line
+
+
+def test_what_the_readme_runs_is_in_a_fresh_clone() -> None:
+    (block,) = [each for each in fenced(ROOT / "README.md", "") if "carpool run" in each]
+    programs = re.findall(r"-- python (\S+)", block)
+    assert len(programs) == 2
+    assert [name for name in programs if not (ROOT / name).is_file()] == []
+
+
+def test_the_readmes_loop_is_a_training_loop_of_six_lines() -> None:
+    (snippet,) = fenced(ROOT / "README.md", "python")
+    assert len(snippet.splitlines()) == 6
+    assert "with carpool.turn():" in snippet
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    errors = names["features"] @ names["weights"] - names["targets"]
+    assert (errors**2).mean() < (names["targets"] ** 2).mean() / 4, "it learns"
+
+
+def test_the_readmes_table_has_short_cells() -> None:
+    rows = [line for line in first_screen() if line.startswith("|")][2:]
+    shown = [re.sub(r"\]\([^)]*\)|\[", "", cell).strip() for row in rows for cell in row.strip("|").split("|")]
+    assert [cell for cell in shown if len(cell) > CELL_COLUMNS] == []
 
 
 def test_the_map_names_every_module_of_the_core_and_the_daemon() -> None:
@@ -134,6 +209,13 @@ def test_the_contributors_rules_are_the_ones_that_are_checked() -> None:
     rows = [line for line in text.splitlines() if " · " in line and "|" not in line]
     layers = [{word.strip() for word in re.split(r" {2,}", row)[0].split(" · ")} for row in rows]
     assert layers == [layer for layer in LAYERS[::-1] if len(layer) > 1]
+
+
+def test_the_sizes_in_the_contributors_rules_are_the_ones_that_are_checked() -> None:
+    text = (ROOT / "docs" / "style.md").read_text()
+    sizes = f"At most {FUNCTION_LINES_MAX} lines a function, {MODULE_LINES_MAX} a module, {CORE_LINES_MAX:,} the core"
+    assert sizes in text
+    assert f"C: at most {GUEST_LINES_MAX:,} lines" in text
 
 
 def test_what_the_column_waited_is_made_of_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -23,7 +24,33 @@ from carpool.units import (
     parse_bytes,
     parse_duration_ns,
     parse_share,
+    parse_tenants,
 )
+
+
+def test_a_number_for_each_tenant_is_read() -> None:
+    assert parse_tenants("ana=2, ben = .5,c-d=1.25") == {"ana": 2000, "ben": 500, "c-d": 1250}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'' is not a tenant and its number; write it like ana=2,ben=1"),
+        ("ana", "'ana' is not a tenant and its number"),
+        ("ana=2,", "'' is not a tenant and its number"),
+        ("=2", "'=2' is not a tenant and its number"),
+        ("ana=two", "'ana=two' is not a tenant and its number"),
+        ("ana=-1", "'ana=-1' is not a tenant and its number"),
+        ("ana=inf", "'ana=inf' is not a tenant and its number"),
+        ("ana=1=2", "'ana=1=2' is not a tenant and its number"),
+        ("ana=0", "'ana=0' gives tenant ana 0; it must be above 0 and at most 1,000,000"),
+        ("ana=1000001", "gives tenant ana 1000001; it must be above 0 and at most 1,000,000"),
+        ("ana=2,ben=1,ana=3", "names tenant ana twice"),
+    ],
+)
+def test_what_is_no_number_for_a_tenant_is_refused_with_what_was_wrong(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        parse_tenants(text)
 
 
 @pytest.mark.parametrize(

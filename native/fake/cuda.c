@@ -39,8 +39,9 @@ struct CUctx_st {
 };
 struct CUstream_st {
     CUcontext context;
-    uint64_t tail_ns;
-    CUgraph capturing;
+    _Atomic uint64_t tail_ns;
+    _Atomic(CUgraph) capturing;
+    bool is_programs; /* that graph was there before */
     CUstreamCaptureMode mode;
     unsigned breaks; /* of all captures, when this one began */
     CUstream next;
@@ -78,6 +79,7 @@ struct CUgraphExec_st {
     struct keep *objects;
     bool is_mapped;
     unsigned device;
+    struct CUgraphExec_st *next; /* of those that were uploaded and not launched since */
 };
 struct block {
     uint64_t at;
@@ -87,6 +89,8 @@ struct block {
     CUcontext context;
     CUmemoryPool pool;
     int shared_fd; /* of a block that other processes may open */
+    size_t whole; /* of a handle, and of an array without memory: what it has, or would need */
+    uint64_t offset; /* of a handle's bytes in their file */
     struct block *backing, *next;
 };
 
@@ -208,6 +212,18 @@ static uint64_t map_host(size_t bytes) {
     return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
 }
 
+/* The same below 4 GiB, for those who have only 32 bits for an address. */
+static uint64_t map_low(size_t bytes) {
+    for (uint64_t hint = 1ull << 28; hint + bytes <= 1ull << 32; hint += 1ull << 24) {
+        void *at = mmap((void *)(uintptr_t)hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (at != MAP_FAILED && PTR(at) == hint)
+            return hint;
+        if (at != MAP_FAILED)
+            munmap(at, bytes);
+    }
+    return 0;
+}
+
 static void forget(struct block **b) {
     struct block *gone = *b;
     *b = gone->next;
@@ -258,7 +274,7 @@ static bool injected(void) {
 }
 
 /* An allocation of host memory that stands for the card's. */
-static CUresult allocate(uint64_t *out, size_t size, enum kind kind) {
+static CUresult allocate(uint64_t *out, size_t size, enum kind kind, uint64_t (*map)(size_t)) {
     NEED_CONTEXT;
     if (!out || !size)
         return CUDA_ERROR_INVALID_VALUE;
@@ -266,7 +282,7 @@ static CUresult allocate(uint64_t *out, size_t size, enum kind kind) {
     size_t bytes = round_up(size, GRAIN);
     if (bytes < size || injected() || !charge(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!(*out = map_host(bytes))) {
+    if (!(*out = map(bytes))) {
         uncharge(device, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -506,7 +522,7 @@ API cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice dev) {
     CUcontext made = calloc(1, sizeof *made);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    made->device = (unsigned)dev;
+    *made = (struct CUctx_st){.device = (unsigned)dev, .uses = 1};
     if (!open_context(made)) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -532,6 +548,20 @@ API cuCtxDestroy_v2(CUcontext c) {
     return CUDA_SUCCESS;
 }
 
+/* A context is the process's as often as it was created and attached to; the last detach is its end. */
+API cuCtxAttach(CUcontext *out, unsigned int flags) {
+    NEED_CONTEXT;
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    context()->uses++;
+    return *out = context(), CUDA_SUCCESS;
+}
+API cuCtxDetach(CUcontext c) {
+    if (!c || c->is_primary || c != context())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return c->uses > 1 ? (c->uses--, CUDA_SUCCESS) : cuCtxDestroy_v2(c);
+}
+
 API cuCtxSetLimit(CUlimit which, size_t value) { return (void)which, (void)value, CUDA_SUCCESS; }
 API cuCtxGetLimit(size_t *value, CUlimit which) { return (void)which, *value = 0, CUDA_SUCCESS; }
 
@@ -553,7 +583,7 @@ API cuMemGetInfo_v2(size_t *free_out, size_t *total) {
 
 API cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
     uint64_t at = 0;
-    CUresult result = out ? allocate(&at, size, PLAIN) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = out ? allocate(&at, size, PLAIN, map_host) : CUDA_ERROR_INVALID_VALUE;
     return result ? result : (*out = at, CUDA_SUCCESS);
 }
 
@@ -684,7 +714,12 @@ API cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) 
 }
 API cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
 
+static CUgraph leave_capture(CUstream s);
+
+/* With it ends its capture. */
 API cuStreamDestroy_v2(CUstream s) {
+    if (s->capturing)
+        leave_capture(s);
     pthread_mutex_lock(&lock);
     CUstream *at = &s->context->streams;
     while (*at && *at != s)
@@ -710,12 +745,11 @@ API cuStreamQuery(CUstream s) {
     return stream_of(s)->tail_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-API cuCtxSynchronize(void) {
-    NEED_CONTEXT;
-    uint64_t last = default_stream[context()->device].tail_ns;
-    bool is_capturing = default_stream[context()->device].capturing != NULL;
+static CUresult synchronize(CUcontext c) {
+    uint64_t last = default_stream[c->device].tail_ns;
+    bool is_capturing = default_stream[c->device].capturing != NULL;
     pthread_mutex_lock(&lock);
-    for (CUstream s = context()->streams; s; s = s->next) {
+    for (CUstream s = c->streams; s; s = s->next) {
         last = s->tail_ns > last ? s->tail_ns : last;
         is_capturing |= s->capturing != NULL;
     }
@@ -725,6 +759,16 @@ API cuCtxSynchronize(void) {
     CUresult result = wait_until(last);
     trim_pools();
     return result;
+}
+API cuCtxSynchronize(void) {
+    NEED_CONTEXT;
+    return synchronize(context());
+}
+API cuCtxSynchronize_v2(CUcontext c) {
+    if (c)
+        return is_broken(c) ? c->error : synchronize(c);
+    NEED_CONTEXT;
+    return synchronize(context());
 }
 
 /* What might wait for the device is not for everybody while a stream is captured: it fails, and so does the capture. */
@@ -922,160 +966,25 @@ API cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
 }
 API cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) { return cuMemGetMemPool(out, location, type); }
 
-/* Virtual memory management. Mapped ranges are host memory of their own; the bytes belong to the handle. */
+#include "virtual.h"
 
-API cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option) {
-    (void)prop, (void)option;
-    return *out = CHUNK, CUDA_SUCCESS;
-}
+/* External memory and arrays: bytes without an address */
 
-API cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
-    (void)alignment, (void)hint, (void)flags;
-    return (*out = map_host(size)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-API cuMemAddressFree(CUdeviceptr at, size_t size) { return munmap((void *)(uintptr_t)at, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
-API cuMemSetAccess(CUdeviceptr at, size_t size, const void *desc, size_t count) { return (void)at, (void)size, (void)desc, (void)count, CUDA_SUCCESS; }
-
-API cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop, unsigned long long flags) {
-    (void)flags;
-    if (!is_ready)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (!out || !prop || !size || size % CHUNK)
-        return CUDA_ERROR_INVALID_VALUE;
-    bool is_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if (is_device)
-        NEED_DEVICE(prop->location.id);
-    unsigned device = is_device ? (unsigned)prop->location.id : 0;
-    if (is_device && (injected() || !charge(device, size)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
-    *out = next_handle++;
-    note(*out, HANDLE, device, is_device ? size : 0, 0);
-    pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
-}
-
-/* With the lock held. A handle without references is gone for callers, its block stays while ranges use it. */
-static void drop(struct block *backing) {
-    if (--backing->refs == 0) {
-        uncharge(backing->device, backing->bytes);
-        forget(find(backing->at, HANDLE));
-    }
-}
-
-API cuMemRelease(CUmemGenericAllocationHandle handle) {
-    pthread_mutex_lock(&lock);
-    struct block *b = *find(handle, HANDLE);
-    if (b)
-        drop(b);
-    pthread_mutex_unlock(&lock);
-    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    (void)offset, (void)flags;
-    pthread_mutex_lock(&lock);
-    struct block *b = *find(handle, HANDLE);
-    bool is_free = !*find(at, RANGE);
-    if (b && is_free) {
-        b->refs++;
-        struct block *range = note(at, RANGE, b->device, 0, 0);
-        range->backing = b;
-        range->bytes = size;
-    }
-    pthread_mutex_unlock(&lock);
-    return b && is_free ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API cuMemUnmap(CUdeviceptr at, size_t size) {
-    CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    for (CUdeviceptr end = at + size; at < end && !result;) {
-        struct block **range = find(at, RANGE);
-        if (!*range) {
-            result = CUDA_ERROR_INVALID_VALUE;
-            break;
-        }
-        at += (*range)->bytes;
-        struct block *backing = (*range)->backing;
-        forget(range);
-        drop(backing);
-    }
-    pthread_mutex_unlock(&lock);
-    return result;
-}
-
-API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *at) {
-    pthread_mutex_lock(&lock);
-    struct block *range = *find(PTR(at), RANGE);
-    if (range) {
-        range->backing->refs++;
-        *out = range->backing->at;
-    }
-    pthread_mutex_unlock(&lock);
-    return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Arrays and external memory: bytes without an address */
-
-static CUresult hold(void **out, size_t bytes, enum kind kind) {
+static CUresult hold(void **out, size_t bytes, size_t whole, enum kind kind) {
     NEED_CONTEXT;
     unsigned device = context()->device;
     if (injected() || !charge(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
     *out = (void *)(uintptr_t)(0x100000 + next_handle++ * 16);
-    note(PTR(*out), kind, device, bytes, 0);
+    note(PTR(*out), kind, device, bytes, 0)->whole = whole;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
-static size_t element_bytes(CUarray_format format, unsigned int channels) {
-    size_t each = format == 1 || format == 8 ? 1 : format == 2 || format == 9 || format == 16 ? 2 : 4;
-    return each * channels;
-}
+#include "arrays.h"
 
-static size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return 0;
-    size_t lines = (d->Height ? d->Height : 1) * (d->Depth ? d->Depth : 1);
-    return round_up(round_up(d->Width * element_bytes(d->Format, d->NumChannels), 64) * lines, 65536);
-}
-
-API cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d) { return hold((void **)out, array_bytes(d), ARRAY); }
-
-API cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *d) {
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = d->Width, .Height = d->Height, .Format = d->Format, .NumChannels = d->NumChannels};
-    return cuArray3DCreate_v2(out, &full);
-}
-
-API cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
-    CUDA_ARRAY3D_DESCRIPTOR level = *d;
-    size_t bytes = 0;
-    for (unsigned i = 0; i < levels; i++) {
-        bytes += array_bytes(&level);
-        level.Width = level.Width > 1 ? level.Width / 2 : 1;
-        level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
-        level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
-    }
-    return hold((void **)out, bytes, MIPMAP);
-}
-
-API cuArrayDestroy(CUarray array) { return release(PTR(array), ARRAY); }
-API cuMipmappedArrayDestroy(CUmipmappedArray array) { return release(PTR(array), MIPMAP); }
-
-static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, void *array, enum kind kind) {
-    pthread_mutex_lock(&lock);
-    struct block *b = *find(PTR(array), kind);
-    if (b)
-        *out = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = b->bytes, .alignment = 65536};
-    pthread_mutex_unlock(&lock);
-    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-API cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array, CUdevice dev) { return (void)dev, requirements(out, array, ARRAY); }
-API cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array, CUdevice dev) { return (void)dev, requirements(out, array, MIPMAP); }
-
-API cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) { return hold((void **)out, d->size, EXTERNAL); }
+API cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) { return hold((void **)out, d->size, d->size, EXTERNAL); }
 API cuDestroyExternalMemory(CUexternalMemory memory) { return release(PTR(memory), EXTERNAL); }
 
 /* Kernels */
@@ -1122,6 +1031,20 @@ API cuLaunchCooperativeKernel(CUfunction f, DIMS, CUstream s, void **params) {
     (void)shared;
     return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
 }
+/* One kernel a device, each in its stream's own context. */
+API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+    (void)flags;
+    CUresult result = list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count && !result; i++) {
+        if ((uintptr_t)list[i].hStream <= 2)
+            return CUDA_ERROR_INVALID_HANDLE;
+        if ((result = cuCtxPushCurrent_v2(list[i].hStream->context)) == CUDA_SUCCESS) {
+            result = launch(list[i].function, list[i].hStream, list[i].kernelParams, DIMS_OF(&list[i]));
+            cuCtxPopCurrent_v2(NULL);
+        }
+    }
+    return result;
+}
 API cuLaunch(CUfunction f) { return launch(f, NULL, NULL, SHAPE(1, 1, 1), SHAPE(1, 1, 1)); }
 API cuLaunchGrid(CUfunction f, int w, int h) { return launch(f, NULL, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
 API cuLaunchGridAsync(CUfunction f, int w, int h, CUstream s) { return launch(f, s, NULL, SHAPE((unsigned)w, (unsigned)h, 1), SHAPE(1, 1, 1)); }
@@ -1160,6 +1083,19 @@ API cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *af
     return *out = new_node(), CUDA_SUCCESS;
 }
 
+/* A node of any kind that this driver can run. */
+API cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t n, CUgraphNodeParams *params) {
+    (void)edges;
+    switch (params->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: return cuGraphAddKernelNode_v2(out, graph, after, n, &params->kernel.func);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return cuGraphAddMemAllocNode(out, graph, after, n, &params->alloc);
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuGraphAddMemFreeNode(out, graph, after, n, 0);
+    case CU_GRAPH_NODE_TYPE_EMPTY: return *out = new_node(), CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+API cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraphNodeParams *params) { return cuGraphAddNode_v2(out, graph, after, NULL, n, params); }
+
 API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
     (void)flags;
     NEED_CONTEXT;
@@ -1178,27 +1114,59 @@ API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long l
 API cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text, size_t size) { return (void)bad, (void)text, (void)size, cuGraphInstantiateWithFlags(out, graph, 0); }
 API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) { return (void)params, cuGraphInstantiateWithFlags(out, graph, 0); }
 
+static CUgraphExec uploaded;
+
+static CUresult map_graph(CUgraphExec exec) {
+    unsigned d = exec->device;
+    if (exec->is_mapped || !exec->alloc_bytes)
+        return CUDA_SUCCESS;
+    uint64_t reused = exec->alloc_bytes < graph_cached[d] ? exec->alloc_bytes : graph_cached[d];
+    if (injected() || !charge(d, exec->alloc_bytes - reused))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    graph_cached[d] -= reused;
+    graph_mapped[d] += exec->alloc_bytes;
+    return exec->is_mapped = true, CUDA_SUCCESS;
+}
+
+static void unmap_graph(CUgraphExec exec) {
+    uint64_t bytes = exec->is_mapped ? exec->alloc_bytes : 0;
+    graph_mapped[exec->device] -= bytes;
+    graph_cached[exec->device] += bytes;
+    exec->is_mapped = false;
+}
+
+static void forget_upload(CUgraphExec exec) {
+    for (CUgraphExec *at = &uploaded; *at; at = &(*at)->next)
+        if (*at == exec) {
+            *at = exec->next;
+            return;
+        }
+}
+
+API cuGraphUpload(CUgraphExec exec, CUstream s) {
+    (void)s;
+    NEED_CONTEXT;
+    bool was_mapped = exec->is_mapped;
+    CUresult result = map_graph(exec);
+    if (!was_mapped && exec->is_mapped) {
+        exec->next = uploaded;
+        uploaded = exec;
+    }
+    return result;
+}
+
 API cuGraphLaunch(CUgraphExec exec, CUstream s) {
     NEED_CONTEXT;
-    unsigned d = exec->device;
-    if (!exec->is_mapped && exec->alloc_bytes) {
-        uint64_t reused = exec->alloc_bytes < graph_cached[d] ? exec->alloc_bytes : graph_cached[d];
-        if (injected() || !charge(d, exec->alloc_bytes - reused))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        graph_cached[d] -= reused;
-        graph_mapped[d] += exec->alloc_bytes;
-        exec->is_mapped = true;
-    }
-    if (exec->ns)
+    CUresult result = map_graph(exec);
+    forget_upload(exec);
+    if (result == CUDA_SUCCESS && exec->ns)
         enqueue(stream_of(s), exec->ns);
-    return CUDA_SUCCESS;
+    return result;
 }
 
 API cuGraphExecDestroy(CUgraphExec exec) {
-    if (exec->is_mapped) {
-        graph_mapped[exec->device] -= exec->alloc_bytes;
-        graph_cached[exec->device] += exec->alloc_bytes;
-    }
+    forget_upload(exec);
+    unmap_graph(exec);
     drop_objects(exec->objects);
     return free(exec), CUDA_SUCCESS;
 }
@@ -1211,34 +1179,58 @@ API cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute which, void 
 
 API cuDeviceGraphMemTrim(CUdevice dev) {
     NEED_DEVICE(dev);
+    for (CUgraphExec *at = &uploaded, exec; (exec = *at);)
+        if (exec->device == (unsigned)dev) {
+            *at = exec->next;
+            unmap_graph(exec);
+        } else
+            at = &exec->next;
     uncharge((unsigned)dev, graph_cached[dev]);
     return graph_cached[dev] = 0, CUDA_SUCCESS;
 }
 
+static CUresult begin_capture(CUstream s, CUstreamCaptureMode mode, CUgraph into, bool is_programs) {
+    s->capturing = into;
+    s->is_programs = is_programs;
+    s->mode = mode;
+    s->breaks = breaks;
+    global_captures += mode == GLOBAL;
+    own_captures += mode != RELAXED;
+    return CUDA_SUCCESS;
+}
 API cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
     NEED_CONTEXT;
-    CUresult result = cuGraphCreate(&stream_of(s)->capturing, 0);
-    if (result == CUDA_SUCCESS) {
-        stream_of(s)->mode = mode;
-        stream_of(s)->breaks = breaks;
-        global_captures += mode == GLOBAL;
-        own_captures += mode != RELAXED;
-    }
-    return result;
+    CUgraph made;
+    CUresult result = stream_of(s)->capturing ? CUDA_ERROR_INVALID_VALUE : cuGraphCreate(&made, 0);
+    return result ? result : begin_capture(stream_of(s), mode, made, false);
+}
+API cuStreamBeginCapture(CUstream s) { return cuStreamBeginCapture_v2(s, GLOBAL); }
+API cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
+    (void)after, (void)edges, (void)count;
+    NEED_CONTEXT;
+    if (!graph || stream_of(s)->capturing)
+        return CUDA_ERROR_INVALID_VALUE;
+    return begin_capture(stream_of(s), mode, graph, true);
+}
+static CUgraph leave_capture(CUstream s) {
+    CUgraph made = s->capturing;
+    global_captures -= s->mode == GLOBAL;
+    own_captures -= s->mode != RELAXED;
+    s->capturing = NULL;
+    return made;
 }
 API cuStreamEndCapture(CUstream s, CUgraph *out) {
     NEED_CONTEXT;
     s = stream_of(s);
-    *out = s->capturing;
+    *out = NULL;
     if (!s->capturing)
         return CUDA_ERROR_INVALID_VALUE;
-    global_captures -= s->mode == GLOBAL;
-    own_captures -= s->mode != RELAXED;
-    s->capturing = NULL;
+    CUgraph made = leave_capture(s);
     if (s->breaks == breaks)
-        return CUDA_SUCCESS;
-    cuGraphDestroy(*out);
-    return *out = NULL, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        return *out = made, CUDA_SUCCESS;
+    if (!s->is_programs)
+        cuGraphDestroy(made);
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out) {
     NEED_CONTEXT;
@@ -1276,20 +1268,11 @@ API cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count) {
         out[i] = i < graph->kernels ? new_node() : NULL;
     return *count = graph->kernels, CUDA_SUCCESS;
 }
-API cuGraphUpload(CUgraphExec exec, CUstream s) { return (void)exec, (void)s, CUDA_SUCCESS; }
 
 #include "facts.h"
 #include "sharing.h"
 
-/* Per-thread default streams: here the same as the others, but functions of their own, as in the real library. */
-API cuLaunchKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params, void **extra) { return (void)shared, (void)extra, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
-API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) { return (void)extra, launch(f, config->hStream, params, DIMS_OF(config)); }
-API cuLaunchCooperativeKernel_ptsz(CUfunction f, DIMS, CUstream s, void **params) { return (void)shared, launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz)); }
-API cuGraphLaunch_ptsz(CUgraphExec exec, CUstream s) { return cuGraphLaunch(exec, s); }
-API cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t size, CUstream s) { return cuMemAllocAsync(out, size, s); }
-API cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(out, size, pool, s); }
-API cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream s) { return cuMemFreeAsync(at, s); }
-API cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
+#include "forms.h"
 
 /* Lookup */
 

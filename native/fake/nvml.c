@@ -52,6 +52,7 @@ typedef struct {
 } nvmlGpuFabricInfoV_t;
 
 static struct nvmlDevice_st cards[CARDS_MAX];
+static uint64_t reserved_bytes;
 
 #define NEED(device)                         \
     do {                                     \
@@ -65,6 +66,9 @@ API nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     if (!books_open())
         return NVML_ERROR_NOT_FOUND;
+    const char *reserved = getenv("CARPOOL_STUB_RESERVED");
+    char *end;
+    reserved_bytes = reserved ? parse_size(reserved, &end) : 0;
     for (unsigned i = 0; i < CARDS_MAX; i++)
         cards[i].card = i;
     return NVML_SUCCESS;
@@ -164,25 +168,25 @@ API nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out) {
     return *out = 108 * 64, NVML_SUCCESS;
 }
 
-API nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
+/* What the card keeps for itself is on top of what programs can have; CUDA does not show it, the first form here says
+ * it is used. */
+API nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out) {
     NEED(device);
     if (!books_lock())
         return NVML_ERROR_NOT_FOUND;
     books_bury();
-    uint64_t used = books_used(device->card);
+    out->used = books_used(device->card);
     books_unlock();
-    *out = (nvmlMemory_t){.total = books->card_bytes, .free = books->card_bytes - used, .used = used};
+    out->free = books->card_bytes - out->used;
+    out->reserved = reserved_bytes;
+    out->total = books->card_bytes + reserved_bytes;
     return NVML_SUCCESS;
 }
-API nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out) {
-    nvmlMemory_t plain;
-    nvmlReturn_t result = nvmlDeviceGetMemoryInfo(device, &plain);
-    if (result == NVML_SUCCESS) {
-        out->total = plain.total;
-        out->free = plain.free;
-        out->used = plain.used;
-        out->reserved = 0;
-    }
+API nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
+    nvmlMemory_v2_t newer;
+    nvmlReturn_t result = nvmlDeviceGetMemoryInfo_v2(device, &newer);
+    if (result == NVML_SUCCESS)
+        *out = (nvmlMemory_t){.total = newer.total, .free = newer.free, .used = newer.used + newer.reserved};
     return result;
 }
 

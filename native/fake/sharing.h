@@ -55,28 +55,30 @@ API cuIpcCloseMemHandle(CUdeviceptr at) {
     return release(at, IMPORTED);
 }
 
-/* An exported allocation is a file that holds its size: what is mapped from it is not shared, only counted once. */
+/* An exported allocation is its file: what is mapped from it is the same memory, and counted once. */
 API cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
     struct block *b = *find(handle, HANDLE);
-    uint64_t bytes = b ? b->bytes : 0;
+    int fd = b && type == 1 && b->shared_fd > 0 ? fcntl(b->shared_fd, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&lock);
-    if (!b || type != 1)
-        return b ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-    int fd = memfd_create("carpool-stub", MFD_CLOEXEC);
-    if (fd < 0 || pwrite(fd, &bytes, sizeof bytes, 0) != sizeof bytes)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (fd < 0) /* also what was not asked to be exportable when it was made */
+        return b && type != 1 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
     return *(int *)out = fd, CUDA_SUCCESS;
 }
 
 API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shared, int type) {
-    uint64_t bytes;
-    if (type != 1 || pread((int)(intptr_t)shared, &bytes, sizeof bytes, 0) != sizeof bytes)
+    struct stat facts;
+    int given = (int)(intptr_t)shared;
+    if (type != 1 || fstat(given, &facts) != 0 || facts.st_size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
+    int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
-    *out = next_handle++;
-    note(*out, HANDLE, 0, 0, 0);
+    struct block *made = note(*out = next_handle++, HANDLE, 0, 0, 0);
+    made->whole = (size_t)facts.st_size;
+    made->shared_fd = fd;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }

@@ -248,13 +248,13 @@ static uint64_t now_ns(void) {
 
 /* Allocates and frees all kinds at random, forever or `count` times. */
 static void churn(unsigned seed, long count) {
-    static const char *const kinds[] = {"plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external"};
+    static const char *const kinds[] = {"plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external", "graph"};
     for (long i = 0; count == 0 || i < count; i++) {
         int slot = rand_r(&seed) % 32;
         if (held[slot].kind)
             release(slot, rand_r(&seed) % 2);
         else
-            allocate(kinds[rand_r(&seed) % 10], slot, (uint64_t)(1 + rand_r(&seed) % 8) * (2u << 20));
+            allocate(kinds[rand_r(&seed) % 11], slot, (uint64_t)(1 + rand_r(&seed) % 8) * (2u << 20));
     }
 }
 
@@ -449,14 +449,18 @@ static void obey(const char *verb, char words[3][64]) {
         bool was_over = atomic_load(&is_over);
         pthread_join(thread, NULL);
         answer(result, was_over);
-    } else if (strcmp(verb, "context") == 0) { /* a context of its own, `a` bytes in it, and its end */
+    } else if (strcmp(verb, "context") == 0) { /* a context of its own, `a` bytes in it and of a pool, and its end */
         CUcontext other;
-        CUdeviceptr at;
+        CUdeviceptr at, pooled = 0;
         CUresult result = p_cuCtxCreate_v2(&other, 0, 0);
-        result = result ? result : p_cuMemAlloc_v2(&at, (size_t)a);
+        CUresult asked = result ? result : p_cuMemAlloc_v2(&at, (size_t)a);
+        asked = asked ? asked : p_cuMemAllocAsync(&pooled, (size_t)a, NULL);
         result = result ? result : p_cuCtxDestroy_v2(other);
         p_cuCtxSetCurrent(context);
-        answer(result, 0);
+        size_t left = 0, total = 0;
+        p_cuMemGetInfo_v2(&left, &total);
+        result = result || !pooled ? result : p_cuMemFreeAsync(pooled, NULL);
+        answer(result ? result : asked, total - left);
     } else if (strcmp(verb, "reset") == 0)
         answer(p_cuDevicePrimaryCtxReset_v2(0) | p_cuDevicePrimaryCtxRetain(&context, 0), 0);
     else if (strcmp(verb, "retain") == 0) {

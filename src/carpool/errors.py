@@ -4,11 +4,12 @@ CarpoolError
 ├── UsageError      you: a wrong argument, name or size; nothing was changed        exit 2
 ├── PeerError       the other side: a process, page or message that cannot be used  exit 1
 │   └── UnreachableError   no daemon answers                                        exit 3
-├── RefusedError    the state of things: no room for it, jobs still run, not yet    exit 1
+├── RefusedError    the state of things: no room, jobs still run, a failed start    exit 1
 ├── AnsweredError   the daemon's no, one of these at its end                        exit as it chose
 └── InternalError   a bug in carpool; carries the last events of the job            exit 1
 
-The message says what, with the numbers, and what to do. Anything else that escapes is a bug too.
+The message says what, with the numbers, and what to do. What the operating system refuses (OSError) is a sentence and
+exit 1 too (cli/main.py); anything else that escapes is a bug, and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from carpool.errors import UsageError
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 MS, SECOND = 1_000_000, 1_000_000_000
+TENANT_MAX = 1_000_000
 BYTES_MAX = 1 << 50  # a pebibyte: anything larger is a slip of the keyboard
 
 _BYTE_UNITS = {
@@ -54,6 +56,26 @@ def parse_share(text: str) -> tuple[int, int]:
     if least > most:
         raise UsageError(f"'{text}' guarantees more than it allows; write the smaller part first: least:most")
     return least, most
+
+
+def parse_tenants(text: str) -> dict[str, int]:
+    """`ana=2,ben=0.5`: a number for each tenant, as thousandths."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if not name or not re.fullmatch(r"[0-9]{1,30}(\.[0-9]{1,30})?|\.[0-9]{1,30}", number):
+            raise UsageError(f"'{part}' is not a tenant and its number; write it like ana=2,ben=1")
+        milli = round(float(number) * 1000)
+        if not 1 <= milli <= 1000 * TENANT_MAX:
+            raise UsageError(f"'{part}' gives tenant {name} {number}; it must be above 0 and at most {TENANT_MAX:,}")
+        if name in found:
+            raise UsageError(f"'{text}' names tenant {name} twice")
+        found[name] = milli
+    return found
+
+
+def format_tenants(milli: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={count / 1000:g}" for name, count in milli.items())
 
 
 def format_share(milli: int) -> str:

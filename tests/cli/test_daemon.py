@@ -37,6 +37,7 @@ RUNS: dict[str, object] = {
     "host_bytes_max": 1 << 30,
     "host_bytes": 1 << 20,
     "kept_bytes": 2 << 20,
+    "tenant_weights_milli": {},
 }
 SAME = ["--device", "cpu:64MiB", "--host-memory", "1GiB"]
 
@@ -51,6 +52,7 @@ SAME = ["--device", "cpu:64MiB", "--host-memory", "1GiB"]
         (["--hog-after", "3s"], "with hog after 2.0 s (not 3.0 s);"),
         (["--host-memory", "3GiB"], "with host memory 1.00 GiB (not 3.00 GiB);"),
         (["--host-memory", ""], "with host memory 1.00 GiB (not unlimited);"),
+        (["--tenant-weights", "ben=0.5,ana=2"], "with tenant weights 1 each (not ana=2,ben=0.5);"),
     ],
 )
 def test_another_configuration_than_the_running_daemons_is_a_misuse(
@@ -72,6 +74,10 @@ def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, 
     assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
     assert lines[3] == "beside that, jobs that are back keep 2.00 MiB for their next move"
     assert all(len(line) <= 80 for line in lines)
+    weighted = {**RUNS, **times, "version": "0.1.0", "jobs": 0, "journal_trouble": "", "devices": []}
+    answering.append({**weighted, "kept_bytes": 0, "tenant_weights_milli": {"ana": 2000, "ben": 500}})
+    lines = CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()
+    assert lines[3] == "tenant weights ana=2,ben=0.5 (1 for all others)"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,10 @@ def test_a_daemon_that_has_just_started_is_not_said_to_use_most_of_a_core(
     assert CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()[0].endswith(said)
 
 
-@pytest.mark.parametrize("options", [[], ["--quantum", "0.1s"], ["--policy", "fair"], ["--hog-after", "2"]])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--quantum", "0.1s"], ["--policy", "fair"], ["--hog-after", "2"], ["--tenant-weights", "ana=1"]],
+)
 def test_the_same_configuration_in_other_words_is_no_misuse(
     answering: list[dict[str, object]], options: list[str]
 ) -> None:
@@ -110,7 +119,13 @@ def test_a_share_policy_that_makes_no_sense_is_refused(share_policy: str) -> Non
 
 @pytest.mark.parametrize(
     ("option", "text"),
-    [("--quantum", "soon"), ("--hog-after", "-1s"), ("--host-memory", "much"), ("--device", "cpu:x")],
+    [
+        ("--quantum", "soon"),
+        ("--hog-after", "-1s"),
+        ("--host-memory", "much"),
+        ("--device", "cpu:x"),
+        ("--tenant-weights", "ana:2"),
+    ],
 )
 def test_what_a_daemon_cannot_be_told_is_named_with_its_option(option: str, text: str) -> None:
     done = CliRunner().invoke(carpool, ["daemon", "start", option, text])
@@ -124,6 +139,13 @@ def test_a_device_that_is_not_here_is_a_misuse(answering: list[dict[str, object]
     done = CliRunner().invoke(carpool, [verb, "--device", "cpu9", "--", "/bin/true"])
     assert isinstance(done.exception, UsageError)
     assert str(done.exception) == "--device: there is no device cpu9 here; there are cpu0, cpu1"
+
+
+def test_weights_of_tenants_are_for_policy_fair() -> None:
+    assert DaemonConfig(tenant_weights="ana=2,ben=1").settings().tenant_weights_milli == {"ana": 2000, "ben": 1000}
+    done = CliRunner().invoke(carpool, ["daemon", "start", "--policy", "srtf", "--tenant-weights", "ana=2"])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "--tenant-weights counts under policy fair; srtf does not go by tenants"
 
 
 def test_equal_parts_may_be_given_a_number() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from carpool.cli import doctor
 from carpool.cli.doctor import examine
 from carpool.daemon.environment import INJECT
 
@@ -36,3 +38,17 @@ def test_the_devices_of_a_running_daemon_are_named(answering: list[dict[str, obj
         "has gpu0: 16.0 GiB, a stand-in",
         "has gpu1: 16.0 GiB, a stand-in",
     ]
+
+
+def test_a_meter_that_does_not_come_to_an_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o700)
+    found: list[tuple[str, str, str]] = []
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.1)
+    doctor._examine_meter("meter.so", lambda *finding: found.append(finding))
+    ((mark, what, text),) = found
+    assert (mark, what) == ("missing", "meter")
+    assert text.startswith("meter.so could not be tried: ")
+    assert "timed out" in text

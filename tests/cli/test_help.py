@@ -182,3 +182,12 @@ def test_options_behind_the_program_are_the_programs(between: list[str]) -> None
     )
     assert context.params["argv"] == ("python", "x.py", "--memroy", "--", "1")
     assert (context.params["steps"], context.params["memory"]) == (7, None)
+
+
+def test_a_command_has_at_most_one_positional_but_for_the_two_that_the_rules_name() -> None:
+    positionals = {
+        path: [each for each in command_at(path).params if isinstance(each, click.Argument)] for path in COMMANDS
+    }
+    assert {path for path, each in positionals.items() if len(each) > 1} == {("checkpoint",)}
+    several = {path for path, each in positionals.items() if any(one.nargs != 1 for one in each)}
+    assert several == {("cancel",), ("run",), ("submit",)}  # the last two: a program and its words

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from carpool.cli.accounts import account_lines, sentence
 from carpool.cli.main import carpool
-from carpool.cli.tables import NO_JOBS, device_table, job_table, show
+from carpool.cli.tables import NO_JOBS, device_table, job_table, remark_on, show, state_of
 from carpool.units import SECOND
 
 JOB: dict[str, Any] = {
@@ -75,6 +75,26 @@ def test_a_suspended_job_that_could_not_leave_does_not_look_like_one_that_waits(
     show(job_table({"jobs": [stuck, {**stuck, "id": "b-2", "is_suspended": False}]}))
     rows = {line.split()[0]: line.split()[1] for line in printed(capsys) if line[:2] in ("a-", "b-")}
     assert rows == {"a-1": "suspended", "b-2": "waiting"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"silent_ns": 3 * SECOND}, "no boundary reached for 3.0 s (usual step 12 ms)"),
+        ({"silent_ns": 3 * SECOND, "step_ns": None}, "no boundary reached for 3.0 s"),
+        ({"silent_ns": 3 * SECOND, "step_ns": SECOND}, ""),
+        ({"silent_ns": SECOND}, ""),
+        ({"silent_ns": None}, ""),
+        ({"silent_ns": 3 * SECOND, "is_hog": True}, "its reason"),
+        ({"state": "starting", "silent_ns": None, "spent_ns": {"start": 31 * SECOND}}, "its reason"),
+        ({"state": "starting", "silent_ns": None, "spent_ns": {"start": 3 * SECOND}}, ""),
+        ({"state": "queued", "silent_ns": None}, "its reason"),
+    ],
+)
+def test_a_job_that_does_not_get_on_is_named(changes: dict[str, Any], remark: str) -> None:
+    job = {**JOB, "is_hog": False, "is_suspended": False, "spent_ns": {}, "reason": "its reason", **changes}
+    assert remark_on(job) == remark
+    assert state_of(job).endswith(" (silent)") is remark.startswith("no boundary")
 
 
 def test_the_device_is_shown_where_there_are_several(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.core.effects import GrantLease, RecallLease
@@ -11,7 +13,7 @@ from carpool.core.policies.base import POLICIES
 from carpool.core.policies.priority import Priority
 from carpool.core.views import JobView
 from carpool.units import GIB, MS, SECOND
-from tests.core.driver import NOBODY_MOVES, CoreDriver, MakeCore, needs, only
+from tests.core.driver import EXACT, NOBODY_MOVES, CoreDriver, MakeCore, needs, only
 
 SMALL = needs(GIB // 8, GIB)
 
@@ -160,6 +162,38 @@ def test_fair_clamps_a_newcomer_of_another_tenant_too(make_core: MakeCore) -> No
     core.settle_in("new", SMALL, tenant="t2")
     core.run(20 * SECOND)
     assert core.longest_gap_ns("old", since_ns=before) <= 400 * MS
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_fair_gives_tenants_by_their_weights_however_many_jobs_they_have(make_core: MakeCore, jobs: int) -> None:
+    core = make_core("fair", settings=replace(EXACT, tenant_weights_milli={"ana": 2000, "cid": 500}))
+    many = [f"ana{index}" for index in range(jobs)]
+    for job in many:
+        core.settle_in(job, SMALL, tenant="ana")
+    core.settle_in("ben", SMALL, tenant="ben")
+    core.run(60 * SECOND)
+    assert share_of(core, "ben", *many)[0] == pytest.approx(1 / 3, abs=0.01)
+    had = {job: core.served_ns(job) for job in ("ben", *many)}
+    core.settle_in("cid", SMALL, tenant="cid")
+    core.run(70 * SECOND)
+    shares = share_of(core, "ben", "cid", *many, since=had)
+    assert shares[:2] == pytest.approx([2 / 7, 1 / 7], abs=0.01)
+    assert sum(shares[2:]) == pytest.approx(4 / 7, abs=0.01)
+
+
+@pytest.mark.parametrize("weights", [{"t1": 3000}, {"t2": 3000}, {"t1": 3000, "t2": 2000}])
+def test_fair_clamps_a_newcomer_of_a_tenant_with_another_weight_too(
+    make_core: MakeCore, weights: dict[str, int]
+) -> None:
+    core = make_core("fair", settings=replace(EXACT, tenant_weights_milli=weights))
+    core.settle_in("old", SMALL, tenant="t1")
+    core.run(100 * SECOND)
+    before = core.now
+    core.settle_in("new", SMALL, tenant="t2")
+    core.run(30 * SECOND)
+    assert core.longest_gap_ns("old", since_ns=before) <= 600 * MS
+    part = weights.get("t1", 1000) / (weights.get("t1", 1000) + weights.get("t2", 1000))
+    assert share_of(core, "old", "new", since={"old": 100 * SECOND})[0] == pytest.approx(part, abs=0.02)
 
 
 @pytest.mark.parametrize("tenant", ["same", "other"])

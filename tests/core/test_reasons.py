@@ -137,7 +137,7 @@ def test_tenants_are_named_when_they_decide(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN, tenant="red")
     core.settle_in("b", KNOWN, tenant="blue")
     core.tick(100 * MS)
-    assert "tenant blue has had less device time than tenant red" in core.reason("b")
+    assert "tenant blue has had less device time for its weight than tenant red" in core.reason("b")
 
 
 def test_a_job_waits_while_another_is_measured(core: CoreDriver) -> None:

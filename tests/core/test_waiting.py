@@ -317,6 +317,20 @@ def test_w6_what_asks_again_at_once_is_told_again(core: CoreDriver) -> None:
     assert len(only(core.effects, DenyMemory)) == 2
 
 
+def test_what_a_denied_job_can_have_is_no_more_than_others_leave_however_much_they_hold(make_core: MakeCore) -> None:
+    core = make_core(settings=NOBODY_MOVES)
+    for job in ("a", "b"):
+        core.settle_in(job, needs(6 * GIB, GIB), wait_memory_ns=DAY)
+    core.wait(20 * MS)
+    core.block("a", 7 * GIB, 4 * GIB)
+    core.report("a", live_bytes=11 * GIB, pending_bytes=0)  # seen while the bytes it asked for were noted as its own
+    core.report("a", live_bytes=11 * GIB, pending_bytes=4 * GIB)
+    core.block("b", 8 * GIB, 3 * GIB)
+    core.tick(SECOND)
+    [denied] = only(core.effects, DenyMemory)
+    assert "of the 16.0 GiB of gpu0 it can have 6.00 GiB: a has 10.0 GiB" in denied.reason
+
+
 @pytest.mark.parametrize("served", ["a", "b"])
 def test_w6_of_two_half_filled_jobs_the_one_with_least_to_lose_fails_at_once(
     make_core: MakeCore, served: str
@@ -560,3 +574,16 @@ def test_w5_jobs_that_each_fit_alone_and_can_be_parked_all_get_what_they_ask_for
             break
     assert only(growing.core.effects, DenyMemory) == []
     assert growing.live == growing.targets, "all of them came to their full size"
+
+
+def test_w8_who_went_on_since_it_was_seen_to_wait_is_told_nothing_when_it_is_to_end(make_core: MakeCore) -> None:
+    core = make_core("fair", settings=NOBODY_MOVES)
+    for job in ("a", "b"):
+        core.settle_in(job, needs(2 * GIB, GIB), wait_memory_ns=DAY)
+    [holder] = core.holders()
+    core.wait(300 * MS)
+    core.report(holder, live_bytes=4 * GIB, pending_bytes=GIB)
+    core.give_back(holder)
+    assert core.state(holder) is JobState.WAITING
+    core.cancel(holder)
+    assert only(core.effects, DenyMemory) == []

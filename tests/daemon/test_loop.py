@@ -1,8 +1,10 @@
-"""What the loop does when carpool itself has a bug, and how soon it notes what happened."""
+"""What the loop does when carpool itself has a bug, how soon it notes what happened, and what wakes it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sqlite3
 import time
 from contextlib import closing
@@ -11,14 +13,19 @@ from pathlib import Path
 import pytest
 
 from carpool.core.events import DeviceAdded, Tick
-from carpool.core.model import DeviceId
+from carpool.core.model import Account, DeviceId, JobId, JobSpec
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
+from carpool.daemon import loop as loops
+from carpool.daemon.door import Door
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import FLUSH_ROWS, Loop
 from carpool.daemon.starter import Starter
 from carpool.errors import InternalError
+from carpool.wire import page as pages
 from carpool.wire.places import Places
 
 
@@ -70,3 +77,112 @@ def test_what_happens_while_the_journal_is_written_in_pieces_is_noted_in_the_acc
 
     asyncio.run(live())
     journal.close()
+
+
+def job_that_waits(directory: Path, pending_bytes: int) -> LiveJob:
+    """One process of it, this one, is inside an allocation that waits."""
+    file = JobFile(job="a-1", number=1, spec=JobSpec(name="a"), argv=["a"], cwd="/", device="cpu", kind="cpu")
+    live = LiveJob(id=JobId("a-1"), directory=directory, file=file)
+    live.make_page()
+    assert live.page is not None
+    live.page.words[pages.H_CAP], live.page.words[pages.H_SLOTS_USED] = 1, 2
+    live.page.words[pages.slot_base(1) + pages.S_PID] = os.getpid()
+    set_pending(live, pending_bytes)
+    return live
+
+
+def loop_with(live: LiveJob, journal: Journal, places: Places) -> Loop:
+    """A loop that has this job, of which the core has heard nothing but its account."""
+    loop = Loop(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
+    account = Account(
+        arrived_ns=0, at_ns=0, row="run", row_since_ns=0, spent_ns={}, waited_for_ns={}, served_ns=0, steps=0
+    )
+    loop.scheduler.account_of = lambda job, *, now: account  # type: ignore[method-assign]  # of this object only
+    loop.jobs[live.id] = live
+    return loop
+
+
+def set_pending(live: LiveJob, pending_bytes: int) -> None:
+    assert live.page is not None
+    for word in (pages.S_LIVE, pages.S_PENDING):
+        live.page.words[pages.slot_base(1) + word] = pending_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knocks", [True, False], ids=["it knocks", "its knocks do not come through"])
+def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocks: bool
+) -> None:
+    monkeypatch.setattr(loops, "NOTE_SECONDS", 60.0 if knocks else 0.05)
+    journal = Journal(tmp_path / "journal.db", version="test", config="{}")
+    live = job_that_waits(tmp_path, pending_bytes=4096)
+
+    def seen() -> list[int]:
+        journal.flush()
+        with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+            return [
+                sizes
+                for (sizes,) in db.execute("select body ->> 'pending_bytes' from log where name = 'ProgressSeen'")
+            ]
+
+    async def wait_seen(expected: list[int]) -> None:
+        for _ in range(1000):
+            if seen() == expected:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{seen()}, not {expected}")
+
+    async def run() -> None:
+        places = Places(run=tmp_path, state=tmp_path)
+        loop = loop_with(live, journal, places)
+        door = Door(places.knock, loop.listen)
+        loop.tell(Tick())
+        assert loop._listener is None, "nobody is looked at who did not knock"
+        if knocks:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+                peer.sendto(b"x", str(places.knock))
+        await wait_seen([4096])
+        assert loop._listener is not None
+        set_pending(live, 0)
+        await wait_seen([4096, 0])
+        assert loop._listener is None
+        door.close()
+        assert not places.knock.exists()
+
+    asyncio.run(run())
+    journal.close()
+    assert live.page is not None
+    live.page.close()
+
+
+@pytest.mark.slow
+def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "NOTE_SECONDS", 0.05)
+    journal = Journal(tmp_path / "journal.db", version="test", config="{}")
+    live, noted = job_that_waits(tmp_path, pending_bytes=0), list[int]()
+    note = journal.note_accounts
+
+    def note_accounts(changed: dict[str, Account], *, now: int) -> None:
+        noted.append(now)
+        note(changed, now=now)
+
+    monkeypatch.setattr(journal, "note_accounts", note_accounts)
+
+    async def run() -> None:
+        places = Places(run=tmp_path, state=tmp_path)
+        loop = loop_with(live, journal, places)
+        loop.tell(Tick())
+        await asyncio.sleep(0.4)
+        assert len(noted) >= 3
+        del loop.jobs[live.id]
+        await asyncio.sleep(0.8)  # what happened last is written
+        noted.clear()
+        await asyncio.sleep(0.3)
+        assert noted == []
+
+    asyncio.run(run())
+    journal.close()
+    assert live.page is not None
+    live.page.close()

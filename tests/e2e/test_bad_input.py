@@ -111,6 +111,8 @@ def test_a_program_that_is_not_there_is_a_misuse(
         (["--quantum", "soon"], ["'soon' is not a length of time"]),
         (["--quantum", "-5ms"], ["'-5ms' is not a length of time"]),
         (["--quantum", f"{'9' * 400}s"], ["length of time"]),
+        (["--tenant-weights", "ana"], ["--tenant-weights: 'ana' is not a tenant and its number", "like ana=2,ben=1"]),
+        (["--tenant-weights", "ana=0"], ["'ana=0' gives tenant ana 0; it must be above 0"]),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else None,
 )
@@ -122,7 +124,8 @@ def test_a_daemon_is_not_started_with_nonsense(node: Node, options: list[str], w
 def test_a_daemon_is_not_started_with_an_unknown_log_level(node: Node) -> None:
     node.environment["CARPOOL_LOG"] = "loud"
     words = ["CARPOOL_LOG=LOUD is not a level", "DEBUG, INFO, WARNING, ERROR"]
-    assert_refused(node.carpool("daemon", "start"), 3, *words)
+    for command in (["daemon", "start"], ["run", *TRUE]):
+        assert_refused(node.carpool(*command), 2, *words)
     assert not node.places.socket.exists()
 
 
@@ -395,9 +398,7 @@ def test_a_full_disk_stops_new_jobs_with_a_sentence_and_harms_no_running_one(sma
 
 
 @pytest.mark.skipif(not is_root, reason="only root can mount a small disk; a full disk is NOT TESTED here")
-def test_a_daemon_is_not_started_on_a_full_disk(small_disk: Node) -> None:
-    fill(small_disk, leave=0)
-    done = small_disk.carpool("run", *TRUE)
-    assert done.code in (1, 3)
-    assert "No space left on device" in done.err
-    assert "Traceback" not in done.err
+@pytest.mark.parametrize("leave", [0, 4096, 8192])  # nothing; room for a directory; and for a file
+def test_a_daemon_is_not_started_on_a_full_disk(small_disk: Node, leave: int) -> None:
+    fill(small_disk, leave=leave)
+    assert_refused(small_disk.carpool("run", *TRUE), 1, "No space left on device")

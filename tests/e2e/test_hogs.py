@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_hog_is_sent_away_at_its_boundary_and_comes_back_when_nobody_else_is_t
     truth = alone.output(*HOG, "--seconds", "0").decode().splitlines()
     assert lines == [line for line in truth if not line.startswith("hogged")]
     assert node.wait_state("hog", "finished")["spent_ns"]["parked"] > 0
+
+
+def test_a_job_that_reaches_no_boundary_is_named_by_ps_though_nobody_waits_for_it(node: Node) -> None:
+    node.start()
+    enough = node.files / "enough"
+    hog = node.run(*HOG, "--seconds", "100", "--until", str(enough), options=["--name", "hog"])
+    hog.wait_line("hogging")
+    time.sleep(3)  # nobody looks meanwhile: the first look must know it
+    lines = node.carpool("ps").lines
+    assert any(line.startswith("hog-1") and "running (silent)" in line for line in lines), lines
+    assert any(line.startswith("hog-1: no boundary reached for ") and "(usual step " in line for line in lines)
+    assert any("no boundary reached for" in line for line in node.carpool("explain", "hog").lines)
+    job = node.job("hog")
+    assert (job["is_hog"], job["state"], steps(node, "hog")) == (False, "running", [])
+    enough.touch()
+    assert hog.wait().code == 0
 
 
 def test_a_hog_that_chose_it_is_ended_and_says_why(node: Node) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import random
+import statistics
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.alone import Alone
-from tests.e2e.node import Node, Started, is_alive, kill, wait_until
+from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-BOOKS_SECONDS = 1.0  # promised are 100 ms; the machine of a test may be busy
+MS = 1_000_000
+MEDIAN_NS_MAX = 100 * MS  # what is promised; the machine of a test may be busy with something else at one kill …
+EACH_NS_MAX = 1000 * MS  # … but not at every one
+KEEPER = "import carpool\nwith carpool.turn():\n    while True: pass"  # never gives its turn back
 LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]  # rests, as most of the time others import torch
 
 
@@ -45,16 +51,40 @@ def check_books(node: Node) -> None:
         assert device["free_bytes"] == device["capacity_bytes"] - promised - lanes
 
 
-def kill_and_measure(node: Node, name: str, pids: list[int]) -> None:
-    """Kill these processes; the job must leave the books in time."""
-    began = time.monotonic()
+@dataclass(kw_only=True)
+class Delays:
+    """How long after a kill the daemon had done something, by its journal: both read one monotonic clock."""
+
+    books_ns: list[int] = field(default_factory=list)  # the job was over, and nothing of it in the books
+    grant_ns: list[int] = field(default_factory=list)  # the next job had the turn of a killed holder
+
+    def check(self) -> None:
+        for what, found in (("out of the books", self.books_ns), ("the next one's grant", self.grant_ns)):
+            if found:
+                print(f"{what} after {', '.join(f'{delay / MS:.1f}' for delay in sorted(found))} ms")
+                assert statistics.median(found) <= MEDIAN_NS_MAX, what
+                assert max(found) <= EACH_NS_MAX, what
+
+
+@pytest.fixture(scope="module")
+def delays() -> Iterator[Delays]:
+    """Of all kills of this file that were made; the bound is on their median."""
+    made = Delays()
+    yield made
+    made.check()
+
+
+def kill_and_measure(node: Node, name: str, pids: list[int], delays: Delays) -> int:
+    """Kill these processes; returns when. The job must leave the books in time."""
+    job_id = node.job(name)["id"]
+    killed_ns = time.monotonic_ns()
     for pid in pids:
         kill(pid)
-    wait_until(lambda: not in_books(node, name), f"{name} left the books", seconds=10, every=0.002)
-    took = time.monotonic() - began
-    print(f"{name}: out of the books after {took * 1000:.1f} ms")
-    assert took < BOOKS_SECONDS
+    wait_until(lambda: not in_books(node, name), f"{name} left the books", seconds=10)
     check_books(node)
+    (exited,) = (event for event in node.journal("JobExited") if event["job"] == job_id)
+    delays.books_ns.append(exited["at_ns"] - killed_ns)
+    return killed_ns
 
 
 def assert_prefix(started: Started, alone: Alone, lines: int) -> None:
@@ -63,7 +93,7 @@ def assert_prefix(started: Started, alone: Alone, lines: int) -> None:
     assert started.out.splitlines()[:lines] == expected
 
 
-def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, alone: Alone) -> None:
+def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, alone: Alone, delays: Delays) -> None:
     node.start(quantum="20ms")
     survivor = run(node, "survivor")
     victims = [f"victim{number}" for number in range(4)]
@@ -77,7 +107,7 @@ def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, 
         wants_holder = number % 2 == 0
         moment = functools.partial(holds_turn, node, job_id, wanted=wants_holder)
         wait_until(moment, "the right moment", every=0.001)
-        kill_and_measure(node, name, [pid])
+        kill_and_measure(node, name, [pid], delays)
         ended = started[name].wait()
         assert ended.code == 137
         assert node.state(name) == "failed"
@@ -92,7 +122,25 @@ def test_the_holder_and_the_waiting_job_die_and_nobody_else_notices(node: Node, 
     assert node.status()["devices"][0]["free_bytes"] == 4 << 30
 
 
-def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(node: Node, alone: Alone) -> None:
+def test_the_turn_of_a_killed_holder_goes_to_the_next_at_once(node: Node, delays: Delays) -> None:
+    node.start()
+    names = [f"keeper{number}" for number in range(5)]
+    for name in names:
+        node.run(PYTHON, "-c", KEEPER, options=["--name", name, "--memory", "250MiB"])
+    for name in names:
+        node.wait_state(name, "waiting", "running", "profiling")
+    for _ in names[1:]:
+        (holder,) = wait_until(node.holders, "somebody has the turn")
+        killed_ns = kill_and_measure(node, holder.rpartition("-")[0], [node.program_pid(holder)], delays)
+        wait_until(node.holders, "the next one has it")
+        grants = [grant["at_ns"] for grant in node.journal("GrantLease")]
+        assert grants[-1] > killed_ns > grants[-2], "it was the holder that was killed"
+        delays.grant_ns.append(grants[-1] - killed_ns)
+
+
+def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(
+    node: Node, alone: Alone, delays: Delays
+) -> None:
     node.start(quantum="20ms")
     orphan, other = run(node, "orphan"), run(node, "other")
     for name in ("orphan", "other"):
@@ -104,12 +152,12 @@ def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(node: No
     node.wait_steps("orphan", steps + 50)
     assert is_alive(pid)
     assert node.turns("orphan") > 2
-    kill_and_measure(node, "orphan", [pid])
+    kill_and_measure(node, "orphan", [pid], delays)
     assert "its runner was killed; exit code unknown" in node.job("orphan")["reason"]
 
     third = run(node, "third")
     node.wait_steps("third", 5)
-    kill_and_measure(node, "third", [third.pid, node.program_pid("third")])
+    kill_and_measure(node, "third", [third.pid, node.program_pid("third")], delays)
     lines = min(600, len(other.lines))
     other.process.terminate()
     assert other.wait().code == 143
@@ -132,12 +180,12 @@ def test_cancelling_a_shell_script_ends_the_program_it_started(node: Node, by_si
     wait_until(lambda: not is_alive(program), "the program is gone too", seconds=8)
 
 
-def test_a_killed_program_takes_its_data_workers_bytes_with_it(node: Node) -> None:
+def test_a_killed_program_takes_its_data_workers_bytes_with_it(node: Node, delays: Delays) -> None:
     node.start()
     program = ["dataloader.py", "--steps", "1000000", "--workers", "2"]
     node.run(*program, options=["--name", "loader", "--memory", "500MiB"])
     node.wait_steps("loader", 20)
     assert len(node.job("loader")["pids"]) >= 3
-    kill_and_measure(node, "loader", [node.program_pid("loader")])
+    kill_and_measure(node, "loader", [node.program_pid("loader")], delays)
     assert node.status()["devices"][0]["live_bytes"] == 0
     wait_until(lambda: not Path(node.places.jobs, "loader-1").exists(), "its directory is gone", seconds=10)

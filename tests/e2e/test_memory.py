@@ -12,7 +12,7 @@ import carpool
 from carpool.devices import cpu
 from tests.e2e import scripts
 from tests.e2e.alone import Alone
-from tests.e2e.node import PYTHON, Node
+from tests.e2e.node import PYTHON, Node, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -75,6 +75,17 @@ def test_persistent_and_ephemeral_bytes_are_what_the_program_holds(node: Node) -
     shown = node.job("known")
     assert shown["promised_bytes"] < held * 1.5, "the second time its size is known before it starts"
     assert again.wait().code == 0
+
+
+def test_how_much_of_what_stays_is_gradients_is_said(node: Node) -> None:
+    node.start()
+    long = scripts.KNOWN_SIZES.replace("range(12)", "range(100000)")
+    started = node.run(scripts.write(node.files, "known", long))
+    node.wait_steps("known", 1)
+    wait_until(lambda: node.job("known")["gradient_bytes"] == HELD // 3, "its gradients are counted", seconds=60)
+    assert "MiB persistent (128 MiB of it gradients), " in node.carpool("explain", "known").out.decode()
+    started.process.terminate()
+    started.wait()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.wire.page import Page
+from tests.agent.desk import Desk
 
 
 @pytest.fixture
@@ -15,6 +16,15 @@ def page(tmp_path: Path) -> Iterator[Page]:
     page = Page.create(tmp_path / "page")
     yield page
     page.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """The daemon's side, played by the test; whoever was connected may be gone when it closes."""
+    desk = Desk()
+    yield desk
+    desk.die()
+    desk.page.close()
 
 
 @pytest.fixture

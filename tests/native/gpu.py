@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,13 @@ class Built:
     probe: Path
 
 
+def link_options(library: str) -> list[str]:
+    """How a library of ours is linked when carpool is installed."""
+    settings = tomllib.loads((NATIVE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    modules = {module["name"]: module for module in settings["ext-modules"]}
+    return list(modules[f"carpool._native.{library}"].get("extra-link-args", []))
+
+
 _made: dict[tuple[str, ...], Built] = {}  # every test file asks for the same; a run compiles it once
 
 
@@ -48,7 +56,7 @@ def _compile_all(place: Path, *flags: str) -> Built:
         (place / soname).symlink_to(f"stub_{name}.so")
     return Built(
         place=place,
-        guest=compile_c(place / "gpu.so", *SHARED, *flags, *GUEST),
+        guest=compile_c(place / "gpu.so", *SHARED, *flags, *GUEST, *link_options("gpu")),
         probe=compile_c(place / "gpu_probe", *flags, NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1"),
     )
 

@@ -151,10 +151,20 @@ def test_a_pool_cannot_keep_freed_bytes_under_a_cap(start: Start, page: Page, bo
 def test_the_end_of_a_context_frees_what_was_allocated_in_it(start: Start, page: Page, books: Path) -> None:
     probe = start()
     assert probe.alloc("plain", 0, 10 * MIB) == 0
-    assert probe.ask(f"context {50 * MIB}")[0] == 0
+    result, used = probe.ask(f"context {50 * MIB}")
+    assert (result, used) == (0, 60 * MIB), "what a pool gave is there after it"
+    assert probe.ask("sync")[0] == 0
     assert live_bytes(page, probe.pid) == true_bytes(books)[probe.pid] == 10 * MIB
     assert probe.ask("reset")[0] == 0
     assert live_bytes(page, probe.pid) == true_bytes(books)[probe.pid] == 0
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_after_a_reset_we_count_what_the_driver_still_has(start: Start, page: Page, books: Path, how: str) -> None:
+    probe = start()
+    assert probe.alloc(how, 0, 10 * CHUNK) == 0
+    assert probe.ask("reset")[0] == 0
+    assert live_bytes(page, probe.pid) == true_bytes(books)[probe.pid]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -177,8 +187,7 @@ def test_random_sequences_of_all_kinds_keep_our_books_equal_to_the_drivers(
         assert probe.ask("sync")[0] == 0
         counted = live_bytes(page, probe.pid)
         assert counted == true_bytes(books)[probe.pid], (seed, held)
-        # a graph's memory appears at its launch: only there may the cap be passed, by that graph
-        assert counted <= 2048 * MIB or "graph" in held.values()
+        assert counted <= 2048 * MIB
 
 
 # Several processes, one account.
@@ -247,7 +256,7 @@ def test_racing_processes_never_pass_the_cap_and_none_is_refused_what_fits(
 def test_five_hundred_kills_at_random_points_leave_right_books(
     built: Built, start: Start, page: Page, books: Path, tmp_path: Path
 ) -> None:
-    page.words[wire.H_CAP] = 400 * MIB
+    page.words[wire.H_CAP] = 220 * MIB  # the victims are refused every other time
     watcher, dice = start(), random.Random(5)
     assert watcher.alloc("plain", 0, 100 * MIB) == 0
     env = environment(built, books, page=page.path)
@@ -259,11 +268,12 @@ def test_five_hundred_kills_at_random_points_leave_right_books(
         assert victim.process.stdin and victim.process.stdout
         victim.process.stdin.close()
         victim.process.stdout.close()
-        assert watcher.info() == (300 * MIB, 400 * MIB), number
+        assert watcher.info() == (120 * MIB, 220 * MIB), number
         assert live_bytes(page, watcher.pid) == 100 * MIB
-    assert watcher.alloc("plain", 1, 300 * MIB) == 0
+    assert page.words[wire.H_DENIED_COUNT] > 500
+    assert watcher.alloc("plain", 1, 120 * MIB) == 0
     assert watcher.alloc("plain", 2, MIB) == OUT_OF_MEMORY
-    assert true_bytes(books)[watcher.pid] == 400 * MIB
+    assert true_bytes(books)[watcher.pid] == 220 * MIB
 
 
 @pytest.mark.slow
@@ -427,12 +437,47 @@ def test_nvml_shows_the_jobs_own_card_in_its_size_and_others_as_they_are(
     assert done.stdout.splitlines() == ["4096 4096 0", "1024 724 300", "[300]"]
 
 
+RESERVED = """
+import pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+newer = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+print(*[size >> 20 for size in (memory.total, memory.free, memory.used)])
+print(*[size >> 20 for size in (newer.total, newer.free, newer.used, newer.reserved)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("cap", "figures"),
+    [
+        (0, ["4396 4096 300", "4396 4096 0 300"]),  # as the card has it: what it keeps is used, or reserved
+        (1024, ["1024 1024 0", "1024 1024 0 0"]),
+        (8192, ["4396 4096 300", "4396 4096 300 0"]),
+    ],
+)
+def test_what_a_card_keeps_for_itself_leaves_nvmls_figures_whole(
+    built: Built, page: Page, books: Path, cap: int, figures: list[str]
+) -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: the NVML view is NOT tested")
+    page.words[wire.H_CAP] = cap * MIB
+    env = environment(built, books, page=page.path if cap else None) | {"CARPOOL_STUB_RESERVED": "300MiB"}
+    done = subprocess.run([sys.executable, "-c", RESERVED], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.stdout.splitlines(), done.stderr) == (figures, "")
+    for line in done.stdout.splitlines():
+        total, *parts = map(int, line.split())
+        assert total == sum(parts)
+
+
 def test_the_library_needs_no_glibc_newer_than_2_31(built: Built) -> None:
     done = subprocess.run(["objdump", "-T", built.guest], capture_output=True, text=True, timeout=20)
     if done.returncode:
         pytest.skip("no objdump: the glibc versions the guest needs are NOT checked")
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
     assert versions and max(versions) <= (2, 31)
+    # Before 2.34 dlvsym is in libdl, and a program that binds at once may not have it.
+    needed = subprocess.run(["objdump", "-p", built.guest], capture_output=True, text=True, timeout=20).stdout
+    assert {"libc.so.6", "libdl.so.2", "libpthread.so.0"} <= set(re.findall(r"NEEDED\s+(\S+)", needed))
 
 
 def test_only_names_of_the_list_are_exported(built: Built) -> None:

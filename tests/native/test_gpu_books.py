@@ -42,6 +42,8 @@ class Walk:
             self.probes[who], self.held[who] = self._start(), {}
         elif what < 0.05:
             self.page.words[wire.H_CAP] = self.dice.randint(300, 1500) * MIB
+        elif what < 0.1:
+            assert self.probes[who].ask(f"context {self.dice.randint(1, 60) * CHUNK}")[0] in (0, OUT_OF_MEMORY)
         else:
             self._change(self.probes[who], self.held[who])
         assert self.probes[who].ask("sync")[0] == 0

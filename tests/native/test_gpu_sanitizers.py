@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page
+from tests.agent.desk import Desk
 from tests.native.gpu import GUEST, MIB, SHARED, Built, Probe, environment
 from tests.native.probe import NATIVE, compile_c
+from tests.native.test_gpu_turns import attach, job
 
 pytestmark = pytest.mark.slow
 KINDS = ["plain", "pitch", "managed", "async", "pool", "vmm", "mapped", "array", "mipmap", "external", "graph"]
@@ -49,17 +53,22 @@ def page(tmp_path: Path) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture
-def probe(built: Built, page: Page, tmp_path: Path) -> Iterator[Probe]:
-    """One whose end must be clean and whose sanitizer must have said nothing."""
-    env = environment(built, tmp_path / "books", page=page.path) | {"ASAN_OPTIONS": "detect_leaks=0"}
+@contextmanager
+def clean(built: Built, env: dict[str, str], log: Path) -> Iterator[Probe]:
+    """A probe whose end must be clean and whose sanitizer must have said nothing."""
     del env["LD_PRELOAD"]
-    with Probe(built, env, tmp_path / "log") as probe:
+    with Probe(built, env | {"ASAN_OPTIONS": "detect_leaks=0"}, log) as probe:
         yield probe
-    said = (tmp_path / "log").read_text()
+    said = log.read_text()
     if "unexpected memory mapping" in said:
         pytest.skip("this kernel's address layout is too random for ThreadSanitizer")
     assert (probe.process.returncode, said) == (0, "")
+
+
+@pytest.fixture
+def probe(built: Built, page: Page, tmp_path: Path) -> Iterator[Probe]:
+    with clean(built, environment(built, tmp_path / "books", page=page.path), tmp_path / "log") as probe:
+        yield probe
 
 
 def test_all_kinds_threads_forks_and_refusals_are_clean(probe: Probe) -> None:
@@ -92,3 +101,21 @@ def test_a_compute_limit_that_comes_changes_and_goes_is_clean(probe: Probe, page
     assert probe.answer()[0] == 0
     assert probe.ask("fork 1")[0] == 3  # the driver's own answer to a forked child
     assert probe.ask("reset")[0] == 0
+
+
+@pytest.mark.parametrize("price", [0, 2 * PRICE_ONE])
+def test_turns_of_four_threads_that_launch_are_clean(built: Built, desk: Desk, tmp_path: Path, price: int) -> None:
+    desk.words[wire.H_PRICE] = price
+    with clean(built, job(built, desk), tmp_path / "log") as probe:
+        probe.tell("launchers 800")
+        attach(desk, probe)
+        desk.answer(m.Ask)
+        for _ in range(8):
+            time.sleep(0.05)
+            desk.recall()
+            returned = desk.take_until(m.Return)
+            assert isinstance(returned, m.Return)
+            if not returned.wants_more:
+                desk.take_until(m.Ask)
+            desk.grant()
+        assert probe.answer()[0] == 0

@@ -20,14 +20,6 @@ from tests.native.gpu import MIB, Built, Probe, environment
 Start = Callable[[], Probe]
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
-    yield desk
-    desk.die()
-    desk.page.close()
-
-
 def job(built: Built, desk: Desk) -> dict[str, str]:
     return environment(built, desk.directory / "books", page=desk.page.path) | {
         "CARPOOL_JOB": "job-1",
@@ -119,6 +111,7 @@ def test_what_the_program_holds_is_reported_after_its_first_steps(start: Start, 
     hold(desk, probe)
     assert probe.alloc("plain", 0, 64 * MIB) == 0
     for _ in range(3):
+        assert probe.ask("launch plain busy_1us")[0] == 0
         assert probe.ask("sync")[0] == 0
     measured = desk.take_until(m.Measured)
     assert isinstance(measured, m.Measured)
@@ -183,7 +176,10 @@ def test_the_turn_goes_back_when_the_program_ends(start: Start, desk: Desk) -> N
 def test_a_program_whose_turns_the_agent_takes_is_left_to_it(built: Built, desk: Desk) -> None:
     script = """
 import ctypes, os
-os.environ["CARPOOL_AGENT"] = str(os.getpid())
+from pathlib import Path
+from carpool.wire import page
+shared = page.Page.open(Path(os.environ["CARPOOL_PAGE"]))
+page.raise_flag(shared.words, page.slot_base(shared.slot_of(os.getpid())), page.FLAG_AGENT)
 cuda = ctypes.CDLL("libcuda.so.1")
 context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from carpool.wire import caps
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native import probe
+from tests.native.gpu import link_options
 from tests.native.probe import NATIVE, compile_c
 
 HOOKS = [
@@ -64,7 +66,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     shared = ["-shared", "-fPIC"]
     other = NATIVE / "tests" / "other_preload.c"
     return Built(
-        meter=compile_c(place / "meter.so", "-fvisibility=hidden", *shared, NATIVE / "meter.c"),
+        meter=compile_c(
+            place / "meter.so", "-fvisibility=hidden", *shared, NATIVE / "meter.c", *link_options("meter")
+        ),
         probe=compile_c(place / "probe", NATIVE / "tests" / "meter_probe.c"),
         tracer=compile_c(place / "tracer.so", *shared, other),
         greedy=compile_c(place / "greedy.so", "-DGREEDY", *shared, other),
@@ -380,6 +384,29 @@ def test_m4_what_waits_goes_on_when_there_is_room(waiting: Probe, page: Page) ->
     page.words[wire.H_CAP] = 32 * MIB
     assert waiting.answer()[0] >= 8 * MIB
     assert (page.pending(), waiting.said()) == ([], "")
+
+
+def test_m4_what_waits_knocks_until_it_does_not(built: Built, start: Start, page: Page, tmp_path: Path) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    where = tmp_path / "knock"
+    env = metered(page.path, built.meter) | {"CARPOOL_WAIT_MEMORY_NS": str(WAIT_SECONDS * 10**9)}
+    probe = start(env=env | {"CARPOOL_KNOCK": str(where)})
+    assert probe.ask(f"malloc 0 {10 * MIB}")[0]
+    ask_and_wait(probe, page)
+    time.sleep(0.05)  # nobody listens yet, as where a daemon is started anew
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(str(where))
+        door.settimeout(WAIT_SECONDS)
+        for _ in range(3):
+            assert len(door.recv(9)) == 1
+        page.words[wire.H_CAP] = 32 * MIB
+        usable, error = probe.answer()
+        assert (usable >= 8 * MIB, error) == (True, UNTOUCHED)
+        door.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while True:
+                door.recv(9)
+    assert probe.ask(f"malloc 2 {4 * MIB}")[0], "what has room knocks at nothing"
 
 
 def test_m4_what_waits_fails_with_the_daemons_sentence(waiting: Probe, page: Page) -> None:

@@ -109,6 +109,105 @@ assert cuda.cuIpcCloseMemHandle(at) == 0
     assert sorted(true_bytes(tmp_path / "books").values()) == [0, MIB]
 
 
+VIRTUAL = """
+CHUNK = 2 << 20
+handle = ctypes.c_ulonglong()
+def prop(exportable):
+    return (ctypes.c_int * 8)(1, int(exportable), 1, 0)  # pinned, a file or nothing, on device 0
+def create(chunks, exportable=False):
+    size = ctypes.c_size_t(chunks * CHUNK)
+    return cuda.cuMemCreate(ctypes.byref(handle), size, prop(exportable), ctypes.c_ulonglong(0))
+def reserve(chunks):
+    found, size, zero = ctypes.c_ulonglong(), ctypes.c_size_t(chunks * CHUNK), ctypes.c_ulonglong(0)
+    assert cuda.cuMemAddressReserve(ctypes.byref(found), size, ctypes.c_size_t(0), zero, zero) == 0
+    return found.value
+def map_at(place, chunks, offset=0):
+    size, zero = ctypes.c_size_t(chunks * CHUNK), ctypes.c_ulonglong(0)
+    return cuda.cuMemMap(ctypes.c_ulonglong(place), size, ctypes.c_size_t(offset * CHUNK), handle, zero)
+def unmap(place, chunks):
+    return cuda.cuMemUnmap(ctypes.c_ulonglong(place), ctypes.c_size_t(chunks * CHUNK))
+def put(place, value):
+    assert cuda.cuMemsetD8_v2(ctypes.c_ulonglong(place), value, ctypes.c_size_t(1)) == 0
+def get(place):
+    byte = ctypes.c_ubyte()
+    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(byte), ctypes.c_ulonglong(place), ctypes.c_size_t(1)) == 0
+    return byte.value
+"""
+
+
+def test_two_mappings_of_one_handle_are_the_same_memory(env: dict[str, str], stack: ExitStack) -> None:
+    script = (
+        VIRTUAL
+        + """
+assert create(2) == 0
+one, two = reserve(2), reserve(2)
+assert map_at(one, 2) == 0 and map_at(two, 1, offset=1) == 0
+put(one, 1), put(one + CHUNK, 2)
+put(two, get(two) + 5)
+print(get(one), get(one + CHUNK), get(two), flush=True)
+# beyond the reservation, beyond the handle, a range that is taken
+print(map_at(two + CHUNK, 2), map_at(two + CHUNK, 1, offset=2), map_at(one, 1), flush=True)
+assert unmap(one, 2) == 0 and map_at(one, 1, offset=1) == 0
+print(get(one), flush=True)
+first = handle.value
+assert create(1) == 0 and map_at(two + CHUNK, 1) == 0
+print(get(two + CHUNK), handle.value != first)
+"""
+    )
+    found = stack.enter_context(Script(env, script))
+    assert [found.line() for _ in range(4)] == ["1 7 7", "1 1 1", "7", "0 True"]
+
+
+def test_an_exported_allocation_is_the_same_memory_in_another_process_and_counts_once(
+    env: dict[str, str], tmp_path: Path, stack: ExitStack
+) -> None:
+    giver = stack.enter_context(
+        Script(
+            env,
+            VIRTUAL
+            + """
+fd = ctypes.c_int()
+assert create(1) == 0
+print(cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle, 1, ctypes.c_ulonglong(0)), flush=True)
+assert cuda.cuMemRelease(handle) == 0
+assert create(1, exportable=True) == 0
+assert cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle, 1, ctypes.c_ulonglong(0)) == 0
+place = reserve(1)
+assert map_at(place, 1) == 0
+put(place, 7)
+print(fd.value, flush=True)
+wait()
+print(get(place), flush=True)
+wait()
+""",
+        )
+    )
+    assert giver.line() == "1"  # it was not made to be exported
+    path = f"/proc/{giver.process.pid}/fd/{giver.line()}"
+    assert giver.line() == "ready"
+    taker = stack.enter_context(
+        Script(
+            env,
+            VIRTUAL
+            + f"""
+import os
+file = os.open({path!r}, os.O_RDWR)
+assert cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), ctypes.c_void_p(file), 1) == 0
+os.close(file)
+place = reserve(1)
+assert map_at(place, 1) == 0
+print(get(place), flush=True)
+put(place, 9)
+wait()
+""",
+        )
+    )
+    assert [taker.line(), taker.line()] == ["7", "ready"]
+    giver.go()
+    assert giver.line() == "9"
+    assert sorted(true_bytes(tmp_path / "books").values()) == [0, 2 * MIB]
+
+
 def test_page_locked_memory_is_known_again_anywhere_inside_it(env: dict[str, str], stack: ExitStack) -> None:
     script = """
 host, kind = ctypes.c_void_p(), ctypes.c_uint()

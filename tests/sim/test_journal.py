@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from carpool.daemon.journal import Journal
 from carpool.errors import UsageError
 from carpool.sim import journal
 from carpool.sim.node_engine import Machine, NodeEngine, Script
-from carpool.units import GIB, MIB, MS, SECOND
+from carpool.units import GIB, MIB, MS, SECOND, parse_tenants
 
 DEVICES = (("cpu", 4 * GIB),)
 
@@ -38,22 +39,27 @@ def scripts() -> list[Script]:
     ]
 
 
-def record(path: Path, *, policy: str = "fair", quantum: str = "") -> None:
+def record(path: Path, *, policy: str = "fair", quantum: str = "", tenant_weights: str = "") -> None:
     """What a daemon would have written of these jobs."""
-    config = f'{{"policy": "{policy}", "device": "cpu:4GiB", "quantum": "{quantum}"}}'
+    told = {"policy": policy, "device": "cpu:4GiB", "quantum": quantum, "tenant_weights": tenant_weights}
+    config = json.dumps(told)
     written = Journal(path, version="0", config=config)
 
     def watch(at: int, event: Event, effects: list[Effect]) -> None:
         written.note(at, event, effects)
 
-    settings = Settings(quantum_ns=60 * MS) if quantum else None
+    weights = parse_tenants(tenant_weights) if tenant_weights else {}
+    settings = Settings(quantum_ns=60 * MS if quantum else None, tenant_weights_milli=weights)
     NodeEngine(policy, Machine(devices=DEVICES), settings=settings, watch=watch).run(scripts())
     written.close()
 
 
-@pytest.mark.parametrize(("policy", "quantum"), [("fair", ""), ("srtf", "60ms"), ("pack", ""), ("fifo", "")])
-def test_every_recorded_decision_is_reproduced(tmp_path: Path, policy: str, quantum: str) -> None:
-    record(tmp_path / "journal.db", policy=policy, quantum=quantum)
+@pytest.mark.parametrize(
+    ("policy", "quantum", "weights"),
+    [("fair", "", ""), ("fair", "", "a=3"), ("srtf", "60ms", ""), ("pack", "", ""), ("fifo", "", "")],
+)
+def test_every_recorded_decision_is_reproduced(tmp_path: Path, policy: str, quantum: str, weights: str) -> None:
+    record(tmp_path / "journal.db", policy=policy, quantum=quantum, tenant_weights=weights)
     recording = journal.read(tmp_path / "journal.db")
     replayed = journal.replay(recording)
     assert replayed.difference == ""

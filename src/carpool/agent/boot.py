@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -18,6 +18,9 @@ class TorchWatcher:
     """
 
     _is_asking = False  # another such finder may ask us in its turn
+
+    def __init__(self, go_alone: Callable[[str], None]) -> None:
+        self.go_alone = go_alone
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -64,9 +67,8 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 
                 checkpoint.install(module, curtain.current)
             torch_hooks.install(module)
-            os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
-            sys.stderr.write(f"carpool: this program runs unmanaged: {type(error).__name__}: {error}\n")
+            watcher.go_alone(f"{type(error).__name__}: {error}")
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
 
@@ -98,11 +100,11 @@ def lacks_room() -> str:
     )
 
 
-def watch() -> None:
-    """Called by the injected sitecustomize at interpreter start."""
+def watch(go_alone: Callable[[str], None]) -> None:
+    """Called by the injected sitecustomize at interpreter start; `go_alone` says why this program takes no turns."""
     if os.environ.get("CARPOOL_RECORD"):
         from carpool.agent import curtain
 
         curtain.begin()
     if "torch" not in sys.modules:
-        sys.meta_path.insert(0, TorchWatcher())
+        sys.meta_path.insert(0, TorchWatcher(go_alone))

@@ -45,7 +45,8 @@ class Link:
         self.seat = make_seat(self.words)
         self._bell: Bell | None = None
         self._find_slot()
-        os.environ["CARPOOL_AGENT"] = str(os.getpid())  # the CUDA guest leaves the turns of this process to us
+        if self.base:
+            page.raise_flag(self.words, self.base, page.FLAG_AGENT)
 
     def _find_slot(self) -> None:
         slot = self.page.slot_of(os.getpid())
@@ -105,7 +106,7 @@ class Link:
         self.seat.peer, self.seat.rung = peer.fileno(), 0
         self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.seat)
         if self._bell is not None:
-            self.words[self.base + page.S_FLAGS] |= page.FLAG_BELL
+            page.raise_flag(self.words, self.base, page.FLAG_BELL)
 
     def may_come_back(self) -> bool:
         """Whether a daemon that does not answer died: one that was stopped took its socket with it."""

@@ -180,6 +180,7 @@ class Profile:
         self.is_learning = True
         self.points: dict[int, bool] = {}  # point to whether it is clean; empty while learning
         self.reported: tuple[int, int] | None = None  # persistent and ephemeral bytes the daemon knows of
+        self.gradients: dict[int, int] = {}  # bytes of them at each optimizer's point
         self._live: dict[int, list[int]] = {}  # point to live bytes at each firing
         self._first_point: int | None = None
         self._counted = 0  # iterations counted since learning began
@@ -215,6 +216,7 @@ class Profile:
     def _begin_anew(self) -> None:
         self.is_learning = True
         self.points.clear()
+        self.gradients.clear()
         self._live = {}
         self._first_point = None
         self._counted = 0

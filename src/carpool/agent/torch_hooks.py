@@ -55,6 +55,11 @@ def rehearse(torch: Any) -> None:
             pass
 
 
+def gradient_bytes(optimizer: Any) -> int:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+
+
 class Hooks:
     """The hooks in this process; one instance, installed when torch has been imported."""
 
@@ -119,6 +124,8 @@ class Hooks:
         turns = self._turns or self.turns()
         if turns is None:
             return
+        with contextlib.suppress(Exception):  # an optimizer of an unusual kind goes without
+            turns.learn_gradients(id(optimizer), lambda: gradient_bytes(optimizer))
         turns.boundary(id(optimizer))
         if self._pre_hook is None:
             turns.leave_to_c(id(optimizer))

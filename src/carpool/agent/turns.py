@@ -96,6 +96,11 @@ class Turns:
         elif not steps & RESAMPLE_MASK or steps - self.seat.sampled_at > RESAMPLE_MASK:
             self._safely(self._resample)
 
+    def learn_gradients(self, point: int, count_bytes: Callable[[], int]) -> None:
+        """How much of what stays between turns is gradients; counting takes time, so only in the first iterations."""
+        if self._profile.is_learning:
+            self._profile.gradients[point] = count_bytes()
+
     def leave_to_c(self, point: int) -> None:
         """From now on the C hook, if there is one, counts at this point itself."""
         if point in self._points:
@@ -179,6 +184,8 @@ class Turns:
         self.seat.steady_bytes = (needs.persistent_bytes + needs.overhead_bytes) * (100 + GROWTH_PERCENT) // 100
         try:
             self._link.send(needs)
+            if gradients := sum(self._profile.gradients.values()):
+                self._link.send(m.Gradients(gradient_bytes=gradients))
         except LinkLostError:
             self._lost()
 

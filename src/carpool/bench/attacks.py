@@ -64,6 +64,7 @@ COUNTED = "bytes are counted before the driver is asked"
 LOOKUP = "whatever the program looks up leads to the library"
 UNLOADED = "a process without the library is not counted"
 PAID = "device time is paid before the launch"
+MAPPED = "a graph's memory is mapped and counted before its launch"
 ATTACKS = (
     Attack(title="plain memory", name="plain", why=COUNTED),
     Attack(title="pitched memory", name="pitched", why="counted with the driver's own line length"),
@@ -74,7 +75,10 @@ ATTACKS = (
     Attack(title="virtual memory, handle kept", name="virtual", why=COUNTED),
     Attack(title="virtual memory, only mapped", name="mapped", why="counted until handle and mapping are gone"),
     Attack(title="arrays", name="array", why="counted by the driver's own figure"),
-    Attack(title="memory nodes of graphs", name="graph", why="refused when the node is made, counted at the launch"),
+    Attack(title="memory nodes of two graphs", name="graph", why=MAPPED),
+    Attack(title="memory nodes of one graph", name="graph_nodes", why=MAPPED),
+    Attack(title="captured allocations", name="captured", why=MAPPED),
+    Attack(title="pool memory of ended contexts", name="context_ended", why="what a pool gave stays counted"),
     Attack(title="symbols of the global scope", name="door_global", why=LOOKUP),
     Attack(title="dlopen by path", name="door_path", why=LOOKUP),
     Attack(title="dlopen with RTLD_DEEPBIND", name="door_deepbind", why=LOOKUP),
@@ -90,6 +94,13 @@ ATTACKS = (
     Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
     Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
     Attack(title="kernels in graphs", name="compute_graph", limit="compute", why="a graph is paid as a whole"),
+    Attack(title="kernels of a second context", name="compute_context", limit="compute", why=PAID),
+    Attack(
+        title="variables of carpool's own set in the process",
+        name="compute_disguised",
+        limit="compute",
+        why="who takes the turns stands in the page",
+    ),
     Attack(
         title="kernels of four processes", name="compute_processes", limit="compute", why="they pay from one account"
     ),

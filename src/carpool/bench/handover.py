@@ -2,12 +2,14 @@
 
 Measured: two real PyTorch training jobs (`programs/train.py`, tiny, about a millisecond an iteration) share one
 daemon under policy fair with a quantum of 4 ms, so the turn changes hands every few iterations.
-Each job stamps the first and the last operation of every iteration with the machine's monotonic clock. A hand-over
-is from the last operation of one job (end of its optimizer's update) to the first operation of the other (start of
-its forward): hooks, message to the daemon, decision, message to the other job, its wake-up, and the program's own
-Python up to its first operation; `same_job_p50_us` is how long the same takes between two iterations of one job
-with no hand-over. The last iteration of a job is left out, since what follows it is the end of a program. From the
-stamps it is also checked that no two iterations ever overlapped; if any did, the benchmark fails.
+Each job stamps the first and the last operation of every iteration with the machine's monotonic clock. A hand-over is
+from the last operation of one job (end of its optimizer's update) to the first operation of the other (start of its
+forward): hooks, the bell that the one rings at the other, its wake-up, and the program's own Python up to its first
+operation. The daemon is not on that way (docs/design/0006-bells.md): it decided beforehand who follows, and hears of
+the hand-over afterwards; only where no pass was armed does the turn go through it, and such hand-overs count as the
+others do. `same_job_p50_us` is how long the same takes between two iterations of one job with no hand-over. The last
+iteration of a job is left out, since what follows it is the end of a program. From the stamps it is also checked that
+no two iterations ever overlapped; if any did, the benchmark fails.
 
 The other arm is the same program outside carpool, killed with SIGKILL while it trains and started again: from the
 kill to its first operation (interpreter, import of torch, building the model, with a warm page cache). The arms take

@@ -12,6 +12,8 @@ a cap that is not reached; the job holds its turn.
   unlimited_call         cuEventRecord, which needs no limit
   init_added_us          the first calls of a process, to the end of its first allocation; medians of fresh processes;
                          again also with 90 others
+  load_added_us          before that: loading the library and finding its place in the page, of `true`; again also
+                         with 90 others
   share_error_points     the worst difference between asked and measured share of the device in any 5 s, of asked 20,
                          50 and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`
   …_of_reachable         the same, and eight processes at 80 %, by what these programs reach without a limit
@@ -30,6 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,11 +187,15 @@ def _time_calls(say: Say, rig: Rig, report: Report, *, rounds: int) -> None:
 def _time_starts(say: Say, rig: Rig, report: Report, *, starts: int) -> None:
     """Fresh processes: alone in the job, then with most slots of the page taken."""
     alone = _start_cost(rig, starts)
+    loaded = _load_cost(rig, 5 * starts)
     with crowd(rig.page):
         crowded = _start_cost(rig, starts)
-    say(f"interposer: {4 * starts} starts of a process")
+        crowded_load = _load_cost(rig, 5 * starts)
+    say(f"interposer: {24 * starts} starts of a process")
     report.add("init_added_us", alone, Target(limit=1000))
     report.add("init_added_us_90_others", crowded, Target(limit=1000))
+    report.add("load_added_us", loaded, Target(limit=1000))
+    report.add("load_added_us_90_others", crowded_load, Target(limit=1000))
 
 
 @contextlib.contextmanager
@@ -211,6 +218,17 @@ def _start_cost(rig: Rig, starts: int) -> float:
     for _ in range(starts):
         for arm, env in (("bare", rig.bare), ("guarded", rig.guarded)):
             found[arm] += rig.answers(env, "first")[0]
+    return (median(found["guarded"]) - median(found["bare"])) / 1000
+
+
+def _load_cost(rig: Rig, starts: int) -> float:
+    """A program that does nothing: what is added is the library's own load, and its place in the page."""
+    found: dict[str, list[int]] = {"bare": [], "guarded": []}
+    for _ in range(starts):
+        for arm, env in (("bare", rig.bare), ("guarded", rig.guarded)):
+            began = time.monotonic_ns()
+            subprocess.run(["true"], env=dict(env), check=True, timeout=PROBE_SECONDS)
+            found[arm].append(time.monotonic_ns() - began)
     return (median(found["guarded"]) - median(found["bare"])) / 1000
 
 

@@ -59,7 +59,7 @@ MODEL = {"width": 128, "depth": 2, "batch": 4}
 MEMORY = "400MiB"
 DEVICE_BYTES = 8 * GIB
 NEEDS = Needs(persistent_bytes=16 * MIB, ephemeral_bytes=16 * MIB)  # about what the model takes; all fit anyhow
-SWITCH_NS = 300_000  # what a change of turn costs in a prediction: about the p50 of docs/benchmarks.md
+SWITCH_NS = 50_000  # what a change of turn costs in a prediction: the median of `carpool bench handover`, rounded up
 CALIBRATION_STEPS = 40
 START_SECONDS = 300.0
 RUN_SECONDS = 1200.0

@@ -14,12 +14,21 @@ import click
 from carpool.cli.groups import HelpfulGroup
 from carpool.cli.reach import call, is_running, start_daemon
 from carpool.cli.tables import device_table, show
-from carpool.cli.values import parsed
+from carpool.cli.values import origin, parsed
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.devices.base import find_devices
 from carpool.errors import PeerError, UnreachableError, UsageError
-from carpool.units import SECOND, format_bytes, format_count, format_ns, parse_bytes, parse_duration_ns
+from carpool.units import (
+    SECOND,
+    format_bytes,
+    format_count,
+    format_ns,
+    format_tenants,
+    parse_bytes,
+    parse_duration_ns,
+    parse_tenants,
+)
 from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
@@ -31,6 +40,10 @@ def _limit(count: Any) -> str:
     return "unlimited" if count is None else format_bytes(count)
 
 
+def _weights(milli: Any) -> str:
+    return format_tenants(milli) or "1 each"
+
+
 # What a daemon was told at its start, in the words of its options.
 SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "policy": ("policy", str),
@@ -39,6 +52,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "hog_after_ns": ("hog after", format_ns),
     "device": ("device", str),
     "host_bytes_max": ("host memory", _limit),
+    "tenant_weights_milli": ("tenant weights", _weights),
 }
 
 
@@ -67,6 +81,7 @@ def daemon() -> None:
     help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's).",
 )
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
+@click.option("--tenant-weights", default="", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
 @click.option(
     "--share-policy",
     default="fixed",
@@ -84,32 +99,32 @@ def daemon() -> None:
     metavar="DIR",
     help="Where the CPU device's parked jobs are kept; /dev/shm, say, is memory (default: with carpool's state).",
 )
-def start(
-    policy: str, device: str, quantum: str, hog_after: str, share_policy: str, host_memory: str, park_to: str
-) -> None:
+def start(policy: str, device: str, tenant_weights: str, park_to: str, **options: str) -> None:
     """Start the daemon in the background.
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
     carpool daemon start --device cpu:4GiB --park-to /dev/shm
+    carpool daemon start --tenant-weights ana=2,ben=1
     """
     places = find_places()
     for option, parse, text in (
         ("--device", find_devices, device),
-        ("--quantum", parse_duration_ns, quantum),
-        ("--hog-after", parse_duration_ns, hog_after),
-        ("--host-memory", parse_bytes, host_memory),
+        ("--quantum", parse_duration_ns, options["quantum"]),
+        ("--hog-after", parse_duration_ns, options["hog_after"]),
+        ("--tenant-weights", parse_tenants, tenant_weights),
+        ("--host-memory", parse_bytes, options["host_memory"]),
     ):
         if text:
             parsed(option, parse, text)
+    if tenant_weights and policy != "fair":
+        raise UsageError(f"{origin('--tenant-weights')} counts under policy fair; {policy} does not go by tenants")
     config = DaemonConfig(
         policy=policy,
         device=device,
-        quantum=quantum,
-        hog_after=hog_after,
-        share_policy=share_policy,
-        host_memory=host_memory,
+        tenant_weights=tenant_weights,
         park_to=str(Path(park_to).absolute()) if park_to else "",
+        **options,
     )
     if start_daemon(places, config):
         status = call(places, "status")
@@ -174,7 +189,9 @@ def status(as_json: bool) -> None:
     )
     print(f"daemon {answer['pid']}, carpool {answer['version']}, {jobs}, up {format_ns(uptime)}, used {used}")
     told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
-    print(f"{', '.join(told[:4])}\n{', '.join(told[4:])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
+    print(f"{', '.join(told[:4])}\n{', '.join(told[4:6])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
+    if answer["tenant_weights_milli"]:
+        print(f"{told[6]} (1 for all others)")
     if answer["kept_bytes"]:
         kept = format_bytes(int(str(answer["kept_bytes"])))
         print(f"beside that, jobs that are back keep {kept} for their next move")

@@ -107,11 +107,16 @@ def _examine_meter(meter: str, add: AddFinding) -> None:
         shared = page.Page.create(path)
         code = "b = bytearray(8 << 20); import time; print(len(b))"
         environment = {**os.environ, "LD_PRELOAD": meter, "CARPOOL_PAGE": str(path)}
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", code], env=environment, capture_output=True, timeout=PROBE_SECONDS
-        )
-        claimed = shared.words[page.H_SLOTS_USED] > 1
-        shared.close()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-S", "-c", code], env=environment, capture_output=True, timeout=PROBE_SECONDS
+            )
+            claimed = shared.words[page.H_SLOTS_USED] > 1
+        except (OSError, subprocess.TimeoutExpired) as error:
+            add("missing", "meter", f"{Path(meter).name} could not be tried: {error}")
+            return
+        finally:
+            shared.close()
     if done.returncode == 0 and claimed and not done.stderr:
         add("ok", "meter", f"counts bytes ({Path(meter).name})")
     else:

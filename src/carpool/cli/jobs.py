@@ -14,11 +14,11 @@ import click
 from carpool.cli.accounts import account_lines
 from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
-from carpool.cli.tables import NO_JOBS, job_table, show
+from carpool.cli.tables import NO_JOBS, job_table, remark_on, show, silence_of
 from carpool.cli.values import parsed
 from carpool.core.model import ENDED
 from carpool.errors import AnsweredError, CarpoolError, RefusedError, UsageError
-from carpool.units import format_bytes, format_ns, format_share, parse_bytes, parse_share
+from carpool.units import format_bytes, format_share, parse_bytes, parse_share
 from carpool.wire.places import find_places
 
 FOLLOW_SECONDS = 0.2
@@ -53,9 +53,8 @@ def ps(with_ended: bool, as_json: bool) -> None:
         return
     show(job_table(answer))
     for job in jobs:
-        is_kept = job["is_suspended"] and job["state"] not in ("parked", *ENDED)
-        if job["is_hog"] or is_kept or job["state"] in ("queued", "unmanaged"):
-            print(f"{job['id']}: {job['reason']}")
+        if remark := remark_on(job):
+            print(f"{job['id']}: {remark}")
 
 
 @click.command(short_help="Say what a job does or waits for, and where its time went.")
@@ -77,17 +76,17 @@ def explain(job: str, as_json: bool) -> None:
     print(f"  allowed: {allowance(found)}{priority}")
     needs = found["needs"]
     if needs:
+        gradients = found.get("gradient_bytes")
+        of_it = f" ({format_bytes(gradients)} of it gradients)" if gradients else ""
         print(
-            f"  memory: {format_bytes(needs['persistent_bytes'])} persistent,"
+            f"  memory: {format_bytes(needs['persistent_bytes'])} persistent{of_it},"
             f" {format_bytes(needs['ephemeral_bytes'])} in a turn,"
             f" {format_bytes(needs['overhead_bytes'])} the framework's own"
         )
     for line in account_lines(found):
         print(f"  {line}")
-    silent = found["silent_ns"]
-    if silent is not None and silent > 10 * max(found["step_ns"] or 0, 200_000_000):
-        usual = f" (usual step {format_ns(found['step_ns'])})" if found["step_ns"] else ""
-        print(f"  no boundary reached for {format_ns(silent)}{usual}")
+    if silence := silence_of(found):
+        print(f"  {silence}")
 
 
 @click.command(short_help="End jobs, queued or running.")

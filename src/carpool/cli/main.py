@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -35,6 +39,16 @@ FILES = {
 }
 
 
+YES = {"1", "true", "t", "yes", "y", "on"}  # as click reads the variable of an option without a value
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the words of a command said of its errors; every command has it as its context's object."""
+
+    is_json: bool = False
+
+
 class Commands(HelpfulGroup):
     """The commands, each loaded when it is asked for."""
 
@@ -55,8 +69,16 @@ def read_environment(command: click.Command) -> None:
         if isinstance(parameter, click.Option) and not parameter.is_eager:
             name = max(parameter.opts, key=len).lstrip("-")
             parameter.envvar = f"CARPOOL_{name.replace('-', '_').upper()}"
+            if name == "json":
+                parameter.callback = _note_json
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         read_environment(below)
+
+
+def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
+    if isinstance(context.obj, Asked):
+        context.obj.is_json = value
+    return value
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -78,30 +100,63 @@ def carpool() -> None:
     """
 
 
-def wants_json(words: list[str]) -> bool:
-    """Whether --json stands among carpool's own words; what comes after -- is the program's."""
+def wants_json(words: list[str], command: click.Command | None) -> bool:
+    """Whether words that could not be read as a command ask for JSON; what comes after -- is the program's."""
     own = words[: words.index("--")] if "--" in words else words
-    return "--json" in own
+    if "--json" in own:
+        return True
+    is_known = command is not None and any("--json" in parameter.opts for parameter in command.params)
+    return is_known and os.environ.get("CARPOOL_JSON", "").strip().lower() in YES
+
+
+def sentence_of(error: OSError) -> str:
+    """What the operating system refused, in words."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+        return "the directory this was called in does not exist any more; change to another one"
+    said = error.strerror or str(error) or type(error).__name__
+    return f"{said}: {error.filename}" if error.filename is not None else said
+
+
+def _is_nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def fail(sentence: str, code: int, *, as_json: bool) -> NoReturn:
+    """End with one sentence on stderr, or one JSON object on stdout."""
+    if as_json:
+        print(json.dumps({"error": sentence, "exit_code": code}))
+    else:
+        print(f"carpool: {sentence}", file=sys.stderr)
+    sys.exit(code)
 
 
 def main() -> None:
-    """Entry point; exit codes: 0 done, 1 refused or failed, 2 misuse, 3 daemon not reached."""
+    """Entry point; exit codes: 0 done, 1 refused or failed, 2 misuse, 3 daemon not reached.
+
+    An error that is neither carpool's nor the operating system's is a bug, and keeps its traceback.
+    """
+    asked = Asked()
     try:
-        code = carpool.main(standalone_mode=False)
+        code = carpool.main(standalone_mode=False, obj=asked)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        if wants_json(sys.argv[1:]):
-            print(json.dumps({"error": error.format_message(), "exit_code": 2}))
-        else:
-            error.show()
+        command = error.ctx.command if isinstance(error, click.UsageError) and error.ctx is not None else None
+        if wants_json(sys.argv[1:], command):
+            fail(error.format_message(), 2, as_json=True)
+        error.show()
         sys.exit(2)
     except CarpoolError as error:
-        print(f"carpool: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
+        fail(str(error), error.exit_code, as_json=asked.is_json)
+    except BrokenPipeError:  # whoever read the output had enough of it
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        fail(sentence_of(error), 1, as_json=asked.is_json)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -31,13 +31,13 @@ def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
             f"say where job {job} should go: carpool migrate {job} --to DEVICE (see carpool daemon status)"
         )
     found = give_order("migrate", job, no_wait=no_wait, is_done=_is_there, device=device)
-    if as_json:
-        print(json.dumps(found))
     if not no_wait and found["device"] != device:
         raise RefusedError(f"job {found['id']} was not moved: {found['move_refused'] or found['reason']}")
     if not no_wait and found["state"] in ENDED - {"finished"}:  # one that finished went on there, for a moment
         raise RefusedError(f"job {found['id']} ended before it was seen to go on on {device}: {found['reason']}")
-    if not as_json:
+    if as_json:
+        print(json.dumps(found))
+    else:
         print(f"{found['id']} is on {found['device']}: {found['reason']}")
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from carpool import __version__
 from carpool.cli.values import parsed
-from carpool.errors import AnsweredError, PeerError, UnreachableError, UsageError
+from carpool.errors import AnsweredError, CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
 from carpool.wire.places import Places, check_private, make_private
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 30.0
 START_SECONDS = 20.0
+RACE_SECONDS = 1.0  # the daemon of another start that holds the lock may not listen yet
 DISK_MIN_BYTES = 4096
 
 
@@ -117,14 +118,15 @@ def start_daemon(places: Places, config: DaemonConfig) -> bool:
             cwd="/",
             env={key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON},
         )
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    began, ended = time.monotonic(), 0.0
+    while time.monotonic() - began < START_SECONDS:
+        code = process.poll()
         if is_running(places):
-            return True
-        if process.poll() is not None:
-            if is_running(places):  # somebody else's start won the race
-                return False
-            raise UnreachableError(f"the daemon ended at once: {_last_words(places, process.returncode)}")
+            return code is None
+        if code is not None:
+            ended = ended or time.monotonic()
+            if code == UsageError.exit_code or time.monotonic() - ended > RACE_SECONDS:
+                raise _not_started(places, code)
         time.sleep(0.01)
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
@@ -136,11 +138,16 @@ def restart_daemon(places: Places) -> None:
     start_daemon(places, DaemonConfig.load(places.config))
 
 
-def _last_words(places: Places, code: int) -> str:
+def _not_started(places: Places, code: int) -> CarpoolError:
+    """Why a daemon ended instead of answering: by its own exit code misuse (2), or a failure (1) like a full disk."""
     said = (places.state / "daemon.err").read_text(errors="replace").strip()
     if not said and shutil.disk_usage(places.state).free < DISK_MIN_BYTES:
-        return f"No space left on device: {places.state}"  # not even for its own last words
-    return said or f"exit code {code}"
+        said = f"No space left on device: {places.state}"  # not even for its own last words
+    words = said.rpartition("\n")[2].removeprefix("carpool daemon: ")  # of a traceback what matters is its end
+    if code == UsageError.exit_code:
+        return UsageError(words)
+    where = f" (see {places.state / 'daemon.err'})" if "\n" in said else ""
+    return RefusedError(f"no daemon could be started: {words or f'it ended with exit code {code}'}{where}")
 
 
 _NOT_FOR_DAEMON = {"CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}

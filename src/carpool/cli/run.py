@@ -23,7 +23,9 @@ from carpool.cli.runner import Program, Runner
 from carpool.cli.values import origin, parsed
 from carpool.core.model import ENDED
 from carpool.core.policies.base import POLICIES
-from carpool.errors import CarpoolError, UsageError
+from carpool.devices.libraries import find_library
+from carpool.devices.loading import obstacle
+from carpool.errors import CarpoolError, RefusedError, UsageError
 from carpool.units import parse_bytes, parse_duration_ns, parse_share
 from carpool.wire.places import Places, find_places
 
@@ -42,7 +44,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--name", help="What to call the job (default: the script's name)."),
         click.option("--priority", type=int, default=0, help="Higher goes first, under policy priority."),
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
-        click.option("--tenant", default="default", help="Whose job it is; tenants share equally."),
+        click.option("--tenant", default="default", help="Whose job it is; tenants share by their weights."),
         click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
         click.option(
             "--wait-memory",
@@ -92,6 +94,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     spec = make_spec(list(argv), options)
     environment = {**os.environ, **recorded_environment(options, list(argv), script_of(list(argv)))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
+    _check_reached(places, argv[0], options)
     program = Program(job="", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     runner = Runner(places, program, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -118,6 +121,7 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
     spec = make_spec(list(argv), options)
     environment = {**os.environ, **recorded_environment(options, list(argv), script_of(list(argv)))}
     spec["device"] = ensure_daemon(places, policy=options["policy"], device=options["device"])
+    _check_reached(places, argv[0], options)
     answer = call(places, "submit", spec=spec, argv=list(argv), cwd=str(Path.cwd()), environment=environment)
     job = answer["job"]
     assert isinstance(job, dict)
@@ -127,6 +131,19 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
         print(job["id"])
         say(f"job {job['id']}: {job['reason']} (follow it: carpool logs -f {job['id']})")
     return 0
+
+
+def _check_reached(places: Places, program: str, options: dict[str, Any]) -> None:
+    """Refuse a limit on a GPU for a program that carpool's library would not get into: it would start without one."""
+    asked = [f"--{option}" for option in ("memory", "compute") if options[option] is not None]
+    library = find_library("gpu") if asked else None
+    why = obstacle(program, library) if library is not None else None
+    if why is None:
+        return
+    devices: list[dict[str, Any]] = call(places, "status")["devices"]  # type: ignore[assignment]  # JSON
+    if any(device["kind"] == "cuda" for device in devices):
+        limits = " and ".join(asked)
+        raise RefusedError(f"{limits} cannot be kept for {program} on a GPU: {why}, or run it without {limits}")
 
 
 def _say_how_it_went(places: Places, runner: Runner, *, summary: bool) -> None:

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
 from carpool.cli.values import parsed
-from carpool.errors import CarpoolError, UsageError
-from carpool.units import format_count, parse_duration_ns
+from carpool.errors import UsageError
+from carpool.units import format_count, parse_duration_ns, parse_tenants
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
     from carpool.sim.compare import Comparison
@@ -68,16 +68,6 @@ def sim(as_json: bool, **options: object) -> int:
     carpool sim --trace mine.csv --policy fifo --cluster 1x1x16GiB --plot out.html
     carpool sim --journal --add-device 16GiB
     """
-    try:
-        return _dispatch(options, as_json=as_json)
-    except CarpoolError as error:
-        if not as_json:
-            raise
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
-        return error.exit_code
-
-
-def _dispatch(options: dict[str, object], *, as_json: bool) -> int:
     modes: dict[str, Callable[[dict[str, object], bool], int]] = {
         "trace": _trace,
         "journal": replay,
@@ -111,13 +101,17 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         turns=bool(options["turns"]),
         quantum_ns=parsed("--quantum", parse_duration_ns, str(options["quantum"])) if options["quantum"] else None,
         is_unknown=bool(options["unknown"]),
-        shares_milli=_by_tenant("shares", str(options["shares"])) if options["shares"] else {},
-        weights_milli=_by_tenant("weights", str(options["weights"])) if options["weights"] else {},
+        shares_milli=parsed("--shares", parse_tenants, str(options["shares"])) if options["shares"] else {},
+        weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
         skips_bad=bool(options["skip_bad"]),
     )
     plot = _check_plot(options["plot"])
     with progress_bar() as progress:
         found = compare(trace, choice, progress)
+    if plot is not None:  # before anything is printed: with --json an error is the only thing that is
+        from carpool.sim.plot import draw
+
+        draw(found, plot)
     if as_json:
         print(json.dumps({"cluster": cluster, "seed": seed, **found.as_json()}))
     else:
@@ -126,9 +120,6 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     for note in found.notes:
         say(f"note: {note}")
     if plot is not None:
-        from carpool.sim.plot import draw
-
-        draw(found, plot)
         say(f"drawn: {plot}")
     return 0
 
@@ -141,21 +132,6 @@ def _check_plot(path: object) -> Path | None:
 
     check(path)
     return path
-
-
-def _by_tenant(option: str, text: str) -> dict[str, int]:
-    """`a=8,b=4.5`: cards or weights by tenant, as thousandths."""
-    shares = {}
-    for part in text.split(","):
-        tenant, _, cards = part.partition("=")
-        try:
-            milli = round(float(cards) * 1000)
-        except (ValueError, OverflowError):
-            milli = -1
-        if not tenant or milli <= 0:
-            raise UsageError(f"--{option} '{part}' gives tenant '{tenant}' no {option[:-1]}; write A=8,B=4")
-        shares[tenant] = milli
-    return shares
 
 
 def _say_left_out(found: Comparison, source: str) -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from carpool.units import format_bytes, format_ns
+from carpool.core.model import ENDED
+from carpool.units import MS, SECOND, format_bytes, format_ns
 
 if TYPE_CHECKING:  # loaded with the simulator, not with every command
     from carpool.sim.report import Table as PlainTable
@@ -21,6 +22,11 @@ STEP_WIDTH = 100  # from here on there is room for the step time
 ID_MIN = 10
 NO_JOBS = "no jobs; start one: carpool run -- python train.py"
 LEFT = {"job", "state", "device", "runs now"}  # columns of words; figures stand to the right
+SILENT_STEPS, SILENT_NS = (
+    10,
+    200 * MS,
+)  # so many usual steps, each at least so long, without a boundary are worth a word
+START_NS = 30 * SECOND  # as long may a program take to its first boundary before it is asked whether it has one
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 COLOURS = {
     "running": "green",
@@ -109,7 +115,26 @@ def job_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> T
 def state_of(job: dict[str, Any]) -> str:
     """A job's state in a word; one that is suspended and could not leave the device waits for nobody."""
     is_stuck = job["state"] == "waiting" and job.get("is_suspended")
-    return ("suspended" if is_stuck else str(job["state"])) + (" (hog)" if job["is_hog"] else "")
+    mark = " (hog)" if job["is_hog"] else " (silent)" if silence_of(job) else ""
+    return ("suspended" if is_stuck else str(job["state"])) + mark
+
+
+def silence_of(job: dict[str, Any]) -> str:
+    """That a job which has its turn reaches no boundary, in words; empty if it does. Nobody need wait for it: it is
+    only said."""
+    silent, step = job.get("silent_ns"), job["step_ns"]
+    if silent is None or silent <= SILENT_STEPS * max(step or 0, SILENT_NS):
+        return ""
+    return f"no boundary reached for {format_ns(silent)}" + (f" (usual step {format_ns(step)})" if step else "")
+
+
+def remark_on(job: dict[str, Any]) -> str:
+    """What `ps` says of a job below the table: why it does not get on, if it does not; else nothing."""
+    is_kept = job["is_suspended"] and job["state"] not in ("parked", *ENDED)
+    has_no_loop = job["state"] == "starting" and job["spent_ns"].get("start", 0) >= START_NS
+    if job["is_hog"] or is_kept or has_no_loop or job["state"] in ("queued", "unmanaged"):
+        return str(job["reason"])
+    return silence_of(job)
 
 
 def device_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> Table:

@@ -1,7 +1,8 @@
 """Device time: who had how much of it, at which fair level, and how long a step takes.
 
 Rules
-  A1  Held time is charged exactly once, in whole nanoseconds, to the job and to its tenant.
+  A1  Held time is charged exactly once, in whole nanoseconds, to the job and to its tenant, whose levels
+      count it by their weights.
   A2  A job that begins to want a turn, or could not run until now, starts at no lower level than the lowest of its
       tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
@@ -48,7 +49,8 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     holder.charged_ns = now
     holder.served_ns += span
     holder.level += span * WEIGHT_ONE // holder.spec.weight_milli
-    device.tenants[holder.spec.tenant].level += span
+    tenant = device.tenants[holder.spec.tenant]
+    tenant.level += span * WEIGHT_ONE // tenant.weight_milli
     if device.has_shares:
         shares.charge(holder, span, now=now)
     holder_id = holder.id

@@ -42,20 +42,7 @@ WAITING: Final = JobState.WAITING
 BLOCKED: Final = JobState.BLOCKED
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
-RESIDENT = frozenset(
-    {
-        JobState.STARTING,
-        JobState.WAITING,
-        JobState.PROFILING,
-        JobState.RUNNING,
-        JobState.BLOCKED,
-        JobState.IDLE,
-        JobState.PARKING,
-        JobState.PARKED,
-        JobState.UNPARKING,
-        JobState.UNMANAGED,
-    }
-)
+RESIDENT = frozenset(JobState) - ENDED - {JobState.QUEUED}
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
 # Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
 # Node.set_row and accounts.py tell apart further: a waiting job that lacks memory, or has had what its limit lets it
@@ -315,7 +302,8 @@ class Tenant:
     """One tenant's account on one device."""
 
     id: TenantId
-    level: int = 0  # device time of all its jobs
+    weight_milli: int = WEIGHT_ONE
+    level: int = 0  # device time of all its jobs, by its weight
     jobs_floor: int = 0  # no job of it begins to want turns below this level; never falls
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from carpool.core import ledger
@@ -13,6 +14,7 @@ from carpool.core.model import (
     HOLDING,
     ROWS,
     WAITING,
+    WEIGHT_ONE,
     Device,
     DeviceId,
     History,
@@ -43,6 +45,7 @@ class Settings:
     start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
+    tenant_weights_milli: Mapping[str, int] = field(default_factory=dict)  # WEIGHT_ONE for those not named
     margin_percent: int = 5  # added to what was measured
     share_policy: str = "fixed"  # a row of shares.SHARE_POLICIES
     share_slots: int = 0  # where parts are even: at least so many
@@ -77,11 +80,11 @@ class Node:
 
     def tenant_of(self, job: Job) -> Tenant:
         """The account of the job's tenant on the job's device."""
-        tenants = self.device_of(job).tenants
-        tenant = tenants.get(job.spec.tenant)
-        if tenant is None:
-            tenant = tenants[job.spec.tenant] = Tenant(id=job.spec.tenant)
-        return tenant
+        tenants, name = self.device_of(job).tenants, job.spec.tenant
+        if name not in tenants:
+            weight = self.settings.tenant_weights_milli.get(name, WEIGHT_ONE)
+            tenants[name] = Tenant(id=name, weight_milli=weight)
+        return tenants[name]
 
     def tenant_level(self, job: Job, on: Device | None = None) -> int:
         """What the job's tenant has had: of the job's device or of that one, or of all while it has none."""

@@ -40,9 +40,7 @@ from carpool.core.model import AWAY, HOLDING, WANTING, Device, Job, JobState, Na
 from carpool.core.node import Node
 from carpool.units import SECOND
 
-OUTSIDE = frozenset(
-    {JobState.STARTING, JobState.IDLE, JobState.UNMANAGED}
-)  # in its program's own code, without a turn
+OUTSIDE = frozenset({JobState.STARTING, JobState.IDLE, JobState.UNMANAGED})  # in its own code, without a turn
 COMING = HOLDING | {JobState.STARTING, JobState.IDLE, JobState.BLOCKED}  # not at a boundary, but perhaps soon
 MOVING = frozenset({JobState.PARKING, JobState.UNPARKING})
 PATIENCE_NS = 30 * SECOND  # others that start, save or end come to a boundary or are gone after this
@@ -90,9 +88,7 @@ def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effec
         raise_floors(node, node.device_of(job))
         node.move(job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
         return []
-    if (
-        job.state in HOLDING and before and event.pending_bytes
-    ):  # seen twice: the cap it was told meanwhile is no help
+    if job.state in HOLDING and before and event.pending_bytes:  # seen twice: its new cap is no help
         return _block(node, node.device_of(job), job, now=now)
     return []
 
@@ -303,7 +299,8 @@ def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
 
 def give_up(job: Job, *, now: Nanos) -> list[Effect]:
     """Somebody wants it to end (W8)."""
-    return _tell(job, denials.is_to_end(job), now=now) if job.pending_bytes else []
+    is_inside = is_asking(job) or (job.state in HOLDING and job.pending_bytes > 0)  # else it has gone on since
+    return _tell(job, denials.is_to_end(job), now=now) if is_inside else []
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:

@@ -18,6 +18,7 @@ from carpool.core.lifecycle import may_move
 from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobState
 from carpool.core.views import JobPicture
 from carpool.daemon.config import DaemonConfig
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
@@ -323,6 +324,17 @@ class Calls:
     def _shown(self, job: JobPicture) -> dict[str, object]:
         live = self._loop.jobs.get(job.id)
         if live is None:
-            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": []}
-        shown = {"pids": sorted(live.pids()), "argv": live.file.argv}
+            return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": [], "gradient_bytes": None}
+        shown = {"pids": sorted(live.pids()), "argv": live.file.argv, "silent_ns": _silent_ns(job, live)}
+        gradients = sum(member.gradient_bytes for member in live.members.values())
+        shown |= {"gradient_bytes": gradients or None}
         return {**plain(job), **shown, "device_ns": live.device_ns(), "processes": live.usage()}
+
+
+def _silent_ns(job: JobPicture, live: LiveJob) -> int | None:
+    """How long a holder has reached no boundary. The core counts from when it was told of the last one, and of a job
+    that nobody waits for it is told only when somebody looks; the page has the moment itself."""
+    reached_ns = live.boundary_ns()
+    if job.silent_ns is None or not reached_ns:
+        return job.silent_ns
+    return max(job.silent_ns, min(job.state_ns, time.monotonic_ns() - reached_ns))

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.core.model import Nanos
+from carpool.core.model import WEIGHT_ONE, Nanos
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.core.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
-from carpool.units import parse_bytes, parse_duration_ns
+from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
 from carpool.wire.places import Places
 
 SLOTS_MAX = 1000
@@ -27,6 +27,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
+    tenant_weights: str = ""  # what tenants count under fair, like ana=2,ben=1; 1 for those not named
     share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
     park_to: str = ""  # the directory that gets the store of the CPU device's jobs; empty: that of carpool's state
@@ -70,6 +71,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             "share_policy": self.share_policy,
             "hog_after_ns": settings.hog_floor_ns,
             "host_bytes_max": settings.host_bytes_max,
+            "tenant_weights_milli": {
+                tenant: weight
+                for tenant, weight in sorted(settings.tenant_weights_milli.items())
+                if weight != WEIGHT_ONE
+            },
         }
 
     def settings(self) -> Settings:
@@ -87,6 +93,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             share_policy=name,
             share_slots=int(slots) if colon else 0,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
+            tenant_weights_milli=parse_tenants(self.tenant_weights) if self.tenant_weights else {},
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )
 

@@ -45,7 +45,7 @@ class Desk:
 
     def on_message(self, peer: Connection, message: m.Message) -> None:
         match message:
-            case m.Ask() | m.Return() | m.Measured() | m.Parked() | m.Unparked() | m.Detach():
+            case m.Ask() | m.Return() | m.Measured() | m.Gradients() | m.Parked() | m.Unparked() | m.Detach():
                 self._on_member(peer, message)
             case m.Attach():
                 self._on_attach(peer, message)
@@ -119,7 +119,9 @@ class Desk:
         return page.lend_slot(pid) or 0
 
     def _on_member(
-        self, peer: Connection, message: m.Ask | m.Return | m.Measured | m.Parked | m.Unparked | m.Detach
+        self,
+        peer: Connection,
+        message: m.Ask | m.Return | m.Measured | m.Gradients | m.Parked | m.Unparked | m.Detach,
     ) -> None:
         live, member = peer.job, peer.member
         if live is None or member is None:
@@ -138,9 +140,11 @@ class Desk:
                 live.file.needs = event.needs
                 self._save(live)
                 self._loop.tell(event)
+            case m.Gradients():
+                member.gradient_bytes = message.gradient_bytes
             case m.Parked() | m.Unparked():
                 self._tell(parking.answer(live, member, message, self._state_of(live)))
-            case m.Detach():
+            case m.Detach() if live.speaks_for_all(member):
                 live.detach(member, message.reason)
                 self._save(live)
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))

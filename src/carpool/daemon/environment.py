@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import carpool
@@ -17,6 +19,7 @@ PYTHONS = ("python", "torchrun", "accelerate")
 PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and without them ends in a fatal error
 GRACE_NS = 2 * SECOND  # the core counts the time; a program whose daemon is gone counts itself, so much longer
 FORLORN_NS = 60 * SECOND  # the same where nobody said how long: longer than the core lets it wait (core/waiting.py)
+_UNFIT = re.compile(r"[\s:]")
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 
 
@@ -32,6 +35,25 @@ def check_cap(device: DeviceFacts, spec: JobSpec, argv: list[str]) -> None:
         )
 
 
+def preloadable(library: str | None, places: Places) -> str | None:
+    """A name of this library for LD_PRELOAD, where names end at a space or colon: a link, if need be.
+
+    None where there is no library, or carpool's own directory is no better a place.
+    """
+    if library is None or not _UNFIT.search(library):
+        return library
+    link = places.run / "preload" / Path(library).name
+    if _UNFIT.search(str(link)):
+        return None
+    link.parent.mkdir(mode=0o700, exist_ok=True)
+    if not link.is_symlink() or link.readlink() != Path(library):
+        draft = link.with_name(f"{link.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(library)
+        draft.replace(link)
+    return str(link)
+
+
 def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: str, page: Path) -> dict[str, object]:
     """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has.
 
@@ -44,6 +66,7 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         "CARPOOL_JOB": job,
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
+        "CARPOOL_KNOCK": str(places.knock),
         "CARPOOL_DEVICE_KIND": device.kind,
         "CARPOOL_VERSION": carpool.__version__,
         "CARPOOL_PARKED": str(places.parked),
@@ -51,7 +74,7 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
     if spec.wait_memory_ns is not None:
-        if device.kind == "cpu" and cpu.meter_path() is None:
+        if device.kind == "cpu" and preloadable(cpu.meter_path(), places) is None:
             raise UsageError(
                 "--wait-memory needs the byte meter, which is missing here: leave it out, or see carpool doctor"
             )
@@ -63,20 +86,27 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
             raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
         settings["CARPOOL_MAY_OVERSUBSCRIBE"] = "1"
     if device.kind == "cpu":
-        meter = cpu.meter_path()
+        meter = preloadable(cpu.meter_path(), places)
         if meter is not None:
             prepend["LD_PRELOAD"] = meter
         default.update(device.environment)
     else:
-        guest = find_library("gpu")
+        guest = preloadable(find_library("gpu"), places)
         if guest is not None:
             prepend["LD_PRELOAD"] = guest
         elif is_capped:
-            raise UsageError(
-                "--memory cannot be kept on a GPU: the library that does it was not built;"
-                " install gcc and reinstall carpool, or run without --memory"
-            )
+            raise UsageError(f"--memory cannot be kept on a GPU: {_why_no_guest(places)}, or run without --memory")
         if device.library_directory:
             prepend["LD_LIBRARY_PATH"] = device.library_directory
         settings.update(device.environment)
     return {"set": settings, "prepend": prepend, "default": default}
+
+
+def _why_no_guest(places: Places) -> str:
+    built = find_library("gpu")
+    if built is None:
+        return "the library that does it was not built; install gcc and reinstall carpool"
+    return (
+        f"the library that does it is in {Path(built).parent}, and no program can preload it from a path with a space"
+        f" or colon, nor from {places.run}; set CARPOOL_DIR to a directory without"
+    )

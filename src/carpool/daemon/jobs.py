@@ -49,6 +49,7 @@ class Member:
     is_asking: bool = False
     parked: m.Parked | None = None  # its answer, while its tensors are on the host
     park_bytes: int = 0  # what it may move at most, as it was told last
+    gradient_bytes: int = 0  # of what it keeps between turns
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +72,11 @@ class LiveJob:
     noted_ns: int = -1  # since when it does what its account in the journal says
 
     @property
-    def waits_long(self) -> bool:
-        return self.file.spec.wait_memory_ns is not None
+    def is_listened_to(self) -> bool:
+        """Whether an allocation of it waited when it was last looked at, or may wait without a knock, as those of the
+        CUDA guest do."""
+        is_silent = self.page is not None and self.file.kind != "cpu" and self.file.spec.wait_memory_ns is not None
+        return is_silent or self.last_look[2] > 0
 
     def save(self) -> None:
         """Write the job's file so that a restarted daemon finds a whole one; OSError if the disk refuses."""
@@ -182,6 +186,13 @@ class LiveJob:
 
     # --- who takes turns ---------------------------------------------------------------------------------
 
+    def speaks_for_all(self, member: Member) -> bool:
+        """Whether the job takes no turns when this member does not: a helper that never took one changes nothing for
+        those who do."""
+        others = set(self.members) - {member.pid, *self.file.detached_pids}
+        is_known = member.is_holding or member.is_asking or self._lease_of(member) or self.steps_of(member)
+        return not others or bool(is_known)
+
     def detach(self, member: Member, reason: str) -> None:
         """It goes on outside the turns, also for the next daemon."""
         self.revoke()
@@ -216,6 +227,12 @@ class LiveJob:
 
     def steps(self) -> int:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
+
+    def boundary_ns(self) -> int:
+        """When a process of it last reached a boundary; 0 if none did."""
+        words = self.page.words if self.page is not None else ()
+        bases = [pages.slot_base(member.slot) for member in self.members.values()] if words else []
+        return max((words[base + pages.S_BOUNDARY_NS] for base in bases), default=0)
 
     def stalls_ns(self) -> tuple[int, int]:
         """How long it waited for its input, in all and while it had its turn; of several processes the longest."""

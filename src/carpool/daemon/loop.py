@@ -1,7 +1,10 @@
 """The driver in real time: events in, effects out.
 
 `tell` hands one fact to the core, writes both sides to the journal, performs the effects in their order, and arms
-the one timer for the core's next wake-up. While nobody waits there is no timer: an idle daemon does nothing.
+the one timer for the core's next wake-up, which is there only while somebody waits. Beside it there are: one that
+writes what happened to the journal, until all is written; one that looks at allocations that wait, while some do
+(they knock, door.py; those of a CUDA program with --wait-memory do not, so it runs while such a job lives); and one
+that notes every NOTE_SECONDS, while jobs live, that they do what they did. A daemon without jobs has no timer at all.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
-LISTEN_SECONDS = 0.2  # how late an allocation that waits is seen at most
+LISTEN_SECONDS = 0.2  # between two looks at an allocation that waits
 IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
@@ -74,6 +77,7 @@ class Loop:
         self._due_ns = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._listener: asyncio.TimerHandle | None = None
+        self._noter: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
         self._looked_ns = self._accounted_ns = 0
         self._has_news = False  # something happened since the accounts were last noted
@@ -140,6 +144,7 @@ class Loop:
                     self._passes.arm(live, self.jobs[following.job], following)
         self._arm()
         self._arm_listener()
+        self._arm_noter()
         if self._flusher is None and self.journal.is_dirty:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
@@ -169,9 +174,13 @@ class Loop:
             self._arm()
 
     def _arm_listener(self) -> None:
-        """Listen for allocations that wait while there may be some: beside others, or where one may wait long."""
-        if self._listener is None and (len(self.jobs) > 1 or any(live.waits_long for live in self.jobs.values())):
+        if self._listener is None and any(live.is_listened_to for live in self.jobs.values()):
             self._listener = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
+
+    def listen(self) -> None:
+        """Look for allocations that wait, now and again until none does; who knocks meanwhile is seen then."""
+        if self._listener is None:
+            self._listen()
 
     def _listen(self) -> None:
         self._listener = None
@@ -197,12 +206,19 @@ class Loop:
         """How long it is until what happened since the accounts were last noted must be in them."""
         return FLUSH_SECONDS - (time.monotonic_ns() - self._accounted_ns) / 1e9
 
-    def note_regularly(self) -> None:
-        """Note from now on, also while nothing happens, that everybody still does what he did: a job's account goes
-        up to there if this daemon is killed."""
-        self.note_accounts()
-        self.journal.flush(rows_max=FLUSH_ROWS)
-        asyncio.get_running_loop().call_later(NOTE_SECONDS, self.note_regularly)
+    def _arm_noter(self) -> None:
+        if self._noter is None and self.jobs:
+            self._noter = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._note)
+
+    def _note(self) -> None:
+        """Note, though nothing may have happened, that everybody still does what he did: a job's account goes up to
+        there if this daemon is killed. And look for allocations whose knocks did not come through."""
+        self._noter = None
+        if self.jobs:
+            self.note_accounts()
+            self.journal.flush(rows_max=FLUSH_ROWS)
+            self.listen()
+            self._arm_noter()
 
     def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""

@@ -24,6 +24,7 @@ from carpool.daemon import processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.desk import Desk
+from carpool.daemon.door import Door
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
@@ -68,7 +69,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     calls = Calls(loop, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
     desk = Desk(loop, starter, places, calls)
     desk.adopt()
-    loop.note_regularly()
+    door = Door(places.knock, loop.listen)
     # We hold the lock, so a socket that is still there is a dead daemon's.
     places.socket.unlink(missing_ok=True)
     server = await running.create_unix_server(desk.connect, path=str(places.socket))
@@ -79,6 +80,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     if not broken.is_set():
         loop.note_accounts()
     journal.close()
+    door.close()
     if broken.is_set():
         return False
     server.close()

@@ -35,6 +35,8 @@ def environment(card: int, *, cards: int, card_bytes: int) -> dict[str, str]:
 def library_directory() -> str:
     """A directory with the stand-ins under the names that programs look for."""
     directory = Path(tempfile.gettempdir()) / f"carpool-stub-{os.geteuid()}"
+    if ":" in str(directory) or ";" in str(directory):
+        raise UsageError(f"no program finds a library in {directory}: set TMPDIR to a path without : and ;")
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
         raise UsageError(f"{directory} is somebody else's; set TMPDIR to a directory of your own")

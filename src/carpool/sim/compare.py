@@ -88,8 +88,8 @@ def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> C
     """Run the trace under each policy. What cannot run is an error, or left out and counted if that was asked for."""
     is_node = choice.turns or cards_of(choice.nodes) == 1
     check_policies(choice.policies, is_node=is_node)
-    if choice.weights_milli and (is_node or "fair" not in choice.policies):
-        raise UsageError("--weights counts under fair on a cluster of more than one card; elsewhere nothing reads it")
+    if choice.weights_milli and "fair" not in choice.policies:
+        raise UsageError("--weights counts under fair; no other policy reads it")
     jobs, left_out = _fitting(trace, choice, is_node=is_node)
     outcomes = [
         (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress) for policy in choice.policies
@@ -190,7 +190,8 @@ def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Sett
     if quantum is None:
         quantum = max(own, sum(job.service_ns for job in jobs) // QUANTA_IN_ALL) if own else own
     default = Settings()
-    return Settings(quantum_ns=quantum, watch_ns=max(default.watch_ns, quantum))
+    watch_ns = max(default.watch_ns, quantum)
+    return Settings(quantum_ns=quantum, watch_ns=watch_ns, tenant_weights_milli=choice.weights_milli)
 
 
 def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:

@@ -37,7 +37,7 @@ from carpool.core.policies.base import POLICIES
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, UsageError
 from carpool.sim.node_engine import Machine, NodeEngine, Script
-from carpool.units import SECOND, parse_duration_ns
+from carpool.units import SECOND, parse_duration_ns, parse_tenants
 
 EVENTS = {kind.__name__: kind for kind in (*get_args(JobEvent), DeviceAdded, HistoryLoaded, Tick)}
 EFFECTS = {kind.__name__: kind for kind in get_args(Effect)}
@@ -49,9 +49,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fair"
     device: str = ""
     quantum: str = ""
+    tenant_weights: str = ""
 
     def settings(self) -> Settings:
-        return Settings(quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None)
+        return Settings(
+            quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
+            tenant_weights_milli=parse_tenants(self.tenant_weights) if self.tenant_weights else {},
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,6 +40,7 @@ FRAMES: dict[type[Any], tuple[int, tuple[str, ...]]] = {
     m.Unpark: (19, ()),
     m.Unparked: (20, ("move_ns",)),
     m.Trim: (21, ()),
+    m.Gradients: (22, ("gradient_bytes",)),
 }
 _KINDS = {kind: (cls, words) for cls, (kind, words) in FRAMES.items()}
 _TYPES = {"str": str, "int": int, "bool": bool, "list[str]": list, "dict[str, object]": dict}

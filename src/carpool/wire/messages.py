@@ -61,6 +61,13 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """Member: so much of what I keep between turns is gradients; the program drops them when it clears them."""
+
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Park:
     """Daemon to a member that waits: move your tensors to the host, at most so many bytes; answered by Parked."""
 
@@ -180,6 +187,7 @@ Message = (
     | Grant
     | Return
     | Measured
+    | Gradients
     | Park
     | Parked
     | Unpark

@@ -79,6 +79,7 @@ FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the co
 FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
 FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
+FLAG_AGENT = 64  # the Python agent takes this process's turns: the CUDA guest leaves them to it
 PRICE_ONE = 1024
 OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (caps.py)
 TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
@@ -103,6 +104,13 @@ def slot_base(slot: int) -> int:
 def swap(words: memoryview, index: int, before: int, after: int) -> bool:
     """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
     return bool(_swap(words, index, before, after))
+
+
+def raise_flag(words: memoryview, base: int, flag: int) -> None:
+    """Set a bit of a slot's S_FLAGS, in which the guest's threads change others meanwhile."""
+    while HAS_SWAP and not swap(words, base + S_FLAGS, flags := words[base + S_FLAGS], flags | flag):
+        pass
+    words[base + S_FLAGS] |= 0 if HAS_SWAP else flag
 
 
 def make_pass(*, pid: int, is_shared: bool, serial: int) -> int:

@@ -40,6 +40,11 @@ class Places:
         return self.run / "bells"
 
     @property
+    def knock(self) -> Path:
+        """Where programs whose allocations wait knock."""
+        return self.run / "knock"
+
+    @property
     def config(self) -> Path:
         return self.run / "daemon.json"
 

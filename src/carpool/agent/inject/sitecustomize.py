@@ -2,6 +2,8 @@
 
 It must be cheap, and must not disturb: it takes its directory off sys.path again, runs the sitecustomize it hid,
 makes the name `carpool` importable (the job's own environment may not have it), and waits for `import torch`.
+Where it cannot, it says so once, tells the daemon, and the program runs on as if alone; Pythons of any age understand
+that part.
 """
 
 import os
@@ -43,22 +45,62 @@ class _CarpoolFinder:
         )
 
 
+def _go_alone(why):
+    """Say once, for this process and those it starts, that the program takes no turns; ps and explain show it too."""
+    job = os.environ.get("CARPOOL_JOB")
+    why = why.replace("\0", "")[:1000]
+    said = "%s runs unmanaged: %s" % ("job " + job if job else "this Python", why)
+    if os.environ.get("CARPOOL_ALONE") == said:
+        return
+    os.environ["CARPOOL_ALONE"] = said
+    for act, what in ((_say, said), (_tell_daemon, why)):
+        try:
+            act(what)
+        except Exception:  # noqa: BLE001 - stderr is closed, or no daemon is there: not the program's affair
+            continue
+
+
+def _say(what):
+    sys.stderr.write("carpool: %s\n" % what)
+
+
+def _tell_daemon(why):
+    """Attach and Detach of wire/messages.py, as wire/framing.py writes them."""
+    import json
+    import socket
+    import struct
+
+    attach = {"job": os.environ["CARPOOL_JOB"], "pid": os.getpid(), "slot": 0, "holding": False, "protocol": 2}
+    attach["version"] = os.environ["CARPOOL_VERSION"]
+    frames = b""
+    for kind, fields in ((1, attach), (7, {"reason": why})):
+        body = json.dumps(fields).encode()
+        frames += struct.pack("<HHIQQQQ", kind, 0, len(body), 0, 0, 0, 0) + body
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(2.0)
+        peer.connect(os.environ["CARPOOL_SOCKET"])
+        peer.sendall(frames, getattr(socket, "MSG_NOSIGNAL", 0))
+        peer.recv(40)
+    finally:
+        peer.close()
+
+
 def _start():
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     _run_hidden()
     if not os.environ.get("CARPOOL_JOB"):
         return
     if sys.version_info < (3, 11):
-        if os.environ.setdefault("CARPOOL_OLD_PYTHON", str(os.getpid())) == str(os.getpid()):
-            sys.stderr.write("carpool: Python %d.%d is older than 3.11: it runs unmanaged\n" % sys.version_info[:2])
+        _go_alone("Python %d.%d is older than 3.11" % tuple(sys.version_info[:2]))
         return
     sys.meta_path.insert(0, _CarpoolFinder)
     from carpool.agent import boot
 
-    boot.watch()
+    boot.watch(_go_alone)
 
 
 try:
     _start()
 except Exception as error:  # noqa: BLE001 - a guest never crashes its host
-    sys.stderr.write("carpool: this Python runs unmanaged: %s: %s\n" % (type(error).__name__, error))
+    _go_alone("%s: %s" % (type(error).__name__, error))

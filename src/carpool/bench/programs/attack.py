@@ -120,18 +120,59 @@ def array(size):
     return twice(make, size)
 
 
+def add_node(cuda, graph, size):
+    params = NodeParams(pool=PoolProps(type=1, location=Location(1, 0)), size=size)
+    return cuda.made("cuGraphAddMemAllocNode", ctypes.byref(ctypes.c_void_p()), graph, None, 0, ctypes.byref(params))
+
+
+def launch_graph(cuda, graph):
+    run = ctypes.c_void_p()
+    cuda.good("cuGraphInstantiateWithFlags", ctypes.byref(run), graph, ctypes.c_ulonglong(0))
+    return cuda.made("cuGraphLaunch", run, None)
+
+
 def graph(size):
     """Two nodes in two graphs, each of which fits alone."""
     cuda = Driver()
 
     def make(size):
-        own, node, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        params = NodeParams(pool=PoolProps(type=1, location=Location(1, 0)), size=size)
+        own = ctypes.c_void_p()
         cuda.good("cuGraphCreate", ctypes.byref(own), 0)
-        if not cuda.made("cuGraphAddMemAllocNode", ctypes.byref(node), own, None, 0, ctypes.byref(params)):
-            return False
-        cuda.good("cuGraphInstantiateWithFlags", ctypes.byref(run), own, ctypes.c_ulonglong(0))
-        return cuda.made("cuGraphLaunch", run, None)
+        return add_node(cuda, own, size) and launch_graph(cuda, own)
+
+    return twice(make, size)
+
+
+def graph_nodes(size):
+    """Two nodes in one graph."""
+    cuda, own = Driver(), ctypes.c_void_p()
+    cuda.good("cuGraphCreate", ctypes.byref(own), 0)
+    held = twice(lambda size: add_node(cuda, own, size), size)
+    return held if launch_graph(cuda, own) else size * cuda.plain(size)
+
+
+def captured(size):
+    """Allocations that are recorded, and made when the graph runs."""
+    cuda, stream, own = Driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
+    cuda.good("cuStreamBeginCapture_v2", stream, 0)
+    name = "cuMemAllocAsync"
+    held = twice(lambda size: cuda.made(name, ctypes.byref(word()), ctypes.c_size_t(size), stream), size)
+    cuda.good("cuStreamEndCapture", stream, ctypes.byref(own))
+    return held if launch_graph(cuda, own) else size * cuda.plain(size)
+
+
+def context_ended(size):
+    """Memory of the device's pool, asked for in contexts that end."""
+    cuda = Driver()
+
+    def make(size):
+        own = ctypes.c_void_p()
+        cuda.good("cuCtxCreate_v2", ctypes.byref(own), 0, 0)
+        is_made = cuda.made("cuMemAllocAsync", ctypes.byref(word()), ctypes.c_size_t(size), None)
+        cuda.good("cuCtxDestroy_v2", own)
+        cuda.good("cuCtxSetCurrent", cuda.context)
+        return is_made
 
     return twice(make, size)
 

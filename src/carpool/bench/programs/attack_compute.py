@@ -6,6 +6,7 @@ the attempt says so.
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import time
@@ -83,6 +84,25 @@ def compute_graph(_):
     cuda.good("cuStreamEndCapture", stream, ctypes.byref(graph))
     cuda.good("cuGraphInstantiateWithFlags", ctypes.byref(run), graph, ctypes.c_ulonglong(0))
     return spend(cuda, lambda: cuda("cuGraphLaunch", run, stream), GRAPH_KERNELS * KERNEL_S, waits_every=1)
+
+
+def compute_context(_):
+    """In a context made after the first one was measured."""
+    cuda, kernel = prepare()
+    for _ in range(8):
+        plain_launch(cuda, kernel)
+        cuda.good("cuCtxSynchronize")
+    cuda.good("cuCtxCreate_v2", ctypes.byref(ctypes.c_void_p()), 0, 0)
+    module, other = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.good("cuModuleLoadData", ctypes.byref(module), b"any image")
+    cuda.good("cuModuleGetFunction", ctypes.byref(other), module, KERNEL)
+    return spend(cuda, lambda: plain_launch(cuda, other), KERNEL_S, waits_every=4)
+
+
+def compute_disguised(_):
+    """As if the Python agent took the turns of this process."""
+    os.environ["CARPOOL_AGENT"] = str(os.getpid())
+    return compute_plain(_)
 
 
 def compute_processes(_):

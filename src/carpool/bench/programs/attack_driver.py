@@ -67,10 +67,10 @@ class Driver:
     def __init__(self, find=None):
         self.library = ctypes.CDLL("libcuda.so.1")
         self.find = find or (lambda name: getattr(self.library, name))
-        context = ctypes.c_void_p()
+        self.context = ctypes.c_void_p()
         self.good("cuInit", 0)
-        self.good("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.good("cuCtxSetCurrent", context)
+        self.good("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.good("cuCtxSetCurrent", self.context)
 
     def __call__(self, name, *arguments):
         try:

@@ -13,7 +13,7 @@ _RANK = attrgetter("tenant_level", "tenant", "level", "arrived_ns", "id")
 
 
 class Fair:
-    """The tenant that has had the least runs, and of its jobs the one that has had the least for its weight.
+    """The tenant that has had the least for its weight runs, and of its jobs the one of which the same is true.
 
     Ten jobs of one tenant share one tenant's part. Levels are kept by accounts.py, which starts a newcomer at
     the incumbents' level, so nobody monopolises a lane to catch up.
@@ -31,9 +31,10 @@ class Fair:
         if chosen.tenant != over.tenant:
             if chosen.tenant_level == over.tenant_level:
                 return (
-                    f"tenants {chosen.tenant} and {over.tenant} have had the same; {chosen.tenant} is first by name"
+                    f"tenants {chosen.tenant} and {over.tenant} have had the same for their weights;"
+                    f" {chosen.tenant} is first by name"
                 )
-            return f"tenant {chosen.tenant} has had less device time than tenant {over.tenant}"
+            return f"tenant {chosen.tenant} has had less device time for its weight than tenant {over.tenant}"
         if chosen.level == over.level:
             return f"both have had their share, and {chosen.name} came first"
         return f"{chosen.name} is behind its share by {format_ns(max(0, over.level - chosen.level))}"

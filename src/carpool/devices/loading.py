@@ -1,0 +1,110 @@
+"""Whether a preloaded library gets into a program, read from their files before anything is started.
+
+A library is loaded by the program's own loader. A program without one (static), for another machine or with another C
+library than ours starts all the same, without it: whoever promised a limit must know that first. What cannot be told
+from the files (a shell that starts something, a launcher) counts as reached.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS_MAX = 4  # a script whose interpreter is a script; the kernel stops there too
+MACHINES = {3: "i386", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
+PT_DYNAMIC, PT_INTERP, ET_EXEC, DT_FLAGS_1, DF_1_PIE = 2, 3, 2, 0x6FFFFFFB, 0x08000000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """What an ELF file says of itself."""
+
+    bits: int
+    machine: str
+    loader: str | None
+    is_program: bool  # else a library, or a loader itself
+
+    def __str__(self) -> str:
+        return f"{self.bits}-bit {self.machine}"
+
+
+def obstacle(program: str, library: str, *, path: str | None = None) -> str | None:
+    """Why this library would not get into this program, and what to do; None if it would, or nobody can tell."""
+    found = _executable(program, path)
+    ours = read_binary(Path(library))
+    theirs = read_binary(found) if found is not None else None
+    if found is None or ours is None or theirs is None:
+        return None
+    if _runs_as_another(found):
+        return "it runs as another user, and then its loader takes no libraries from you; start it as that user"
+    if (theirs.bits, theirs.machine) != (ours.bits, ours.machine):
+        return f"it is a {theirs} program and carpool's library is {ours}; build it for that"
+    if theirs.loader is None and theirs.is_program:
+        return "it is linked statically, so no loader puts carpool's library into it; link it dynamically"
+    if Path(theirs.loader or "").name.startswith("ld-musl"):
+        return "it uses the C library musl and carpool's library uses glibc; build it with glibc"
+    return None
+
+
+def _executable(program: str, path: str | None) -> Path | None:
+    """The binary that a command comes to: itself, or the interpreter of a script."""
+    found = shutil.which(program, path=path)
+    for _ in range(SCRIPTS_MAX):
+        if found is None:
+            return None
+        words = _shebang(Path(found))
+        if not words:
+            return Path(found)
+        if Path(words[0]).name == "env":
+            words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        found = shutil.which(words[0], path=path) if words else None
+    return None
+
+
+def _shebang(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            line = file.readline(4096)
+    except OSError:
+        return []
+    return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+
+
+def _runs_as_another(path: Path) -> bool:
+    facts = path.stat()
+    is_other_user = facts.st_mode & stat.S_ISUID and facts.st_uid != os.getuid()
+    return bool(is_other_user or (facts.st_mode & stat.S_ISGID and facts.st_gid != os.getgid()))
+
+
+def read_binary(path: Path) -> Binary | None:
+    """What kind of ELF file it is; None for anything else, and for what cannot be read."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+            return _parse(raw) if raw[:4] == b"\x7fELF" else None
+    except (OSError, ValueError, struct.error):  # ValueError: an empty file
+        return None
+
+
+def _parse(raw: mmap.mmap) -> Binary:
+    is_wide, order = raw[4] == 2, "<" if raw[5] == 1 else ">"
+    kind, machine = struct.unpack_from(f"{order}HH", raw, 16)
+    offset = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", raw, 32 if is_wide else 28)[0]
+    size, count = struct.unpack_from(f"{order}HH", raw, 54 if is_wide else 42)
+    loader, is_program = None, kind == ET_EXEC
+    for number in range(count):
+        at = offset + number * size
+        part = struct.unpack_from(f"{order}I", raw, at)[0]
+        word, places = ("Q", (8, 32)) if is_wide else ("I", (4, 16))
+        begin, length = (struct.unpack_from(f"{order}{word}", raw, at + place)[0] for place in places)
+        if part == PT_INTERP:
+            loader, is_program = os.fsdecode(raw[begin : begin + length].rstrip(b"\0")), True
+        elif part == PT_DYNAMIC:
+            pairs = struct.iter_unpack(f"{order}{word}{word}", raw[begin : begin + length])
+            is_program |= any(tag == DT_FLAGS_1 and value & DF_1_PIE for tag, value in pairs)
+    name = MACHINES.get(machine, f"machine {machine}")
+    return Binary(bits=64 if is_wide else 32, machine=name, loader=loader, is_program=is_program)

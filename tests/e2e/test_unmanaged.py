@@ -1,0 +1,124 @@
+"""A program that carpool cannot manage says so once, runs on as if alone, and is shown as that, with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.node import PYTHON, Node, Started, with_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+WAITS = "import sys; sys.stdout.write('on it goes\\n'); sys.stdout.flush(); sys.stdin.read()"
+HOOKLESS = "import sys\nsys.modules['carpool.agent.torch_hooks'] = None\n"
+
+
+def old_pythons() -> list[str]:
+    """Interpreters of this machine that are older than carpool needs, found as people have them."""
+    names = ["python2.7", *(f"python3.{minor}" for minor in range(5, 11))]
+    paths = [shutil.which(name) for name in names]
+    paths += [str(path) for path in Path.home().glob(".pyenv/versions/*/bin/python")]
+    ask, found = "import sys; print(sys.version_info < (3, 11) and sys.executable)", set()
+    for path in filter(None, paths):
+        done = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False)
+        found.add(done.stdout.strip() if done.returncode == 0 else "False")
+    return sorted(found - {"False"})
+
+
+@pytest.fixture(scope="module")
+def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """This Python, which takes itself for an older one before carpool sees it."""
+    place = tmp_path_factory.mktemp("old")
+    venv.EnvBuilder(symlinks=True).create(place)
+    (packages,) = place.glob("lib/python3*/site-packages")
+    (packages / "old.pth").write_text("import sys; sys.version_info = (3, 8, 18, 'final', 0)\n")
+    return str(place / "bin" / "python")
+
+
+def check_shown(node: Node, started: Started, name: str, reason: str) -> None:
+    """The job is unmanaged, wherever one looks; its program is not disturbed."""
+    started.wait_line("on it goes")
+    job = node.wait_state(name, "unmanaged", seconds=20)
+    sentence = f"{job['id']}: runs outside carpool's turns: {reason}"
+    assert sentence in node.carpool("ps").lines
+    assert node.carpool("explain", name).lines[0] == sentence
+    assert json.loads(node.carpool("explain", name, "--json").out)["state"] == "unmanaged"
+    assert started.process.stdin is not None
+    started.process.stdin.close()
+    ended = started.wait()
+    assert (ended.code, ended.lines) == (0, ["on it goes"])
+    assert ended.err == f"carpool: job {job['id']} runs unmanaged: {reason}\n"
+
+
+def test_a_python_that_is_too_old_is_shown_as_unmanaged(node: Node, old_python: str) -> None:
+    node.start()
+    started = node.run(old_python, "-c", WAITS, options=["--name", "old"], stdin=subprocess.PIPE)
+    check_shown(node, started, "old", "Python 3.8 is older than 3.11")
+
+
+def test_real_old_pythons_are_shown_as_unmanaged(node: Node) -> None:
+    found = old_pythons()
+    if not found:
+        pytest.skip("no Python older than 3.11 is here")
+    node.start()
+    node.environment["PYTHONPATH"] = ""  # what the tests have there is not for them
+    for number, python in enumerate(found):
+        started = node.run(python, "-c", WAITS, options=["--name", f"old{number}"], stdin=subprocess.PIPE)
+        started.wait_line("on it goes")
+        reason = node.wait_state(f"old{number}", "unmanaged", seconds=20)["reason"]
+        assert reason.startswith("runs outside carpool's turns: "), python
+        assert "is older than 3.11" in reason or "2.7" in python
+        assert started.process.stdin is not None
+        started.process.stdin.close()
+        ended = started.wait()
+        assert (ended.code, ended.err.count("\n")) == (0, 1), ended.err
+
+
+def test_an_agent_that_cannot_be_loaded_is_shown_as_unmanaged(node: Node, tmp_path: Path) -> None:
+    node.start()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(HOOKLESS)
+    with with_environment(node, {"PYTHONPATH": f"{tmp_path}:{node.environment['PYTHONPATH']}"}):
+        program = f"import torch; {WAITS}"
+        started = node.run(PYTHON, "-c", program, options=["--name", "broken"], stdin=subprocess.PIPE)
+    reason = "ModuleNotFoundError: import of carpool.agent.torch_hooks halted; None in sys.modules"
+    check_shown(node, started, "broken", reason)
+
+
+def test_what_an_old_launcher_starts_takes_turns_all_the_same(node: Node, old_python: str) -> None:
+    node.start()
+    loop = "import carpool, time\nwhile True:\n with carpool.turn(): time.sleep(0.01)"
+    launcher = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {loop!r}])"
+    node.run(old_python, "-c", launcher, options=["--name", "launched"])
+    node.wait_steps("launched", 20)
+    assert node.state("launched") in ("running", "profiling")
+    node.kill_daemon()
+    node.start()
+    node.wait_steps("launched", node.job("launched")["steps"] + 20)
+    assert node.state("launched") in ("running", "profiling")
+
+
+def test_a_helper_that_takes_no_turns_changes_nothing_for_the_job_that_does(node: Node, old_python: str) -> None:
+    node.start()
+    program = (
+        "import carpool, os, subprocess, time\n"
+        "for step in range(1000000):\n"
+        "    with carpool.turn():\n"
+        "        if step == 50:\n"
+        f"            subprocess.run([{old_python!r}, '-c', 'pass'])\n"
+        "            print('helped', flush=True)\n"
+        "        time.sleep(0.005)\n"
+    )
+    started = node.run(PYTHON, "-c", program, options=["--name", "helped"])
+    started.wait_line("helped")
+    node.wait_steps("helped", 100)
+    assert "runs unmanaged: Python 3.8 is older than 3.11" in started.err
+    assert node.state("helped") in ("running", "profiling")
+    assert node.journal("JobDetached") == []
+    assert node.turns("helped") == 1, "its turn was not taken from it"
