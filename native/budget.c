@@ -196,7 +196,10 @@ void cp_count(uint64_t ns) {
 
 bool cp_is_capped(void) { return cp_must_cap || (cp_my_slot() && GET(cp_page[CP_H_CAP])); }
 
-bool cp_is_over(void) { return cp_my_slot() && GET(cp_page[CP_H_CAP]) && cp_held(true) > GET(cp_page[CP_H_CAP]); }
+bool cp_is_over(void) {
+    uint64_t cap = cp_my_slot() ? GET(cp_page[CP_H_CAP]) : 0;
+    return cap && cp_held(false) > cap && cp_held(true) > cap;
+}
 
 /* The cap looks reached: without the dead, and after those who ask just now, is it? */
 __attribute__((cold, noinline)) static bool reserve_hard(cp_word *slot, uint64_t bytes, uint64_t cap) {

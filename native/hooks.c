@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "guest.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -12,6 +13,7 @@
 #define DEVICES_MAX 64
 #define LARGE_COPY (1u << 20)
 #define PER_THREAD ((CUstream)2)
+#define OR_PER_THREAD(stream) (stream ? stream : PER_THREAD) /* of a form whose default stream is the thread's */
 #define KEY(handle) ((uint64_t)(uintptr_t)(handle))
 #define OWN(symbol, params, args, ...)
 
@@ -82,10 +84,10 @@ static bool is_host_pool(CUmemoryPool pool, int change) {
     return cp_change_refs(CP_HOST_POOL, KEY(pool), change, &entry);
 }
 
-/* What a node takes is not taken yet; one that does not fit is asked for as more than there is. */
+/* What a node takes is not taken yet. */
 static uint64_t async_bytes(uint64_t size, CUstream stream, bool is_free) {
     bool is_node = !is_free && cp_is_capturing(stream);
-    return is_node && !fits_now(size) ? UINT64_MAX / 4 : is_free || is_node ? 0 : rounded(size);
+    return is_node && !fits_now(size) ? UINT64_MAX : is_free || is_node ? 0 : rounded(size);
 }
 
 /* The reserved bytes become the real ones; false if that is too much. */
@@ -101,7 +103,7 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
 #define COUNT(symbol, params, args, kind, owner, at_least, needed, destroy, on_refusal)  \
     CUresult cp_##symbol params {                                                        \
         uint64_t bytes = at_least;                                                       \
-        if (bytes && !cp_reserve(bytes))                                                 \
+        if (bytes == UINT64_MAX || (bytes && !cp_reserve(bytes)))                           \
             return on_refusal;                                                           \
         CUresult result = real_##symbol args;                                            \
         if (result == CUDA_SUCCESS && !correct(&bytes, needed)) {                        \
@@ -114,8 +116,8 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
     }
 #define ALLOCATE(symbol, params, args, on_refusal) \
     COUNT(symbol, params, args, CP_POINTER, current_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
-#define ALLOCATE_ASYNC(symbol, params, args, is_free)                                                         \
-    COUNT(symbol, params, args, CP_POINTER, 0, async_bytes(size, stream, is_free), bytes, real_cuMemFree_v2, \
+#define ALLOCATE_ASYNC(symbol, params, args, is_free, into)                                                         \
+    COUNT(symbol, params, args, CP_POINTER, 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
           CUDA_ERROR_OUT_OF_MEMORY)
 #define MAKE(symbol, params, args, kind, at_least, needed, destroy) \
     COUNT(symbol, params, args, kind, current_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
@@ -251,24 +253,31 @@ CUresult cp_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void 
 
 /* Graphs */
 
-static void settle_graphs(int device) {
+static uint64_t settle_graphs(int device) {
     cuuint64_t held = 0;
     if (real_cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &held) == CUDA_SUCCESS)
         cp_settle_graph(held);
+    return held;
 }
 
-/* Before a launch the graph's memory is mapped: what is too much then is given back, and what other graphs do not use. */
+/* Before a launch the graph's memory is mapped: what is too much then is given back, and what other graphs do not use.
+ * A graph that gets nothing more is launched, however the cap has changed since. */
 static bool graph_fits(CUgraphExec exec, CUstream stream) {
+    if (!GET(has_graph_memory) || !cp_is_capped() || cp_is_capturing(stream))
+        return true;
+    uint64_t before = settle_graphs(current_device());
     for (int tries = 0; tries < 2; tries++) {
         real_cuGraphUpload(exec, stream);
-        settle_graphs(current_device());
-        if (!cp_is_over())
+        if (settle_graphs(current_device()) <= before || !cp_is_over())
             return true;
         real_cuStreamSynchronize(stream);
         cp_cuDeviceGraphMemTrim(current_device());
     }
     return false;
 }
+
+/* An upload while the graph is made would pass the cap: it is left to the launch. The flags are the first word. */
+#define UPLOAD_LATER if (params && cp_is_capped()) *(cuuint64_t *)params &= ~(cuuint64_t)CU_GRAPH_INSTANTIATE_UPLOAD
 
 static bool node_fits(const CUgraphNodeParams *params) {
     return !params || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || fits_now(params->alloc.bytesize);
@@ -278,11 +287,6 @@ static bool node_fits(const CUgraphNodeParams *params) {
 
 /* Contexts */
 
-static void note_primary(CUresult result, CUcontext *out, CUdevice device) {
-    if (result == CUDA_SUCCESS && device >= 0 && device < DEVICES_MAX)
-        atomic_store(&primary[device], KEY(*out));
-}
-
 static void drop_primary(CUresult result, CUdevice device) {
     unsigned int flags;
     int is_active = 1;
@@ -291,7 +295,9 @@ static void drop_primary(CUresult result, CUdevice device) {
         cp_drop_context(atomic_load(&primary[device]));
 }
 #define END_PRIMARY(symbol, params, args, ...) AROUND(symbol, params, args, , drop_primary(result, device))
-#define END_CONTEXT(symbol, params, args, ...) AROUND(symbol, params, args, , if (!result) cp_drop_context(KEY(context)))
+/* Samples first: their events end with the context. */
+#define END_CONTEXT(symbol, params, args, ...) \
+    AROUND(symbol, params, args, if (context) cp_forget_samples(KEY(context)), if (!result) cp_drop_context(KEY(context)))
 
 /* Figures */
 
@@ -373,11 +379,10 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 #define LAUNCH_GRAPH(symbol, params, args, is_ptsz)                              \
     PAY_AND_GO(symbol, is_ptsz, params, args, KEY(exec), stream)                 \
     CUresult cp_##symbol params {                                                \
-        bool has_memory = GET(has_graph_memory) && !cp_is_capturing(stream);     \
-        if (has_memory && cp_is_capped() && !graph_fits(exec, stream))           \
+        if (!graph_fits(exec, is_ptsz && !stream ? PER_THREAD : stream))         \
             return CUDA_ERROR_OUT_OF_MEMORY;                                     \
         CUresult result = MUST_PAY ? cp_slow_##symbol args : real_##symbol args; \
-        if (has_memory)                                                          \
+        if (GET(has_graph_memory))                                               \
             settle_graphs(current_device());                                     \
         return result;                                                           \
     }
@@ -390,17 +395,20 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
     AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(), cp_end_step())
 #define WAIT(symbol, params, args, ...) AROUND(symbol, params, args, cp_read_samples(), cp_end_step())
 
+/* Each thread has its own stream of the name 0 or 2. */
+static uint64_t capture_key(CUstream stream) { return KEY(stream) > 2 ? KEY(stream) : KEY(stream) ^ (uint64_t)pthread_self(); }
+
 static void begin_capture(CUresult result, CUstream stream) {
     struct cp_entry known;
-    if (result == CUDA_SUCCESS && !cp_change_refs(CP_CAPTURE, KEY(stream), 0, &known)) {
-        cp_note(CP_CAPTURE, KEY(stream), 0, 0);
+    if (result == CUDA_SUCCESS && !cp_change_refs(CP_CAPTURE, capture_key(stream), 0, &known)) {
+        cp_note(CP_CAPTURE, capture_key(stream), 0, 0);
         atomic_fetch_add(&captures, 1);
     }
 }
 /* A failed end ends the capture too, but for one from a thread that may not; and so does the stream's own end. */
 static void end_capture(CUresult result, CUstream stream) {
     struct cp_entry known;
-    if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && cp_change_refs(CP_CAPTURE, KEY(stream), -1, &known))
+    if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && cp_change_refs(CP_CAPTURE, capture_key(stream), -1, &known))
         atomic_fetch_sub(&captures, 1);
 }
 #define CAPTURE(symbol, params, args, change) AROUND(symbol, params, args, , change##_capture(result, stream))

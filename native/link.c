@@ -313,7 +313,7 @@ void cp_end_step(void) {
 }
 
 static bool is_wanted(cp_word *slot) {
-    return is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL]));
+    return slot && is_held && (atomic_load(&cp_header()[CP_H_WAITERS]) || atomic_load(&slot[CP_S_RECALL]));
 }
 
 bool cp_rest(uint64_t ns) {

@@ -1112,7 +1112,6 @@ API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long l
     return CUDA_SUCCESS;
 }
 API cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text, size_t size) { return (void)bad, (void)text, (void)size, cuGraphInstantiateWithFlags(out, graph, 0); }
-API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) { return (void)params, cuGraphInstantiateWithFlags(out, graph, 0); }
 
 static CUgraphExec uploaded;
 
@@ -1154,6 +1153,14 @@ API cuGraphUpload(CUgraphExec exec, CUstream s) {
     }
     return result;
 }
+
+API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    CUresult result = cuGraphInstantiateWithFlags(out, graph, 0);
+    bool uploads = params && *(cuuint64_t *)params & CU_GRAPH_INSTANTIATE_UPLOAD;
+    return result || !uploads ? result : cuGraphUpload(*out, NULL);
+}
+API cuGraphUpload_ptsz(CUgraphExec exec, CUstream s) { return cuGraphUpload(exec, s); }
+API cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) { return cuGraphInstantiateWithParams(out, graph, params); }
 
 API cuGraphLaunch(CUgraphExec exec, CUstream s) {
     NEED_CONTEXT;

@@ -111,7 +111,7 @@ def test_a_program_of_another_user_takes_no_library(
     program.chmod(0o755 | stat.S_ISUID)
     assert obstacle(str(program), library) is None  # its own
     monkeypatch.setattr("os.getuid", lambda: program.stat().st_uid + 1)
-    assert "another user" in (obstacle(str(program), library) or "")
+    assert "other rights than yours" in (obstacle(str(program), library) or "")
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler 'cc': real static programs are NOT looked at")

@@ -65,26 +65,62 @@ print(cuda.cuStreamEndCapture(into, ctypes.byref(graph)), cuda.cuGraphLaunch(gra
     assert run(text).end().split() == ["2", "0", "0", "0"]
 
 
-def test_graphs_get_no_more_together_than_the_cap(run: Run, page: Page, books: Path) -> None:
-    text = """
+GRAPHS = """
 class Node(ctypes.Structure):
     _fields_ = [("pool", ctypes.c_char * 88), ("d", P), ("n", S), ("size", S), ("dptr", ctypes.c_ulonglong)]
-def graph(count):
+def graph(count, make=graph_of):
     made, node, params = P(), P(), Node(size=600 << 20)
     assert cuda.cuGraphCreate(ctypes.byref(made), 0) == 0
     for _ in range(count):
         assert cuda.cuGraphAddMemAllocNode(ctypes.byref(node), made, None, S(0), ctypes.byref(params)) == 0
-    return graph_of(made)
+    return make(made)
+"""
+
+
+def test_graphs_get_no_more_together_than_the_cap(run: Run, page: Page, books: Path) -> None:
+    text = """
 into, two, one, other = stream(), graph(2), graph(1), graph(1)
 print(cuda.cuGraphLaunch(two, into), cuda.cuGraphLaunch(one, into), cuda.cuGraphLaunch(one, into))
 print(cuda.cuGraphLaunch(other, into), cuda.cuGraphExecDestroy(one), cuda.cuGraphLaunch(other, into), flush=True)
 wait()
 """
-    script = run(text)
+    script = run(GRAPHS + text)
     assert script.line() == "2 0 0", "two nodes at once are too much for one graph"
     assert script.line() == "2 0 0", "and so is a second graph, until the first is gone"
     pid = script.process.pid
     assert script.line() == "ready"
+    assert live_bytes(page, pid) == true_bytes(books)[pid] == 600 * MIB
+
+
+def test_a_graph_that_has_its_memory_is_launched_whatever_became_of_the_cap(run: Run, page: Page) -> None:
+    script = run(
+        GRAPHS + "one, into = graph(1), stream()\nprint(cuda.cuGraphLaunch(one, into)), wait()\n"
+        "print(cuda.cuGraphLaunch(one, into), allocate(1 << 20))\n"
+    )
+    assert (script.line(), script.line()) == ("0", "ready")
+    page.words[wire.H_CAP] = 500 * MIB
+    script.go()
+    assert script.line() == "0 2"
+
+
+@pytest.mark.parametrize("how", ["cuGraphUpload", "cuGraphUpload_ptsz", "cuGraphInstantiateWithParams"])
+def test_graphs_that_are_mapped_without_a_launch_are_counted(run: Run, page: Page, books: Path, how: str) -> None:
+    text = f"""
+class Params(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_ulonglong), ("stream", P), ("node", P), ("result", ctypes.c_int)]
+def upload(made):
+    run, params = P(), Params(flags=2)
+    if {how!r} == "cuGraphInstantiateWithParams":
+        assert cuda.cuGraphInstantiateWithParams(ctypes.byref(run), made, ctypes.byref(params)) == 0
+        return cuda.cuGraphLaunch(run, None)
+    return cuda.{how}(graph_of(made), None)
+print(*map(upload, [graph(1, lambda made: made) for _ in range(3)]), flush=True)
+wait()
+"""
+    script = run(GRAPHS + text)
+    # What was mapped and not launched gives way to the next; what was launched does not.
+    assert script.line() == ("0 2 2" if how == "cuGraphInstantiateWithParams" else "0 0 0")
+    pid = script.process.pid
     assert live_bytes(page, pid) == true_bytes(books)[pid] == 600 * MIB
 
 

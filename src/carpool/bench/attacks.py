@@ -74,7 +74,7 @@ ATTACKS = (
     Attack(title="a pool that keeps freed bytes", name="keeping_pool", why="release thresholds are held at 0"),
     Attack(title="virtual memory, handle kept", name="virtual", why=COUNTED),
     Attack(title="virtual memory, only mapped", name="mapped", why="counted until handle and mapping are gone"),
-    Attack(title="arrays", name="array", why="counted by the driver's own figure"),
+    Attack(title="arrays", name="array", why="counted level by level, rounded up"),
     Attack(title="memory nodes of two graphs", name="graph", why=MAPPED),
     Attack(title="memory nodes of one graph", name="graph_nodes", why=MAPPED),
     Attack(title="captured allocations", name="captured", why=MAPPED),

@@ -50,7 +50,7 @@ class Facts:
         if scratch := ledger.lanes_bytes(device):
             rest.append(f"{format_bytes(scratch)} is for turns")
         listed = f"{', '.join(rest[:-1])} and {rest[-1]}" if len(rest) > 1 else "".join(rest)
-        room = min(self.room_bytes, device.capacity_bytes - sum(map(self._booked, named)))
+        room = max(0, min(self.room_bytes, device.capacity_bytes - sum(map(self._booked, named))))
         return (
             f"out of memory: job {job.id} {_asked(job)}; of the {format_bytes(device.capacity_bytes)} of {device.id}"
             f" it can have {format_bytes(room)}{f': {listed}' if listed else ''}"

@@ -41,7 +41,9 @@ def obstacle(program: str, library: str, *, path: str | None = None) -> str | No
     if found is None or ours is None or theirs is None:
         return None
     if _runs_as_another(found):
-        return "it runs as another user, and then its loader takes no libraries from you; start it as that user"
+        return (
+            "it runs with other rights than yours, and then its loader takes no libraries from you; run a plain copy"
+        )
     if (theirs.bits, theirs.machine) != (ours.bits, ours.machine):
         return f"it is a {theirs} program and carpool's library is {ours}; build it for that"
     if theirs.loader is None and theirs.is_program:
@@ -78,7 +80,16 @@ def _shebang(path: Path) -> list[str]:
 def _runs_as_another(path: Path) -> bool:
     facts = path.stat()
     is_other_user = facts.st_mode & stat.S_ISUID and facts.st_uid != os.getuid()
-    return bool(is_other_user or (facts.st_mode & stat.S_ISGID and facts.st_gid != os.getgid()))
+    is_other_group = facts.st_mode & stat.S_ISGID and facts.st_gid != os.getgid()
+    return bool(is_other_user or is_other_group or _has_capabilities(path))
+
+
+def _has_capabilities(path: Path) -> bool:
+    """Whether it gains rights of its file's, which the loader treats as it does another user's."""
+    try:
+        return bool(os.getxattr(path, "security.capability"))
+    except OSError:
+        return False
 
 
 def read_binary(path: Path) -> Binary | None:
@@ -86,7 +97,7 @@ def read_binary(path: Path) -> Binary | None:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
             return _parse(raw) if raw[:4] == b"\x7fELF" else None
-    except (OSError, ValueError, struct.error):  # ValueError: an empty file
+    except (OSError, ValueError, IndexError, struct.error):  # ValueError: an empty file; the others: one that was cut
         return None
 
 

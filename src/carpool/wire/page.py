@@ -110,7 +110,8 @@ def raise_flag(words: memoryview, base: int, flag: int) -> None:
     """Set a bit of a slot's S_FLAGS, in which the guest's threads change others meanwhile."""
     while HAS_SWAP and not swap(words, base + S_FLAGS, flags := words[base + S_FLAGS], flags | flag):
         pass
-    words[base + S_FLAGS] |= 0 if HAS_SWAP else flag
+    if not HAS_SWAP:
+        words[base + S_FLAGS] |= flag
 
 
 def make_pass(*, pid: int, is_shared: bool, serial: int) -> int:

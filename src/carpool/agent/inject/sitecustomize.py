@@ -46,9 +46,13 @@ class _CarpoolFinder:
 
 
 def _go_alone(why):
-    """Say once, for this process and those it starts, that the program takes no turns; ps and explain show it too."""
+    """Say once, for this process and those it starts, that the program takes no turns; ps and explain show it too.
+
+    On a GPU the library in the program takes them at kernel launches all the same, so nothing is said there."""
+    if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+        return
     job = os.environ.get("CARPOOL_JOB")
-    why = why.replace("\0", "")[:1000]
+    why = why.replace("\0", "").encode("ascii", "replace").decode("ascii")[:1000]
     said = "%s runs unmanaged: %s" % ("job " + job if job else "this Python", why)
     if os.environ.get("CARPOOL_ALONE") == said:
         return
