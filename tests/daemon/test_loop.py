@@ -174,7 +174,10 @@ def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
         places = Places(run=tmp_path, state=tmp_path)
         loop = loop_with(live, journal, places)
         loop.tell(Tick())
-        await asyncio.sleep(0.4)
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if len(noted) >= 3:
+                break
         assert len(noted) >= 3
         del loop.jobs[live.id]
         await asyncio.sleep(0.8)  # what happened last is written

@@ -84,8 +84,8 @@ def test_a_daemon_without_jobs_sleeps_and_one_with_two_idle_jobs_hardly_wakes(no
     finally:
         empty.close()
     print(f"without jobs {without}, with two that rest {with_two}")
-    assert without.switches <= 4 and without.cpu_s <= 0.1
-    assert with_two.switches <= 20 and with_two.cpu_s <= 0.2
+    assert without.switches <= 15 and without.cpu_s <= 0.2
+    assert with_two.switches <= 30 and with_two.cpu_s <= 0.4
 
 
 def test_an_allocation_that_waits_in_an_idle_job_is_heard_though_nobody_looks(node: Node) -> None:
