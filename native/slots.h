@@ -80,10 +80,11 @@ static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
             cp_wipe(mine, 0);
         mine = cp_slot_at(s);
     }
-    for (unsigned s = 1; s < CP_FIRST_LENT && !mine; s++) {
-        uint64_t pid = GET(cp_slot_at(s)[CP_S_PID]);
-        if ((pid == 0 || cp_is_gone(pid)) && cp_take(cp_slot_at(s), pid))
-            mine = cp_slot_at(s);
+    for (unsigned s = 1; s < 2 * CP_FIRST_LENT && !mine; s++) { /* free ones first: who is dead takes system calls to tell */
+        cp_word *slot = cp_slot_at(s % CP_FIRST_LENT);
+        uint64_t pid = GET(slot[CP_S_PID]);
+        if (slot != cp_page && (pid == 0 || (s > CP_FIRST_LENT && cp_is_gone(pid))) && cp_take(slot, pid))
+            mine = slot;
     }
     if (!mine)
         return NULL;

@@ -267,14 +267,26 @@ def test_a_normal_exit_frees_the_slot(start: Start, page: Page) -> None:
 
 
 @pytest.mark.parametrize("end", ["vanish", "die"])
-def test_the_slot_of_a_process_that_ended_abruptly_goes_to_the_next_one(start: Start, page: Page, end: str) -> None:
+def test_the_slot_of_a_process_that_ended_abruptly_is_taken_when_no_other_is_free(
+    start: Start, page: Page, end: str
+) -> None:
     with start() as first:
         first.ask(f"malloc 0 {MIB}")
         first.tell(end)
     assert page.pids() == {1: first.pid}
+    for slot in range(2, wire.FIRST_LENT):
+        page.words[slot_base(slot) + wire.S_PID] = os.getpid()
     second = start()
-    assert page.pids() == {1: second.pid}
+    assert page.pids()[1] == second.pid
     assert live(page, second.pid) < MIB
+
+
+def test_a_place_is_found_without_a_look_at_who_else_lives(start: Start, page: Page) -> None:
+    """That takes system calls, as many as there are processes; so a dead one's place is not the first choice."""
+    with start() as first:
+        first.tell("die")
+    second = start()
+    assert page.pids() == {1: first.pid, 2: second.pid}
 
 
 def test_without_a_free_slot_the_process_runs_uncounted_and_says_so_once(start: Start, page: Page) -> None:

@@ -9,6 +9,7 @@ what there was to share.
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carpool.bench.node import Lines, Node, open_node, stop
+from carpool.bench.node import Lines, Node, open_node, stolen_ns, stop
 from carpool.errors import PeerError
 
 DEVICE = "stub:16GiB"
 TENTH_WAITED = "loop {ms} 10 busy_1ms"  # the probe's words: kernels of 1 ms, a wait after every tenth
 LEARN_S, WINDOW_S, EVERY_S = 1.0, 5.0, 0.1
 START_S = 60.0
+TRIES, STOLEN_MAX = 3, 0.01  # of the time of all processors
 # As native/fake/books.h: a header, then rows of pid, birth and three words a card.
 CARDS, ROWS = 16, 256
 HEAD_BYTES, ROW_BYTES = 8 * (3 + 2 * CARDS), 8 * (2 + 3 * CARDS)
@@ -74,6 +76,18 @@ class Kept:
     error: float
     error_of_reachable: float
     reachable: float  # percent of the device; 100 if it was not measured
+    stolen_fraction: float = 0.0
+
+
+def measure_calmly(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
+    """Once, and again while a virtual machine's host took too much of it away; the least disturbed counts."""
+    tries: list[Kept] = []
+    while not tries or (len(tries) < TRIES and tries[-1].stolen_fraction > STOLEN_MAX):
+        before, began = stolen_ns(), time.monotonic_ns()
+        kept = measure_case(program, case, seconds=seconds)
+        lasted_ns = (time.monotonic_ns() - began) * (os.cpu_count() or 1)
+        tries.append(replace(kept, stolen_fraction=(stolen_ns() - before) / lasted_ns))
+    return min(tries, key=lambda kept: kept.stolen_fraction)
 
 
 def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
