@@ -18,6 +18,7 @@ Start = Callable[[], Probe]
 ASYNC, SYNC = 10**9, 1
 MS = 1_000_000
 SETTLE_SECONDS, WINDOW_SECONDS = 0.3, 0.8
+TRIES = 4
 POINTS = 6  # a busy machine may stop a process for a while; `carpool bench interposer` has the exact figure
 
 
@@ -60,13 +61,15 @@ def test_a_job_has_its_limit_of_the_device_and_no_more(
 ) -> None:
     limit(page, percent)
     probes = [start() for _ in range(processes)]
-    for probe in probes:
-        probe.tell(work)
-    time.sleep(SETTLE_SECONDS)
-    had = part(books, probes)
-    assert [probe.answer()[0] for probe in probes] == [0] * processes
-    assert had <= percent + POINTS
-    assert had >= percent - 2 * POINTS  # less is what a machine does that has no time for us
+    had: list[float] = []
+    while len(had) < TRIES and max(had, default=0) < percent - 2 * POINTS:  # less: the machine had no time for us
+        for probe in probes:
+            probe.tell(work)
+        time.sleep(SETTLE_SECONDS)
+        had.append(part(books, probes))
+        assert [probe.answer()[0] for probe in probes] == [0] * processes
+        assert had[-1] <= percent + POINTS
+    assert max(had) >= percent - 2 * POINTS
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ class Runner:
         try:
             started = self._wait_start()
         except (KeyboardInterrupt, SystemExit):
+            self._learn_name()
             self._note_cancel()
             raise
         ignored = {number for number in PASSED_ON - PYTHON_IGNORES if signal.getsignal(number) is signal.SIG_IGN}
@@ -166,6 +167,13 @@ class Runner:
                     raise PeerError(f"job {self._job} was cancelled before it started")
                 case _:
                     raise PeerError(f"the daemon sent {type(message).__name__} to a queued job")
+
+    def _learn_name(self) -> None:
+        """The daemon has the job, and its first word to us, which names it, may be on its way still."""
+        if not self._job and self._wire is not None:
+            with contextlib.suppress(CarpoolError):
+                message = self._wire.receive()
+                self._job = message.job if isinstance(message, m.Start | m.Wait) else ""
 
     def _come_back(self) -> None:
         """Reach the next daemon; after a while, start it (a queue must not wait for ever).
