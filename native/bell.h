@@ -5,12 +5,14 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -25,6 +27,8 @@ struct bell {
     int line;      /* to the bell that was rung last, for nearly always it is the next one too: no name to look up */
     unsigned line_pid;
     uint64_t rung; /* serial of the newest grant that was rung; the daemon's own follows (B3) */
+    int knocker;   /* the processor of whoever knocked last; -1 if it did not say */
+    long pushed;   /* how often this thread had been pushed off its processor when it last knocked */
     char directory[sizeof(((struct sockaddr_un *)0)->sun_path) - 12]; /* of all bells, with room for a pid */
 };
 
@@ -35,7 +39,12 @@ struct bell_frame { /* as wire/framing.py has it */
 };
 enum { BELL_GRANT = 4, BELL_RETURN = 5 };
 
+struct bell_sound { /* what a bell hears; the daemon's own has no more than the word */
+    uint64_t pass, processor;
+};
+
 enum { BELL_SOON_NS = 1000000 }; /* who was knocked at stays awake so long (B4); a longer update is not worth a knock */
+enum { BELL_PUSHED_MAX = 3 };    /* in a turn; more, and other programs want this processor too (B5) */
 
 static inline int64_t clock_ns(clockid_t clock)
 {
@@ -56,10 +65,15 @@ static inline uint64_t bell_serial(uint64_t pass)
     return pass >> CP_PASS_SERIAL_SHIFT & CP_PASS_SERIAL_MASK;
 }
 
+static inline bool bell_send(int line, uint64_t pass)
+{
+    struct bell_sound sound = {pass, (uint64_t)sched_getcpu()};
+    return send(line, &sound, sizeof sound, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof sound;
+}
+
 static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
 {
-    if (bell->line >= 0 && bell->line_pid == pid
-        && send(bell->line, &pass, sizeof pass, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof pass)
+    if (bell->line >= 0 && bell->line_pid == pid && bell_send(bell->line, pass))
         return true;
     struct sockaddr_un where = {.sun_family = AF_UNIX};
     int size = snprintf(where.sun_path, sizeof where.sun_path, "%s/%u", bell->directory, pid);
@@ -70,48 +84,79 @@ static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
     if (connect(bell->line, (struct sockaddr *)&where, length) != 0)
         return false;
     bell->line_pid = pid;
-    return send(bell->line, &pass, sizeof pass, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof pass;
+    return bell_send(bell->line, pass);
 }
 
-/* Use the pass in this slot, if there is one, and ring the process it names; the pass, or 0. */
-static inline uint64_t bell_pass_on(struct bell *bell, Word *slot)
+/* Use the pass in this slot, if there is one, and ring the process it names; the pass, or 0. Whoever could not be rung
+ * hears it from the daemon, which must be told then. */
+static inline uint64_t bell_pass_on(struct bell *bell, Word *slot, bool *is_rung)
 {
     uint64_t pass = slot[CP_S_PASS];
     if (bell->own < 0 || pass == 0 || pass & CP_PASSED
         || !atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
         return 0;
-    bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass); /* or the daemon's grant is the first it hears */
+    *is_rung = bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass);
     return pass;
+}
+
+/* The kernel may have put whoever was woken on this very processor: let it run, so that it can step aside. Not where
+ * other programs wait for this processor too: they would have it for a slice each (B5). */
+static inline void bell_make_way(struct bell *bell)
+{
+    struct rusage used;
+    if (getrusage(RUSAGE_THREAD, &used) != 0)
+        return;
+    if (used.ru_nivcsw - bell->pushed <= BELL_PUSHED_MAX)
+        sched_yield();
+    bell->pushed = used.ru_nivcsw;
 }
 
 /* The last piece of a recalled turn begins: wake the process that has it next (B4). */
 static inline void bell_knock(struct bell *bell, const Word *slot)
 {
     uint64_t pass = slot[CP_S_PASS];
-    if (bell->own >= 0 && pass != 0 && !(pass & CP_PASSED))
-        bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass | CP_PASSED);
+    if (bell->own >= 0 && pass != 0 && !(pass & CP_PASSED)
+        && bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass | CP_PASSED))
+        bell_make_way(bell);
 }
 
 /* The pass that was rung and is offered in this slot, or 0; notes if there was a knock. Waits for nothing. */
 static inline uint64_t bell_hear(struct bell *bell, Word *slot, bool *is_knocked)
 {
-    uint64_t pass;
-    while (bell->own >= 0 && recv(bell->own, &pass, sizeof pass, MSG_DONTWAIT) == (ssize_t)sizeof pass) {
+    struct bell_sound sound;
+    ssize_t got;
+    while (bell->own >= 0 && (got = recv(bell->own, &sound, sizeof sound, MSG_DONTWAIT)) >= (ssize_t)sizeof sound.pass) {
         uint64_t offer = slot[CP_S_OFFER];
-        if (pass != 0 && pass == offer) {
+        if (sound.pass != 0 && sound.pass == offer) {
             slot[CP_S_OFFER] = 0;
-            bell->rung = bell_serial(pass);
-            return pass;
+            bell->rung = bell_serial(offer);
+            return offer;
         }
-        *is_knocked |= pass == (offer | CP_PASSED);
+        if (sound.pass == (offer | CP_PASSED)) {
+            *is_knocked = true;
+            bell->knocker = got == (ssize_t)sizeof sound ? (int)sound.processor : -1;
+        }
     }
     return 0;
 }
 
-/* After a knock: listens awake for a moment. */
-static inline uint64_t bell_listen(struct bell *bell, Word *slot)
+/* Off the processor of the one who knocked, which has its last piece of work to do there. The thread may run wherever it
+ * might before: the change of where it may is taken back at once (B5). */
+static inline void bell_step_aside(const struct bell *bell)
 {
-    int64_t until = clock_ns(CLOCK_MONOTONIC) + BELL_SOON_NS;
+    cpu_set_t all, others;
+    if (bell->knocker < 0 || bell->knocker != sched_getcpu() || sched_getaffinity(0, sizeof all, &all) != 0)
+        return;
+    others = all;
+    CPU_CLR((size_t)bell->knocker, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+        sched_setaffinity(0, sizeof all, &all);
+}
+
+/* After a knock: listens awake, for so long. */
+static inline uint64_t bell_listen(struct bell *bell, Word *slot, int64_t for_ns)
+{
+    int64_t until = clock_ns(CLOCK_MONOTONIC) + for_ns;
     bool is_knocked = false;
     uint64_t pass;
     do

@@ -13,6 +13,7 @@
  * Threads: every field is touched under the interpreter's lock, but for the bell's while the owner waits. The page's
  * words have one writer each (rule G1).
  */
+#define _GNU_SOURCE /* sched_getcpu and the sets of processors in bell.h */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -157,8 +158,9 @@ static PyObject *seat_take_bell_down(Seat *seat, PyObject *unused)
 
 static PyObject *seat_pass_on(Seat *seat, PyObject *unused)
 {
+    bool is_rung; /* Python tells the daemon of every pass */
     (void)unused;
-    return PyLong_FromUnsignedLongLong(bell_pass_on(&seat->bell, seat->slot));
+    return PyLong_FromUnsignedLongLong(bell_pass_on(&seat->bell, seat->slot, &is_rung));
 }
 
 static PyObject *seat_hear(Seat *seat, PyObject *unused)
@@ -168,8 +170,10 @@ static PyObject *seat_hear(Seat *seat, PyObject *unused)
     Py_BEGIN_ALLOW_THREADS
     bool is_knocked = false;
     pass = bell_hear(&seat->bell, seat->slot, &is_knocked);
-    if (is_knocked && pass == 0)
-        pass = bell_listen(&seat->bell, seat->slot);
+    if (is_knocked && pass == 0) {
+        bell_step_aside(&seat->bell);
+        pass = bell_listen(&seat->bell, seat->slot, BELL_SOON_NS);
+    }
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(pass);
 }
@@ -349,6 +353,8 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
     return -1;
 }
 
+enum { REHEARSALS = 2 }; /* the first finds what it needs, the second runs through it */
+
 /* Waits until the turn is rung: 1. 0 leaves the rest to Python, and -1 says that it raised. A job that was knocked at runs
  * the code that comes next once for nothing: its caches are cold (B4). */
 static int wait_rung(Seat *seat, PyObject *rehearse)
@@ -358,12 +364,17 @@ static int wait_rung(Seat *seat, PyObject *rehearse)
     is_rung = bell_wait(&seat->bell, seat->slot, &is_knocked);
     Py_END_ALLOW_THREADS
     while (is_knocked && !is_rung) {
-        PyObject *done = PyObject_CallNoArgs(rehearse);
-        if (done == NULL)
-            return -1;
-        Py_DECREF(done);
+        bell_step_aside(&seat->bell);
+        for (int times = 0; times < REHEARSALS && !is_rung; times++) {
+            PyObject *done = PyObject_CallNoArgs(rehearse);
+            if (done == NULL)
+                return -1;
+            Py_DECREF(done);
+            is_rung = bell_listen(&seat->bell, seat->slot, 0) != 0;
+        }
         Py_BEGIN_ALLOW_THREADS
-        is_rung = bell_listen(&seat->bell, seat->slot) || bell_wait(&seat->bell, seat->slot, &is_knocked);
+        is_rung = is_rung || bell_listen(&seat->bell, seat->slot, BELL_SOON_NS)
+            || bell_wait(&seat->bell, seat->slot, &is_knocked);
         Py_END_ALLOW_THREADS
     }
     return is_rung;
@@ -379,14 +390,16 @@ static int hand_over(Seat *seat, uint64_t steps, PyObject *rehearse)
         return 0;
     if (seat->steady_bytes && (int64_t)slot[CP_S_LIVE] > seat->steady_bytes)
         return 0; /* what it needs now is told before others decide by it */
-    uint64_t pass = bell_pass_on(&seat->bell, slot);
+    bool is_heard;
+    uint64_t pass = bell_pass_on(&seat->bell, slot, &is_heard);
     if (pass == 0)
         return 0;
     seat->held = 0;
     seat->is_waiting = 1;
     seat->left_ns = clock_ns(CLOCK_MONOTONIC);
     slot[CP_S_LEASE] = CP_LEASE_ASKED;
-    int is_rung = bell_say_passed(&seat->bell, steps, pass) ? wait_rung(seat, rehearse) : 0;
+    bool is_quiet = is_heard && (pass & CP_PASS_QUIET) != 0; /* the daemon finds it in the page (B6) */
+    int is_rung = is_quiet || bell_say_passed(&seat->bell, steps, pass) ? wait_rung(seat, rehearse) : 0;
     if (is_rung != 1)
         return is_rung;
     seat->is_waiting = 0;

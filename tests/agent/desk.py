@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,6 +61,11 @@ class Desk:
             assert data, "the member closed the connection"
             self._left = self._decoder.feed(data)
         return self._left.pop(0)
+
+    def is_silent(self) -> bool:
+        """Whether the member has said nothing that was not taken."""
+        assert self._peer is not None
+        return not self._left and not select.select([self._peer], [], [], 0)[0]
 
     def take_until(self, wanted: type[m.Message]) -> m.Message:
         while not isinstance(message := self.take(), wanted):
@@ -125,6 +132,4 @@ class Desk:
     def close(self) -> None:
         self.die()
         self.page.close()
-        for path in self.directory.iterdir():
-            path.unlink()
-        self.directory.rmdir()
+        shutil.rmtree(self.directory)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -77,17 +78,18 @@ def other_bell(desk: Desk) -> Iterator[socket.socket]:
         yield bell
 
 
-def arm(desk: Desk) -> int:
+def arm(desk: Desk, *, is_quiet: bool = False) -> int:
     """Recall the turn and name the other job, as the daemon does."""
-    word = page.make_pass(pid=OTHER, is_shared=False, serial=SERIAL)
+    word = page.make_pass(pid=OTHER, is_shared=False, serial=SERIAL, is_quiet=is_quiet)
     desk.words[desk.base + page.S_PASS] = word
     desk.recall()
     return word
 
 
-def ring(desk: Desk, word: int) -> None:
+def ring(desk: Desk, word: int, *rest: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-        line.sendto(word.to_bytes(8, "little"), str(desk.directory / "bells" / str(os.getpid())))
+        sound = b"".join(each.to_bytes(8, "little") for each in (word, *rest))
+        line.sendto(sound, str(desk.directory / "bells" / str(os.getpid())))
 
 
 def offer(desk: Desk, serial: int) -> int:
@@ -301,6 +303,71 @@ def test_b4_who_is_knocked_at_takes_no_turn_before_the_bell(desk: Desk, job: Job
     assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
     assert desk.words[desk.base + page.S_OFFER] == 0
     assert bool(job.rehearsals) == job.turns.seat.is_instant
+
+
+def processor_of_main() -> int:
+    """On which processor the main thread runs, or ran last."""
+    return int(Path(f"/proc/self/task/{os.getpid()}/stat").read_text().rsplit(")", 1)[1].split()[36])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors: there is no other one to move to")
+def test_b5_who_is_woken_on_the_holders_processor_leaves_it_and_may_run_where_it_might(desk: Desk, job: Job) -> None:
+    allowed = os.sched_getaffinity(0)
+    arm(desk)
+
+    def act() -> None:
+        desk.take()
+        word, moves = offer(desk, SERIAL + 1), 0
+        for _ in range(400):  # the kernel may bring it back before anybody looks
+            before = processor_of_main()
+            ring(desk, word | page.PASSED, before)
+            time.sleep(0.005)
+            moves += processor_of_main() != before
+            if moves == 3:
+                break
+        ring(desk, word)
+        assert moves == 3
+
+    with other_bell(desk), desk.playing(act):
+        job.step()
+    assert os.sched_getaffinity(0) == allowed
+    assert job.turns.seat.held
+
+
+def test_b6_a_quiet_pass_is_not_told_and_the_wait_goes_on_until_the_bell(desk: Desk) -> None:
+    job = Job(desk, is_instant=True)
+    word = arm(desk, is_quiet=True)
+
+    def act() -> None:
+        assert int.from_bytes(bell.recv(8), "little") == word
+        for _ in range(1000):
+            if desk.lease == page.LEASE_ASKED:
+                break
+            time.sleep(0.005)
+        ring(desk, offer(desk, SERIAL + 1))
+
+    with other_bell(desk) as bell, desk.playing(act):
+        job.step()
+    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert desk.words[desk.base + page.S_PASS] == word | page.PASSED
+    assert desk.is_silent()
+    job.close()
+
+
+def test_b6_who_finds_nobody_to_ring_tells_the_daemon_of_a_quiet_pass(desk: Desk) -> None:
+    job = Job(desk, is_instant=True)
+    word = arm(desk, is_quiet=True)
+
+    def act() -> None:
+        returned = desk.take()
+        assert isinstance(returned, m.Return)
+        assert returned.passed == word
+        ring(desk, offer(desk, SERIAL + 1))
+
+    with desk.playing(act):
+        job.step()
+    assert job.turns.seat.held
+    job.close()
 
 
 def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_step_asks_anew(desk: Desk) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from carpool.core.events import DeviceAdded, JobAdopted, JobExited, LeaseAsked, Tick
+from carpool.core.events import DeviceAdded, JobAdopted, JobExited, JobResized, LeaseAsked, Tick
 from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs
 from carpool.core.node import Settings
 from carpool.core.policies.base import POLICIES
@@ -32,10 +33,10 @@ MIB = 1 << 20
 class Node:
     """A loop with a job that holds the turn and one that waits, each of one process with a bell."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, quantum_ns: int = 1) -> None:
         self.given_up: list[str] = []
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
-        scheduler = Scheduler(POLICIES["fair"], Settings(quantum_ns=1))
+        scheduler = Scheduler(POLICIES["fair"], Settings(quantum_ns=quantum_ns))
         places = Places(run=directory, state=directory)
         self.loop = Loop(scheduler, self.journal, Starter(places, []), lambda: self.given_up.append("now"))
         self.loop.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=1000 * MIB))
@@ -144,6 +145,51 @@ def test_a_holder_that_dies_right_after_it_passed_its_turn_on_takes_nothing_with
         node.loop.tell(JobExited(job=A, code=-9))
         assert node.loop.scheduler.holders() == [B]
         assert [type(message) for message in node.sent_to(node.b)] == [m.Grant]
+
+    with_node(tmp_path, act)
+
+
+def test_b6_a_used_pass_is_told_as_of_the_boundary_where_it_was(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        word = node.recall_a()
+        assert word & pages.PASS_QUIET
+        waiters = node.loop.jobs[B].page
+        assert waiters is not None
+        assert waiters.words[pages.H_WAITERS] == 1  # A will wait for it
+        live = node.loop.jobs[A]
+        assert live.page is not None
+        passed_ns = time.monotonic_ns()
+        live.page.words[pages.slot_base(node.a.slot) + pages.S_BOUNDARY_NS] = passed_ns
+        node.use_pass(word)
+        time.sleep(0.05)
+        node.loop.tell(LeaseAsked(job=A))
+        assert node.loop.scheduler.holders() == [B]
+        account = node.loop.scheduler.account_of(A, now=time.monotonic_ns())
+        assert account.row_since_ns == passed_ns
+
+    with_node(tmp_path, act)
+
+
+def test_b6_nobody_wakes_the_daemon_but_it_looks_when_the_next_job_has_had_its_quantum(tmp_path: Path) -> None:
+    async def live() -> None:
+        node = Node(tmp_path, quantum_ns=20_000_000)
+        await asyncio.sleep(0.05)
+        node.use_pass(node.recall_a())
+        for _ in range(1000):
+            if node.loop.scheduler.holders() == [B]:
+                break
+            await asyncio.sleep(0.005)
+        assert node.loop.scheduler.holders() == [B]
+        assert node.given_up == []
+        node.journal.close()
+
+    asyncio.run(live())
+
+
+def test_b6_where_limits_count_the_time_of_turns_the_daemon_is_told_of_each_at_once(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.loop.tell(JobResized(job=A, share_milli=(0, 900)))
+        assert not node.recall_a() & pages.PASS_QUIET
 
     with_node(tmp_path, act)
 

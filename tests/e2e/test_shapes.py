@@ -73,7 +73,8 @@ def written(name: str, text: str, *, steps: int) -> Shape:
     return Shape(name=name, command=program, alone=program, steps=steps)
 
 
-WRITTEN = Path(tempfile.mkdtemp(prefix="cp-scripts-"))
+HELD = tempfile.TemporaryDirectory(prefix="cp-scripts-")  # until this process ends
+WRITTEN = Path(HELD.name)
 DATALOADER = ["dataloader.py", "--steps", "48"]
 WORKERS = ["--workers", "2"]
 SHAPES = [

@@ -183,6 +183,13 @@ class Scheduler:
             return None
         return grant_of(self._node, lane, lane.successor)
 
+    def unheard_until(self, job: JobId) -> Nanos | None:
+        """Until when a driver need not hear that the turn of this recalled holder went to its successor, who will
+        hardly have had his quantum before. None if it must be told at once, since limits count the time of turns."""
+        holder = self._node.jobs[job]
+        until = self._now + (holder.step_ns or 0) + self._node.quantum_ns
+        return None if self._node.device_of(holder).has_shares else until
+
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
         lane = self._node.lane_of(self._node.jobs[job])

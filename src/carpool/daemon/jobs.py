@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from carpool.core.events import JobAdopted
+from carpool.core.events import JobAdopted, ProgressSeen
 from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
@@ -242,6 +242,25 @@ class LiveJob:
         words = self.page.words
         found = [(words[base + pages.S_STALL_NS], words[base + pages.S_STALL_HELD_NS]) for base in bases]
         return max(found, default=(0, 0))
+
+    def look(self) -> ProgressSeen | None:
+        """Its progress as its page and the kernel show it; None if there is nothing new, which need not be told."""
+        if self.page is None:
+            return None
+        steps, live_bytes, pending_bytes = self.steps(), self.live_bytes(), self.pending_bytes()
+        if not self.is_granted and self.last_look == (steps, live_bytes, pending_bytes):
+            return None  # `top` must not fill the journal
+        self.last_look = (steps, live_bytes, pending_bytes)
+        stall_ns, stall_held_ns = self.stalls_ns()
+        return ProgressSeen(
+            job=self.id,
+            steps=steps,
+            cpu_ns=self.cpu_ns(),
+            live_bytes=live_bytes,
+            stall_ns=stall_ns,
+            stall_held_ns=stall_held_ns,
+            pending_bytes=pending_bytes,
+        )
 
     def cpu_ns(self) -> int:
         """What its processes and, where it is measured, the device have worked for it."""

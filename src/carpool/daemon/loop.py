@@ -74,7 +74,8 @@ class Loop:
         self._events: deque[Event] = deque()
         self._is_telling = False
         self._timer: asyncio.TimerHandle | None = None
-        self._due_ns = 0
+        self._due_ns = 0  # when the timer rings
+        self._wanted_ns: int | None = None  # when the core wanted its next Tick after the newest event
         self._flusher: asyncio.TimerHandle | None = None
         self._listener: asyncio.TimerHandle | None = None
         self._noter: asyncio.TimerHandle | None = None
@@ -82,17 +83,20 @@ class Loop:
         self._looked_ns = self._accounted_ns = 0
         self._has_news = False  # something happened since the accounts were last noted
         self._passed: GrantLease | None = None
+        self._told_ns = 0  # the time of what the core was told last
+        self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
         self._passes = Passes(starter.places.bells)
 
     def collect(self) -> None:
         """Take every pass back before anything is decided. A turn that went on meanwhile is told to the core first,
         which orders the very grant that was rung (D5)."""
         for used in self._passes.take_back() if not self._is_telling else ():
+            at_ns = min(max(self._told_ns, used.boundary_ns()), time.monotonic_ns())
             used.member.is_holding, used.member.is_asking = False, True
             used.giver.is_granted = used.giver.is_recalled = False
             self._passed = used.grant
             self.jobs[used.grant.job].grant(grant_from(used.grant, used.serial))
-            self.tell(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()))
+            self.tell(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()), at_ns=at_ns)
 
     def pass_on(self, job: JobId) -> None:
         """A job gives its turn back: grant it to the successor at once. The caller then tells the core, which orders
@@ -101,8 +105,9 @@ class Loop:
         if self._passed is not None:
             self.jobs[self._passed.job].grant(grant_from(self._passed))
 
-    def tell(self, *events: Event) -> None:
-        """Hand facts to the core; those that arise while effects are performed wait for their turn."""
+    def tell(self, *events: Event, at_ns: int | None = None) -> None:
+        """Hand facts to the core, of now or of when they came to pass; those that arise while effects are performed
+        wait for their turn."""
         self.collect()
         self._events.extend(events)
         if self._is_telling:
@@ -110,13 +115,13 @@ class Loop:
         self._is_telling = True
         try:
             while self._events:
-                self._handle(self._events.popleft())
+                self._handle(self._events.popleft(), time.monotonic_ns() if at_ns is None else at_ns)
         finally:
             self._is_telling = False
         self._after()
 
-    def _handle(self, event: Event) -> None:
-        now = time.monotonic_ns()
+    def _handle(self, event: Event, now: int) -> None:
+        self._told_ns = now
         effects: list[Effect] = []
         try:
             effects = self.scheduler.handle(event, now=now)
@@ -135,23 +140,33 @@ class Loop:
 
     def _after(self) -> None:
         """Show holders who waits for them and who follows, and arm the timers."""
+        self._unheard_ns = None
         for job_id in self.scheduler.holders():
             live = self.jobs.get(job_id)
             if live is not None:
-                live.set_waiters(self.scheduler.waiters(job_id))
+                waiters = self.scheduler.waiters(job_id)
+                live.set_waiters(waiters)
                 following = self.scheduler.successor(job_id)
                 if following is not None:
-                    self._passes.arm(live, self.jobs[following.job], following)
+                    self._name_next(live, following, waiters)
         self._arm()
         self._arm_listener()
         self._arm_noter()
         if self._flusher is None and self.journal.is_dirty:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
+    def _name_next(self, live: LiveJob, following: GrantLease, waiters: int) -> None:
+        """Let a recalled holder pass its turn on. That it did is found out at the next event, or when the next job
+        has had its quantum; until then nothing is to be decided (B6)."""
+        taker, until = self.jobs[following.job], self.scheduler.unheard_until(live.id)
+        if self._passes.arm(live, taker, following, is_quiet=until is not None):
+            taker.set_waiters(waiters)
+            self._unheard_ns = min(filter(None, (self._unheard_ns, until)), default=None)
+
     def _arm(self) -> None:
         """Arm the timer of the next Tick. It is never put off: looks and hand-overs that come more often than Ticks
         would keep them away for ever, and with them every lapse."""
-        due = self.scheduler.next_wakeup()
+        due = self._wanted_ns = min(filter(None, (self._unheard_ns, self.scheduler.next_wakeup())), default=None)
         if self._timer is not None:
             if due is not None and self._due_ns <= due:
                 return
@@ -167,8 +182,8 @@ class Loop:
         now = time.monotonic_ns()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
-            self.tell(*self._looks(self.scheduler.watched()), Tick())
-        elif (due := self.scheduler.next_wakeup()) is not None and due <= now:
+            self.tell(*self._looks(map(self._passes.who_has, self.scheduler.watched())), Tick())
+        elif self._wanted_ns is not None and self._wanted_ns <= now:
             self.tell(Tick())
         else:  # what happened since it was armed put it off
             self._arm()
@@ -237,12 +252,12 @@ class Loop:
         self.tell(*self._looks(self.jobs))
 
     def look_at(self, live: LiveJob) -> None:
-        seen = _seen(live)
+        seen = live.look()
         if seen is not None:
             self.tell(seen)
 
     def _looks(self, jobs: Iterable[JobId]) -> list[ProgressSeen]:
-        found = [_seen(self.jobs[job_id]) for job_id in jobs if job_id in self.jobs]
+        found = [self.jobs[job_id].look() for job_id in jobs if job_id in self.jobs]
         return [seen for seen in found if seen is not None]
 
     def take_idle(self, live: LiveJob) -> None:
@@ -374,23 +389,3 @@ class Loop:
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.scheduler.forget(self._ended.popleft())
-
-
-def _seen(live: LiveJob) -> ProgressSeen | None:
-    """A job's progress as its page and the kernel show it; None if there is nothing new, which need not be told."""
-    if live.page is None:
-        return None
-    steps, live_bytes, pending_bytes = live.steps(), live.live_bytes(), live.pending_bytes()
-    if not live.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
-        return None  # `top` must not fill the journal
-    live.last_look = (steps, live_bytes, pending_bytes)
-    stall_ns, stall_held_ns = live.stalls_ns()
-    return ProgressSeen(
-        job=live.id,
-        steps=steps,
-        cpu_ns=live.cpu_ns(),
-        live_bytes=live_bytes,
-        stall_ns=stall_ns,
-        stall_held_ns=stall_held_ns,
-        pending_bytes=pending_bytes,
-    )

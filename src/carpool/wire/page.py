@@ -87,7 +87,8 @@ TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
 # A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
 PASS_SHARED = 1 << 22  # above the largest pid there can be
 PASS_SERIAL_SHIFT = 23
-PASS_SERIAL_MASK = (1 << 40) - 1
+PASS_SERIAL_MASK = (1 << 39) - 1
+PASS_QUIET = 1 << 62  # whoever uses it need not tell the daemon (B6)
 PASSED = 1 << 63
 
 try:
@@ -114,8 +115,9 @@ def raise_flag(words: memoryview, base: int, flag: int) -> None:
         words[base + S_FLAGS] |= flag
 
 
-def make_pass(*, pid: int, is_shared: bool, serial: int) -> int:
-    return pid | (PASS_SHARED if is_shared else 0) | (serial & PASS_SERIAL_MASK) << PASS_SERIAL_SHIFT
+def make_pass(*, pid: int, is_shared: bool, serial: int, is_quiet: bool = False) -> int:
+    flags = (PASS_SHARED if is_shared else 0) | (PASS_QUIET if is_quiet else 0)
+    return pid | flags | (serial & PASS_SERIAL_MASK) << PASS_SERIAL_SHIFT
 
 
 def pass_pid(word: int) -> int:
