@@ -88,15 +88,22 @@ class Loop:
         self._passes = Passes(starter.places.bells)
 
     def collect(self) -> None:
-        """Take every pass back before anything is decided. A turn that went on meanwhile is told to the core first,
-        which orders the very grant that was rung (D5)."""
-        for used in self._passes.take_back() if not self._is_telling else ():
-            at_ns = min(max(self._told_ns, used.boundary_ns()), time.monotonic_ns())
+        """Take every pass back before anything is decided."""
+        if self._collect():
+            self._after()
+
+    def _collect(self) -> bool:
+        """A turn that went on meanwhile is told to the core first, as of then, which orders the very grant that was
+        rung (D5). Whether there was one."""
+        all_used = self._passes.take_back() if not self._is_telling else []
+        for used in all_used:
             used.member.is_holding, used.member.is_asking = False, True
             used.giver.is_granted = used.giver.is_recalled = False
             self._passed = used.grant
             self.jobs[used.grant.job].grant(grant_from(used.grant, used.serial))
-            self.tell(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()), at_ns=at_ns)
+            at_ns = min(max(self._told_ns, used.boundary_ns()), time.monotonic_ns())
+            self._tell_now(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()), at_ns=at_ns)
+        return bool(all_used)
 
     def pass_on(self, job: JobId) -> None:
         """A job gives its turn back: grant it to the successor at once. The caller then tells the core, which orders
@@ -105,20 +112,24 @@ class Loop:
         if self._passed is not None:
             self.jobs[self._passed.job].grant(grant_from(self._passed))
 
-    def tell(self, *events: Event, at_ns: int | None = None) -> None:
-        """Hand facts to the core, of now or of when they came to pass; those that arise while effects are performed
-        wait for their turn."""
-        self.collect()
-        self._events.extend(events)
+    def tell(self, *events: Event) -> None:
+        """Hand facts to the core; those that arise while effects are performed wait for their turn."""
+        self._collect()
         if self._is_telling:
-            return
+            self._events.extend(events)
+        else:
+            self._tell_now(*events)
+            self._after()
+
+    def _tell_now(self, *events: Event, at_ns: int | None = None) -> None:
+        """The same, of now or of when it came to pass."""
+        self._events.extend(events)
         self._is_telling = True
         try:
             while self._events:
                 self._handle(self._events.popleft(), time.monotonic_ns() if at_ns is None else at_ns)
         finally:
             self._is_telling = False
-        self._after()
 
     def _handle(self, event: Event, now: int) -> None:
         self._told_ns = now
@@ -141,14 +152,11 @@ class Loop:
     def _after(self) -> None:
         """Show holders who waits for them and who follows, and arm the timers."""
         self._unheard_ns = None
-        for job_id in self.scheduler.holders():
-            live = self.jobs.get(job_id)
-            if live is not None:
-                waiters = self.scheduler.waiters(job_id)
-                live.set_waiters(waiters)
-                following = self.scheduler.successor(job_id)
-                if following is not None:
-                    self._name_next(live, following, waiters)
+        for live in filter(None, map(self.jobs.get, self.scheduler.holders())):
+            waiters, following = self.scheduler.waiters(live.id), self.scheduler.successor(live.id)
+            live.set_waiters(waiters)
+            if following is not None:
+                self._name_next(live, following, waiters)
         self._arm()
         self._arm_listener()
         self._arm_noter()
