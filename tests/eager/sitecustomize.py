@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-
 UNUSED = ("torch._meta_registrations", "torch.export")
 
 
