@@ -20,7 +20,7 @@ UNUSED = ("torch._meta_registrations", "torch.export")
 
 
 class NoCompiler:
-    """Finds `torch._dynamo`, with no more in it than what an optimizer calls in every step, and nothing in the rest."""
+    """Finds `torch._dynamo`, with no more in it than what an optimizer calls in every step; the rest is empty."""
 
     @classmethod
     def find_spec(
