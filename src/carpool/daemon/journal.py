@@ -122,10 +122,11 @@ class Journal:
         rows = self._pending[:rows_max]
         try:
             self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
-            self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
-            self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
             self._db.executemany("insert or replace into accounts values (?, ?)", self._accounts.items())
-            self._db.executemany("delete from accounts where job = ?", [(job,) for job in self._jobs])
+            if self._jobs or self._histories:  # seldom
+                self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
+                self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
+                self._db.executemany("delete from accounts where job = ?", [(job,) for job in self._jobs])
             self._db.execute("insert or replace into noted values (?, ?)", (self.run, self._noted_ns))
             self._flushed += len(rows)
             if self._flushed >= PRUNE_EVERY:
