@@ -26,7 +26,7 @@ def test_arguments_that_are_no_text_reach_the_program_unchanged(node: Node) -> N
 
 def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
     node.start()
-    job = node.submit("/bin/sh", "-c", "sleep 100", options=["--name", "orphan"])
+    job = node.submit("/bin/sh", "-c", "sleep 5", options=["--name", "orphan"])
     file = node.places.jobs / job["id"] / "job.json"
     kill(json.loads(file.read_text())["runner_pid"])
     ended = node.wait_state("orphan", "failed", "cancelled")
