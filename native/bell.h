@@ -44,7 +44,7 @@ struct bell_sound { /* what a bell hears; the daemon's own has no more than the 
 };
 
 enum { BELL_SOON_NS = 1000000 }; /* who was knocked at stays awake so long (B4); a longer update is not worth a knock */
-enum { BELL_PUSHED_MAX = 3 };    /* in a turn; more, and other programs want this processor too (B5) */
+enum { BELL_PUSHED_MAX = 3 };    /* in a turn, with what stepping aside makes itself; more, and others want the core (B5) */
 
 static inline int64_t clock_ns(clockid_t clock)
 {
@@ -92,6 +92,7 @@ static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
 static inline uint64_t bell_pass_on(struct bell *bell, Word *slot, bool *is_rung)
 {
     uint64_t pass = slot[CP_S_PASS];
+    slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC); /* the daemon takes it for the time of this (B6) */
     if (bell->own < 0 || pass == 0 || pass & CP_PASSED
         || !atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
         return 0;
@@ -140,16 +141,20 @@ static inline uint64_t bell_hear(struct bell *bell, Word *slot, bool *is_knocked
     return 0;
 }
 
-/* Off the processor of the one who knocked, which has its last piece of work to do there. The thread may run wherever it
- * might before: the change of where it may is taken back at once (B5). */
+/* Off the processor of the one who knocked, which has its last piece of work to do there. The change of where the thread
+ * may run is taken back at once (B5): by allowing it everything, if that is no more than it had, so that it follows when
+ * the machine or its control group gets more processors, as before. */
 static inline void bell_step_aside(const struct bell *bell)
 {
-    cpu_set_t all, others;
+    cpu_set_t all, others, any;
     if (bell->knocker < 0 || bell->knocker != sched_getcpu() || sched_getaffinity(0, sizeof all, &all) != 0)
         return;
     others = all;
     CPU_CLR((size_t)bell->knocker, &others);
-    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0)
+        return;
+    memset(&any, 0xff, sizeof any);
+    if (sched_setaffinity(0, sizeof any, &any) != 0 || sched_getaffinity(0, sizeof any, &any) != 0 || !CPU_EQUAL(&any, &all))
         sched_setaffinity(0, sizeof all, &all);
 }
 
@@ -177,7 +182,8 @@ static inline bool bell_drop_stale(const struct bell *bell)
 {
     struct bell_frame frame;
     ssize_t got = recv(bell->peer, &frame, sizeof frame, MSG_PEEK | MSG_DONTWAIT);
-    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT || bell->rung == 0 || frame.word[2] != bell->rung)
+    bool is_stale = frame.word[2] != 0 && frame.word[2] <= bell->rung; /* of a turn that was rung, perhaps long ago */
+    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT || !is_stale)
         return false;
     return recv(bell->peer, &frame, sizeof frame, MSG_DONTWAIT) == (ssize_t)sizeof frame;
 }

@@ -356,7 +356,7 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
 enum { REHEARSALS = 2 }; /* the first finds what it needs, the second runs through it */
 
 /* Waits until the turn is rung: 1. 0 leaves the rest to Python, and -1 says that it raised. A job that was knocked at runs
- * the code that comes next once for nothing: its caches are cold (B4). */
+ * the code that comes next for nothing: its caches are cold (B4). */
 static int wait_rung(Seat *seat, PyObject *rehearse)
 {
     bool is_rung, is_knocked;

@@ -33,10 +33,10 @@ MIB = 1 << 20
 class Node:
     """A loop with a job that holds the turn and one that waits, each of one process with a bell."""
 
-    def __init__(self, directory: Path, quantum_ns: int = 1) -> None:
+    def __init__(self, directory: Path, quantum_ns: int = 1, watch_ns: int = 250_000_000) -> None:
         self.given_up: list[str] = []
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
-        scheduler = Scheduler(POLICIES["fair"], Settings(quantum_ns=quantum_ns))
+        scheduler = Scheduler(POLICIES["fair"], Settings(quantum_ns=quantum_ns, watch_ns=watch_ns))
         places = Places(run=directory, state=directory)
         self.loop = Loop(scheduler, self.journal, Starter(places, []), lambda: self.given_up.append("now"))
         self.loop.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=1000 * MIB))
@@ -172,7 +172,7 @@ def test_b6_a_used_pass_is_told_as_of_the_boundary_where_it_was(tmp_path: Path) 
 
 def test_b6_nobody_wakes_the_daemon_but_it_looks_when_the_next_job_has_had_its_quantum(tmp_path: Path) -> None:
     async def live() -> None:
-        node = Node(tmp_path, quantum_ns=20_000_000)
+        node = Node(tmp_path, quantum_ns=20_000_000, watch_ns=3_600_000_000_000)
         await asyncio.sleep(0.05)
         node.use_pass(node.recall_a())
         for _ in range(1000):
@@ -189,6 +189,39 @@ def test_b6_nobody_wakes_the_daemon_but_it_looks_when_the_next_job_has_had_its_q
 def test_b6_where_limits_count_the_time_of_turns_the_daemon_is_told_of_each_at_once(tmp_path: Path) -> None:
     def act(node: Node) -> None:
         node.loop.tell(JobResized(job=A, share_milli=(0, 900)))
+        assert not node.recall_a() & pages.PASS_QUIET
+
+    with_node(tmp_path, act)
+
+
+def test_b6_a_holder_that_takes_its_time_is_not_looked_at_without_a_pause(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.recall_a()
+        for _ in range(3):  # its quantum and usual step are over
+            before = time.monotonic_ns()
+            node.loop.tell(Tick())
+            until = node.loop.scheduler.unheard_until(A)
+            assert until is not None
+            assert until >= before + 250_000_000
+
+    with_node(tmp_path, act)
+
+
+def test_a_pass_that_was_wiped_is_not_one_that_was_used(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.recall_a()
+        live = node.loop.jobs[A]
+        assert live.page is not None
+        live.page.words[pages.slot_base(node.a.slot) + pages.S_PASS] = 0
+        node.loop.tell(Tick())
+        assert node.loop.scheduler.holders() == [A]
+
+    with_node(tmp_path, act)
+
+
+def test_b6_on_a_node_of_several_devices_the_daemon_is_told_of_each_at_once(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.loop.tell(DeviceAdded(device=DeviceId("cpu1"), capacity_bytes=1000 * MIB))
         assert not node.recall_a() & pages.PASS_QUIET
 
     with_node(tmp_path, act)

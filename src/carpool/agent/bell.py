@@ -15,11 +15,12 @@ Rules
       for a moment. A knock promises nothing; who heard one and no bell sleeps again. Before it listens it rehearses:
       it runs for nothing what torch runs after a step, because between two turns that went cold.
   B5  Who listens is not in the way of who has the turn: woken on his processor, it moves to another one of those it
-      may run on, and he lets it run for that, unless other programs want that processor too. Where the program's
-      threads may run is the same before and after.
+      may run on, and he lets it run for that, unless other programs want that processor too. Where its threads may
+      run is the same before and after.
   B6  A pass is quiet where nothing depends on when the daemon hears that it was used: it looks at its next event, or
       when the next job has had its quantum, and tells the core the time at which it was. Nobody wakes it for that.
-      Who could not ring the next job tells the daemon at once, as everybody does whose pass is not quiet.
+      Who could not ring the next job tells the daemon at once, as Python does always, and everybody whose pass is
+      not quiet: limits count the time of turns, or the node has several devices.
 """
 
 from __future__ import annotations

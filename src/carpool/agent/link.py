@@ -150,7 +150,7 @@ class Link:
             message = self.receive()
             if not isinstance(message, m.Grant):
                 return message
-            if not message.serial or message.serial != self.seat.rung:
+            if not 0 < message.serial <= self.seat.rung:
                 self.words[self.base + page.S_OFFER] = 0  # its bell may still come, and is not another turn (B3)
                 return message
 

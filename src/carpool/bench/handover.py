@@ -5,7 +5,7 @@ daemon under policy fair with a quantum of 4 ms, so the turn changes hands every
 Each job stamps the first and the last operation of every iteration with the machine's monotonic clock. A hand-over is
 from the last operation of one job (end of its optimizer's update) to the first operation of the other (start of its
 forward): hooks, the bell that the one rings at the other, its wake-up, and the program's own Python up to its first
-operation. The daemon is not on that way (docs/design/0006-bells.md): it decided beforehand who follows, and hears of
+operation. The daemon is not on that way (docs/design/0006-bells.md): it decided beforehand who follows, and finds
 the hand-over afterwards; only where no pass was armed does the turn go through it, and such hand-overs count as the
 others do. `same_job_p50_us` is how long the same takes between two iterations of one job with no hand-over. The last
 iteration of a job is left out, since what follows it is the end of a program. From the stamps it is also checked that

@@ -73,12 +73,10 @@ def _mark(device: Device, claimant: Job, plan: leavers.Plan) -> None:
 
 
 def _claimants(node: Node, device: Device, *, now: Nanos) -> list[Job]:
-    allowed: list[Job] = []
-    if node.queue:  # nearly never, and this is asked at every event
-        elsewhere = {other.claimant for other in node.devices.values()}
-        queued = [node.jobs[job_id] for job_id in node.queue if job_id not in elsewhere]
-        allowed = [job for job in queued if job.spec.device in (None, device.id)]
-        allowed = [job for job in allowed if shares.has_room(node, device, job.spec)]
+    elsewhere = {other.claimant for other in node.devices.values()} if node.queue else set()
+    queued = [node.jobs[job_id] for job_id in node.queue if job_id not in elsewhere]
+    allowed = [job for job in queued if job.spec.device in (None, device.id)]
+    allowed = [job for job in allowed if shares.has_room(node, device, job.spec)]
     return [job for job in allowed + node.jobs_on(device) if wants_memory(node, job, now=now)]
 
 

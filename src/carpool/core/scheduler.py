@@ -184,11 +184,13 @@ class Scheduler:
         return grant_of(self._node, lane, lane.successor)
 
     def unheard_until(self, job: JobId) -> Nanos | None:
-        """Until when a driver need not hear that the turn of this recalled holder went to its successor, who will
-        hardly have had his quantum before. None if it must be told at once, since limits count the time of turns."""
-        holder = self._node.jobs[job]
-        until = self._now + (holder.step_ns or 0) + self._node.quantum_ns
-        return None if self._node.device_of(holder).has_shares else until
+        """Until when a driver need not hear that this recalled holder's turn went on: the successor will hardly have
+        had his quantum. None: at once, as limits count turns, or another device's events may change who follows."""
+        node, holder = self._node, self._node.jobs[job]
+        if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
+            return None
+        until = (holder.lease.recalled_ns or self._now) + (holder.step_ns or 0) + node.quantum_ns
+        return until if until > self._now else self._now + node.settings.watch_ns  # it takes longer than usual
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""

@@ -270,12 +270,8 @@ class LiveJob:
         """Bytes its living processes hold together."""
         if self.page is None:
             return 0
-        claimed = self.page.pids().items()
-        return sum(self.page.live_bytes(slot) for slot, pid in claimed if self._is_alive(pid))
-
-    def _is_alive(self, pid: int) -> bool:
-        member = self.members.get(pid)
-        return (member is not None and member.peer is not None) or processes.is_alive(pid)
+        claimed = self.page.pids()
+        return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
 
     def pending_bytes(self) -> int:
         """Bytes for which allocations of its living processes wait; those under the cap are being made just now."""

@@ -93,8 +93,7 @@ class Loop:
             self._after()
 
     def _collect(self) -> bool:
-        """A turn that went on meanwhile is told to the core first, as of then, which orders the very grant that was
-        rung (D5). Whether there was one."""
+        """Tell the core of turns that went on meanwhile, as of then: it orders the grants that were rung (D5)."""
         all_used = self._passes.take_back() if not self._is_telling else []
         for used in all_used:
             used.member.is_holding, used.member.is_asking = False, True
@@ -122,12 +121,12 @@ class Loop:
             self._after()
 
     def _tell_now(self, *events: Event, at_ns: int | None = None) -> None:
-        """The same, of now or of when it came to pass."""
         self._events.extend(events)
         self._is_telling = True
         try:
             while self._events:
                 self._handle(self._events.popleft(), time.monotonic_ns() if at_ns is None else at_ns)
+                at_ns = None  # what follows from it comes to pass now
         finally:
             self._is_telling = False
 
@@ -245,6 +244,8 @@ class Loop:
 
     def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
+        if self._passes.has_used():
+            self.collect()
         now = self._accounted_ns = time.monotonic_ns()
         self._has_news = False
         changed: dict[str, Account] = {}

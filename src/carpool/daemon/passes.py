@@ -57,7 +57,9 @@ class Passes:
             return False
         holder, waiting = next(iter(giver.members.values())), next(iter(taker.members.values()))
         flags = taker.page.words[pages.slot_base(waiting.slot) + pages.S_FLAGS]
-        if not holder.is_holding or not waiting.is_asking or waiting.peer is None or not flags & pages.FLAG_BELL:
+        if not holder.is_holding or holder.peer is None or not waiting.is_asking or waiting.peer is None:
+            return False
+        if not flags & pages.FLAG_BELL:
             return False
         self._serial += 1
         word = pages.make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial, is_quiet=is_quiet)
@@ -76,6 +78,9 @@ class Passes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
             line.sendto(knock, socket.MSG_DONTWAIT, where)
 
+    def has_used(self) -> bool:
+        return any(each.is_used() for each in self._armed)
+
     def who_has(self, job: JobId) -> JobId:
         """Who has the turn that this job had when anything was last decided: it may have passed it on."""
         for each in self._armed:
@@ -90,7 +95,7 @@ class Passes:
         for each in armed:
             assert each.giver.page is not None  # arm() saw it, and nothing was decided since
             words, at = each.giver.page.words, pages.slot_base(each.member.slot) + pages.S_PASS
-            if not pages.swap(words, at, each.word, 0):
+            if not pages.swap(words, at, each.word, 0) and each.is_used():  # or wiped, when its process attached anew
                 words[at] = 0
                 used.append(each)
         return used

@@ -71,8 +71,8 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def step_back() -> None:
-    """Never push a job off its processor: the daemon is woken by every hand-over, when the next job just begins, and
-    one of the processors is about to be free."""
+    """Never push a job off its processor: where the daemon is woken by a hand-over, the next job just begins, and one
+    of the processors is about to be free."""
     _set_policy(os.SCHED_BATCH)
 
 
