@@ -197,12 +197,15 @@ def test_b6_where_limits_count_the_time_of_turns_the_daemon_is_told_of_each_at_o
 def test_b6_a_holder_that_takes_its_time_is_not_looked_at_without_a_pause(tmp_path: Path) -> None:
     def act(node: Node) -> None:
         node.recall_a()
+        pauses: list[int] = []
         for _ in range(3):  # its quantum and usual step are over
-            before = time.monotonic_ns()
+            time.sleep(0.01)
             node.loop.tell(Tick())
-            until = node.loop.scheduler.unheard_until(A)
+            now, until = time.monotonic_ns(), node.loop.scheduler.unheard_until(A)
             assert until is not None
-            assert until >= before + 250_000_000
+            pauses.append(until - now)
+        assert pauses[0] > 5_000_000
+        assert pauses == sorted(pauses)  # ever longer
 
     with_node(tmp_path, act)
 

@@ -40,7 +40,7 @@ from carpool.core.accounts import (
     restore,
     sort_rows,
 )
-from carpool.core.dispatch import dispatch, grant_of, next_wakeup, watch
+from carpool.core.dispatch import LOOK_NS_MIN, dispatch, grant_of, next_wakeup, watch
 from carpool.core.effects import (
     Effect,
     GrantLease,
@@ -174,10 +174,8 @@ class Scheduler:
         return [job.id for job in self._node.jobs.values() if is_holding(job) or waiting.is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
-        """What the return of this job's turn will grant, if nothing else happens before it (D5).
-
-        A driver may perform it first and tell the core of the return afterwards: the same effect comes back.
-        """
+        """What the return of this job's turn will grant, if nothing else happens before it (D5). A driver may perform
+        it first and tell the core of the return afterwards: the same effect comes back."""
         lane = self._node.lane_of(self._node.jobs[job])
         if lane is None or lane.holder != job or lane.successor is None:
             return None
@@ -189,8 +187,9 @@ class Scheduler:
         node, holder = self._node, self._node.jobs[job]
         if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
             return None
-        until = (holder.lease.recalled_ns or self._now) + (holder.step_ns or 0) + node.quantum_ns
-        return until if until > self._now else self._now + node.settings.watch_ns  # it takes longer than usual
+        since = holder.lease.recalled_ns or self._now
+        late = self._now + max(LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
+        return max(late, since + (holder.step_ns or 0) + node.quantum_ns)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
