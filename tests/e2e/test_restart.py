@@ -26,7 +26,7 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
     """A plain job and one of two ranks, which must stop together or wait for each other for ever."""
     node.start(quantum="10ms")
     steps = 1500  # so many that none is at its end before the last daemon is killed
-    ddp = ["ddp.py", "--steps", str(steps)]
+    ddp = ["ddp.py", "--steps", str(steps), "--pause", "0.015"]
     node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1
     node.use_whole_torch()  # distributed training asks the compiler for its settings
     options = ["--name", "ranks", "--memory", "700MiB"]

@@ -74,7 +74,7 @@ def _tell_daemon(why):
     import socket
     import struct
 
-    attach = {"job": os.environ["CARPOOL_JOB"], "pid": os.getpid(), "slot": 0, "holding": False, "protocol": 2}
+    attach = {"job": os.environ["CARPOOL_JOB"], "pid": os.getpid(), "slot": 0, "holding": False, "protocol": 3}
     attach["version"] = os.environ["CARPOOL_VERSION"]
     frames = b""
     for kind, fields in ((1, attach), (7, {"reason": why})):
