@@ -92,9 +92,10 @@ static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
 static inline uint64_t bell_pass_on(struct bell *bell, Word *slot, bool *is_rung)
 {
     uint64_t pass = slot[CP_S_PASS];
+    if (bell->own < 0 || pass == 0 || pass & CP_PASSED)
+        return 0;
     slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC); /* the daemon takes it for the time of this (B6) */
-    if (bell->own < 0 || pass == 0 || pass & CP_PASSED
-        || !atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
+    if (!atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
         return 0;
     *is_rung = bell_ring(bell, (unsigned)(pass & (CP_PASS_SHARED - 1)), pass);
     return pass;
@@ -124,9 +125,9 @@ static inline void bell_knock(struct bell *bell, const Word *slot)
 /* The pass that was rung and is offered in this slot, or 0; notes if there was a knock. Waits for nothing. */
 static inline uint64_t bell_hear(struct bell *bell, Word *slot, bool *is_knocked)
 {
-    struct bell_sound sound;
+    struct bell_sound sound = {0, 0};
     ssize_t got;
-    while (bell->own >= 0 && (got = recv(bell->own, &sound, sizeof sound, MSG_DONTWAIT)) >= (ssize_t)sizeof sound.pass) {
+    while (bell->own >= 0 && (got = recv(bell->own, &sound, sizeof sound, MSG_DONTWAIT)) >= (ssize_t)sizeof(Word)) {
         uint64_t offer = slot[CP_S_OFFER];
         if (sound.pass != 0 && sound.pass == offer) {
             slot[CP_S_OFFER] = 0;
@@ -154,7 +155,8 @@ static inline void bell_step_aside(const struct bell *bell)
     if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0)
         return;
     memset(&any, 0xff, sizeof any);
-    if (sched_setaffinity(0, sizeof any, &any) != 0 || sched_getaffinity(0, sizeof any, &any) != 0 || !CPU_EQUAL(&any, &all))
+    bool is_any = sched_setaffinity(0, sizeof any, &any) == 0 && sched_getaffinity(0, sizeof any, &any) == 0;
+    if (!is_any || !CPU_EQUAL(&any, &all))
         sched_setaffinity(0, sizeof all, &all);
 }
 
@@ -182,8 +184,9 @@ static inline bool bell_drop_stale(const struct bell *bell)
 {
     struct bell_frame frame;
     ssize_t got = recv(bell->peer, &frame, sizeof frame, MSG_PEEK | MSG_DONTWAIT);
-    bool is_stale = frame.word[2] != 0 && frame.word[2] <= bell->rung; /* of a turn that was rung, perhaps long ago */
-    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT || !is_stale)
+    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT)
+        return false;
+    if (frame.word[2] == 0 || frame.word[2] > bell->rung) /* else of a turn that was rung, perhaps long ago */
         return false;
     return recv(bell->peer, &frame, sizeof frame, MSG_DONTWAIT) == (ssize_t)sizeof frame;
 }

@@ -168,7 +168,7 @@ class Loop:
         taker, until = self.jobs[following.job], self.scheduler.unheard_until(live.id)
         if self._passes.arm(live, taker, following, is_quiet=until is not None):
             taker.set_waiters(waiters)
-            self._unheard_ns = min(filter(None, (self._unheard_ns, until)), default=None)
+            self._unheard_ns = until
 
     def _arm(self) -> None:
         """Arm the timer of the next Tick. It is never put off: looks and hand-overs that come more often than Ticks
