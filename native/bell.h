@@ -44,7 +44,7 @@ struct bell_sound { /* what a bell hears; the daemon's own has no more than the 
 };
 
 enum { BELL_SOON_NS = 1000000 }; /* who was knocked at stays awake so long (B4); a longer update is not worth a knock */
-enum { BELL_PUSHED_MAX = 3 };    /* in a turn, with what stepping aside makes itself; more, and others want the core (B5) */
+enum { BELL_PUSHED_MAX = 3 };    /* in a turn, stepping aside included; more, and others want the processor (B5) */
 
 static inline int64_t clock_ns(clockid_t clock)
 {
