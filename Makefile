@@ -7,7 +7,7 @@ CUDA_VENV := .venv-cuda
 CUDA_BIN := $(CUDA_VENV)/bin
 CUDA_STAMP := $(CUDA_VENV)/.ready
 
-.PHONY: help setup demo test test-torch-cuda chaos check fmt native bench results docs clean
+.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
@@ -38,12 +38,17 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/test_architecture.py
 
-# Two files of tests at a time, in the order of tests/conftest.py: most of them wait for real programs to start. One
+# Five files of tests at a time, in the order of tests/conftest.py: most of them wait for real programs to start. One
 # hash seed, so that the examples of the properties are the same in every run; CARPOOL_EXPLORE=1 looks for new ones.
-# Compiled first, as hundreds of short processes import carpool and write no bytecode themselves.
-test: check
+# Compiled first, as hundreds of short processes import carpool and write no bytecode themselves; so are the tests, in
+# pytest's form of them and beside the checks, or each of the five would do it again.
+test: setup
+	@$(MAKE) --no-print-directory -j2 check compiled
+	PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
+
+compiled: setup
 	@$(BIN)/python -m compileall -q src
-	PYTHONHASHSEED=0 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true  # the tests say what is wrong
 
 # The CUDA build is the one without a local version; '===' keeps a '+cpu' wheel of the same number out. It requires some
 # GB of NVIDIA's libraries, which are not wanted here: stand-ins take their places.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The CUDA guest, the stand-in driver and the probe, compiled once a run."""
-    return build(tmp_path_factory.mktemp("gpu"))
+    return build(directory_of_the_run(tmp_path_factory) / "gpu")
+
+
+def directory_of_the_run(factory: pytest.TempPathFactory) -> Path:
+    """A directory that all processes which run tests have in common."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from carpool.agent.link import Link
-from carpool.agent.memory import FIRINGS_MAX, Memory, MeterSource, Profile, ResidentSource
+from carpool.agent.memory import FIRINGS_MAX, Memory, MeterSource, Profile, ResidentSource, delay_ns
 from carpool.wire import page
 
 MIB = 1 << 20
@@ -49,6 +52,7 @@ class Program:
                 self.source.live = (live or {}).get(point, 100 * MIB)
                 known = self.profile.points.get(point)
                 if known is None:
+                    self.profile.note_away(0)
                     self.steps += self.profile.observe(point)
                 else:
                     self.steps += known
@@ -127,6 +131,41 @@ def test_needs_are_split_into_persistent_ephemeral_and_the_frameworks_own() -> N
     assert (needs.persistent_bytes, needs.ephemeral_bytes) == (70 * MIB, 50 * MIB)
     assert needs.overhead_bytes == 30 * MIB
     assert needs.step_ns > 0
+
+
+@pytest.mark.slow
+def test_what_others_had_of_the_processor_is_no_part_of_a_step() -> None:
+    """Beside a program on the same processor a step takes twice as long, and is said to take what it would alone."""
+    if not delay_ns():
+        pytest.skip("this kernel does not count how long a thread waits for a processor: NOT tested")
+    cores = os.sched_getaffinity(0)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        os.sched_setaffinity(busy.pid, {min(cores)})
+        time.sleep(0.3)  # until it runs
+        program = Program()
+        program.fire(A)
+        began_ns, used_ns = time.monotonic_ns(), time.thread_time_ns()
+        while time.thread_time_ns() - used_ns < 300_000_000:
+            pass
+        program.fire(A)
+        took_ns = time.monotonic_ns() - began_ns
+    finally:
+        os.sched_setaffinity(0, cores)
+        busy.kill()
+        busy.wait()
+    assert took_ns > 400_000_000, "the other program did not compete"
+    assert 250_000_000 < program.profile.needs().step_ns < took_ns * 3 // 4
+
+
+def test_the_time_without_a_turn_is_no_part_of_a_step() -> None:
+    program = Program()
+    program.fire(A)
+    time.sleep(0.2)
+    program.profile.note_away(200_000_000)
+    program.fire(A)
+    assert 0 < program.profile.needs().step_ns < 150_000_000
 
 
 def test_the_first_iteration_is_not_measured() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import weakref
@@ -14,12 +15,22 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.agent import snapshot
+from carpool.agent import naming, snapshot
 from carpool.agent.snapshot import Snapshot
 from carpool.agent.storages import Storages
 from carpool.agent.stores import FileStore
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
+
+TESTS = str(Path(__file__).parents[1]) + os.sep
+
+
+@pytest.fixture(autouse=True)
+def only_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of other tests are no part of the program: all that is in them would be searched."""
+    files = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+    others = [file for file in files if file.startswith(TESTS) and file != __file__]
+    monkeypatch.setattr(naming, "_LIBRARIES", (*naming._LIBRARIES, *others))
 
 
 @pytest.fixture

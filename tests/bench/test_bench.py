@@ -28,7 +28,7 @@ from carpool.bench.jct import (
 )
 from carpool.bench.node import Side, plain_environment, run_at_once, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
-from carpool.bench.shares import worst_error
+from carpool.bench.shares import reachable_parts, worst_error
 from carpool.cli.bench import finish
 from carpool.devices.libraries import find_library
 from carpool.errors import PeerError, RefusedError, UsageError
@@ -330,9 +330,9 @@ def test_ideals_of_jobs_that_come_over_time() -> None:
 
 def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before() -> None:
     burst = Burst(steps=[1000, 200], arrivals=[0.0, 0.0])
-    fifo = predict("fifo", burst, [10.0, 2.0], [0.01, 0.01])
+    fifo = predict("fifo", burst, [10.0, 2.0])
     assert fifo == pytest.approx((10.0 + 12.0) / 2, rel=0.01)
-    assert predict("srtf", burst, [10.0, 2.0], [0.01, 0.01]) < fifo
+    assert predict("srtf", burst, [10.0, 2.0]) < fifo
 
 
 # --- shares ----------------------------------------------------------------------------------------------------
@@ -340,11 +340,19 @@ def test_a_prediction_of_jobs_in_order_of_arrival_is_the_sum_of_what_was_before(
 
 def test_the_worst_window_of_five_seconds_counts() -> None:
     even = [(second / 10, second * 30_000_000) for second in range(101)]  # 30 % all the time
-    assert worst_error(even, 30) == pytest.approx(0, abs=0.01)
-    assert worst_error(even, 20) == pytest.approx(10, abs=0.01)
+    assert worst_error(even, 30, 30) == pytest.approx(0, abs=0.01)
+    assert worst_error(even, 20, 20) == pytest.approx(10, abs=0.01)
+    assert worst_error(even, 20, 29) == pytest.approx(1, abs=0.01)
+    assert worst_error(even, 25, 35) == 0
     late = [(at, busy if at < 5 else 1_500_000_000) for at, busy in even]  # nothing after five seconds
-    assert worst_error(late, 30) == pytest.approx(30, abs=1)
+    assert worst_error(late, 30, 30) == pytest.approx(30, abs=1)
+
+
+def test_what_is_reached_without_a_limit_is_all_there_is_to_share() -> None:
+    assert reachable_parts([], 80) == (1, 1)
+    assert reachable_parts([60.0, 72.0], 80) == (0.75, 0.9)
+    assert reachable_parts([98.0, 79.2], 80) == (0.99, 1)
 
 
 def test_samples_shorter_than_a_window_say_nothing() -> None:
-    assert worst_error([(0.0, 0), (1.0, 900_000_000)], 30) == 0
+    assert worst_error([(0.0, 0), (1.0, 900_000_000)], 30, 30) == 0

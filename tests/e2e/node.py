@@ -31,22 +31,27 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 PYTHON = sys.executable
 CARPOOL = str(Path(sys.executable).parent / "carpool")
 PATIENCE = 100.0  # an upper bound for anything; the machine may be busy with something else
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.03, 0.1
 
 Found = TypeVar("Found")
 
 
 def wait_until(
-    look: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE, every: float = 0.03
+    look: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE, every: float | None = None
 ) -> Found:
-    """Look again and again until it is true; returns what was seen, fails after `seconds`."""
-    deadline = time.monotonic() + seconds
+    """Look again and again until it is true; returns what was seen, fails after `seconds`.
+
+    Where nobody says how often, ever more seldom: a look at a daemon is 2 ms of a core.
+    """
+    began = time.monotonic()
+    deadline = began + seconds
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"after {seconds} s still not: {what}")
-        time.sleep(every)
+        time.sleep(every or min(LOOK_SECONDS_MAX, max(LOOK_SECONDS_MIN, (time.monotonic() - began) / 20)))
 
 
 def is_alive(pid: int) -> bool:
@@ -155,7 +160,7 @@ class Node:
         }
 
     def use_whole_torch(self) -> None:
-        """With its compiler, which the programs of a test do not have otherwise: see tests/eager."""
+        """As users have it; else the programs of a test do without its compiler, and more (tests/eager)."""
         self.environment = eager.with_compiler(self.environment)
 
     # --- the daemon ---------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ import torch
 torch.manual_seed(0)
 weights = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(1024, 4096)) for _ in range(8))
 optimizer = torch.optim.SGD(weights, lr=0.01, momentum=0.9)
-for step in range(12):
+for step in range(6):
     x = weights[0] + 1.0
     for _ in range(9):
         x = torch.tanh(x)

@@ -30,6 +30,7 @@ OUT_OF_MEMORY = 2
 
 @pytest.fixture(scope="module")
 def node(module_node: Node, built: Built) -> Node:
+    module_node.use_whole_torch()  # numba's own start-up too
     module_node.use_stand_in(built.place)
     module_node.start(device="stub:4GiB")
     return module_node

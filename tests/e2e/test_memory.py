@@ -79,7 +79,7 @@ def test_persistent_and_ephemeral_bytes_are_what_the_program_holds(node: Node) -
 
 def test_how_much_of_what_stays_is_gradients_is_said(node: Node) -> None:
     node.start()
-    long = scripts.KNOWN_SIZES.replace("range(12)", "range(100000)")
+    long = scripts.KNOWN_SIZES.replace("range(6)", "range(100000)")
     started = node.run(scripts.write(node.files, "known", long))
     node.wait_steps("known", 1)
     wait_until(lambda: node.job("known")["gradient_bytes"] == HELD // 3, "its gradients are counted", seconds=60)

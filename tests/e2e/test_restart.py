@@ -25,8 +25,8 @@ def run(node: Node, name: str, *more: str) -> Started:
 def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alone: Alone) -> None:
     """A plain job and one of two ranks, which must stop together or wait for each other for ever."""
     node.start(quantum="10ms")
-    steps = 1500  # so many that none is at its end before the last daemon is killed
-    ddp = ["ddp.py", "--steps", str(steps), "--pause", "0.015"]
+    enough = node.files / "enough"
+    ddp = ["ddp.py", "--steps", "1000000", "--pause", "0.015", "--until", str(enough)]
     node.environment["OMP_NUM_THREADS"] = "2"  # torchrun would choose 1
     node.use_whole_torch()  # distributed training asks the compiler for its settings
     options = ["--name", "ranks", "--memory", "700MiB"]
@@ -53,15 +53,16 @@ def test_jobs_go_through_a_daemon_that_is_killed_again_and_again(node: Node, alo
         for name, started in jobs.items():
             assert set(pids[name]) <= set(node.job(name)["pids"]), "the same processes as before"
             started.wait_lines(before[name] + 25)
+    enough.touch()
     ended = jobs["ranks"].wait()
     assert ended.code == 0, ended.err
-    assert node.wait_state("ranks", "finished", "failed")["steps"] == steps
+    steps = str(node.wait_state("ranks", "finished", "failed")["steps"])
     lines = jobs["plain"].lines
     assert jobs["plain"].err == ""
     jobs["plain"].process.terminate()
     assert jobs["plain"].wait().code == 143
     assert node.wait_state("plain", "cancelled", "failed")["steps"] >= len(lines) - 1
-    assert sorted(ended.out.splitlines()) == sorted(alone.output(*ddp, ranks=2).splitlines())
+    assert sorted(ended.out.splitlines()) == sorted(alone.output("ddp.py", "--steps", steps, ranks=2).splitlines())
     compared = min(2000, len(lines))
     truth = alone.output(*LOOP, "--steps", str(compared)).decode().splitlines()
     assert lines[:compared] == truth[:compared]

@@ -27,7 +27,7 @@ from tests.eager import with_compiler
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_ONCE = 4
-COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]
+COMPANION = ["held.py", "sgd", "--width", "64", "--pause", "0.015"]
 COMPANION_LINES = 600
 TURNS_MIN = 4
 TORCHRUN = str(Path(PYTHON).parent / "torchrun")

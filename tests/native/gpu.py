@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import struct
@@ -37,28 +38,28 @@ def link_options(library: str) -> list[str]:
     return list(modules[f"carpool._native.{library}"].get("extra-link-args", []))
 
 
-_made: dict[tuple[str, ...], Built] = {}  # every test file asks for the same; a run compiles it once
-
-
-def build(place: Path, *flags: str) -> Built:
-    """Everything compiled, into this directory or one before it; skips loudly where there is no compiler."""
+def build(place: Path) -> Built:
+    """Everything compiled into this directory, by whoever comes first; skips loudly where there is no compiler."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler 'cc': the CUDA guest is NOT tested; install gcc")
-    if flags not in _made:
-        _made[flags] = _compile_all(place, *flags)
-    return _made[flags]
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            draft = place.with_suffix(".draft")
+            shutil.rmtree(draft, ignore_errors=True)  # of somebody who failed
+            draft.mkdir()
+            _compile_all(draft)
+            draft.rename(place)
+    return Built(place=place, guest=place / "gpu.so", probe=place / "gpu_probe")
 
 
-def _compile_all(place: Path, *flags: str) -> Built:
+def _compile_all(place: Path) -> None:
     for name, soname in (("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")):
         link = f"-Wl,-Bsymbolic,-soname,{soname}"
-        compile_c(place / f"stub_{name}.so", *SHARED, *flags, NATIVE / "fake" / f"{name}.c", link)
+        compile_c(place / f"stub_{name}.so", *SHARED, NATIVE / "fake" / f"{name}.c", link)
         (place / soname).symlink_to(f"stub_{name}.so")
-    return Built(
-        place=place,
-        guest=compile_c(place / "gpu.so", *SHARED, *flags, *GUEST, *link_options("gpu")),
-        probe=compile_c(place / "gpu_probe", *flags, NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1"),
-    )
+    compile_c(place / "gpu.so", *SHARED, *GUEST, *link_options("gpu"))
+    compile_c(place / "gpu_probe", NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1")
 
 
 def environment(built: Built, books: Path, *, cards: str = "1x4GiB", page: Path | None = None) -> dict[str, str]:

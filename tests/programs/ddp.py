@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,12 +26,21 @@ def say(line: str) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def train(rank: int, steps: int, seed: int, pause_s: float) -> None:
+def is_enough(until: Path | None) -> bool:
+    """Whether the file is there, as the first rank sees it: all end after the same step."""
+    if until is None:
+        return False
+    seen = torch.tensor([until.exists()])
+    dist.broadcast(seen, src=0)
+    return bool(seen)
+
+
+def train(rank: int, steps: int, seed: int, pause_s: float, until: Path | None) -> None:
     torch.manual_seed(seed)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     rng = torch.Generator().manual_seed(seed + rank)
-    value = 0.0
+    value, step = 0.0, 0
     for step in range(1, steps + 1):
         x = torch.randn(64, 32, generator=rng)
         loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
@@ -40,8 +50,10 @@ def train(rank: int, steps: int, seed: int, pause_s: float) -> None:
         value = loss.item()
         say(f"rank={rank} step={step} loss={value!r}")
         time.sleep(pause_s)
+        if is_enough(until):
+            break
     weights = fingerprint(model.parameters())
-    say(f"rank={rank} done steps={steps} loss={value!r} weights={weights}")
+    say(f"rank={rank} done steps={step} loss={value!r} weights={weights}")
 
 
 def main() -> None:
@@ -49,12 +61,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest in each step")
+    parser.add_argument("--until", type=Path, help="end after the step that finds this file, if that is earlier")
     args = parser.parse_args()
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")
     try:
-        train(dist.get_rank(), args.steps, args.seed, args.pause)
+        train(dist.get_rank(), args.steps, args.seed, args.pause, args.until)
     finally:
         # DDP modules are cycles and keep the group alive: its threads would outlive the interpreter and abort
         # (pytorch pull request 179291), in one of a hundred runs on a busy machine.

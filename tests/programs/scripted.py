@@ -5,6 +5,17 @@ import time
 
 import carpool
 
+BUSY_SECONDS = 0.005
+
+
+def compute_for(seconds: float) -> None:
+    """Busy for a quarter of the time, again and again: a job that only sleeps in its turn would lose it."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        while time.monotonic() < min(end, now + BUSY_SECONDS):
+            pass
+        time.sleep(max(0.0, min(3 * BUSY_SECONDS, end - time.monotonic())))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -13,9 +24,7 @@ def main() -> None:
     args = parser.parse_args()
     for _ in range(args.steps):
         with carpool.turn():
-            end = time.monotonic() + args.step_ms / 1000
-            while time.monotonic() < end:  # busy: a job that sleeps in its turn would lose it
-                pass
+            compute_for(args.step_ms / 1000)
 
 
 if __name__ == "__main__":

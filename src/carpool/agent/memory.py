@@ -26,6 +26,13 @@ CLEAN_SLACK_BYTES = 1 << 20
 FIRINGS_MAX = 32  # learning ends when a point fired so often, whatever became of the others
 
 
+def delay_ns() -> int:
+    """How long this thread wanted a processor and had none, since it began; 0 on a kernel that does not count it."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat") as counts:
+        return int(counts.read().split()[1])
+    return 0
+
+
 class Source(Protocol):
     """Where live and peak bytes come from."""
 
@@ -188,6 +195,7 @@ class Profile:
         self._persistent_bytes = 0
         self._step_ns = 0
         self._last_ns = time.monotonic_ns()
+        self._last_delay_ns = delay_ns()
 
     def observe(self, point: int) -> int:
         """Take in one firing of a point that is not known; returns how many iterations ended by it."""
@@ -202,16 +210,26 @@ class Profile:
         counted = 1 if point == self._first_point else 0
         self._counted += counted
         if counted:
-            self._step_ns, self._last_ns = now - self._last_ns, now
+            self._note_step(now)
         if len(firings) > 1:
             self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
         if len(firings) >= FIRINGS_MAX or all(len(each) >= 2 for each in self._live.values()):
             counted += self._settle()
         return counted
 
+    def _note_step(self, now: int) -> None:
+        """How long the step took, without the time in which it wanted a processor and others had them all: a program
+        that ends beside it would make it look twice as long (docs/design/0014-what-a-step-takes.md)."""
+        all_delay_ns = delay_ns()
+        took_ns, delayed_ns = now - self._last_ns, all_delay_ns - self._last_delay_ns
+        self._step_ns = max(1, took_ns - delayed_ns)
+        self._last_ns, self._last_delay_ns = now, all_delay_ns
+
     def note_away(self, away_ns: int) -> None:
         """The job had no turn for this long: that is no part of a step."""
         self._last_ns += away_ns
+        if away_ns and self.is_learning:
+            self._last_delay_ns = delay_ns()  # without what it waited in this step before: that may count as its own
 
     def _begin_anew(self) -> None:
         self.is_learning = True

@@ -17,6 +17,7 @@ import site
 import sys
 import sysconfig
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -89,13 +90,17 @@ class Namer:
                 frames.append((code.co_qualname if is_users(code.co_filename) else LIBRARY + code.co_qualname, frame))
             frame = frame.f_back
         roots += [(f"{name}()", _locals_of(each)) for name, each in reversed(frames)]
+        return _unlike(roots + sorted(self._suspended(), key=lambda root: root[0]))
+
+    def _suspended(self) -> Iterator[tuple[str, Any]]:
+        """Generators and data loaders, in the collector's order: that of several of one name stays as it is, all else
+        depends on when it last looked."""
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter
         for each in gc.get_objects():
             if type(each) is GeneratorType and each.gi_frame is not None and is_users(each.gi_code.co_filename):
-                roots.append((f"generator {each.gi_code.co_qualname}", each))
+                yield f"generator {each.gi_code.co_qualname}", each
             elif issubclass(type(each), loader):
-                roots.append(("data loader", each))
-        return _unlike(roots)
+                yield "data loader", each
 
     # --- one thing after another --------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ which no job computed: turns changing hands, jobs ending, the start.
 and arrivals scaled alike to the given sum of device time. A job that comes later gets its starting signal later.
 
 `predicted_over_live_…` is the simulator's mean completion time by the live one: the same scheduler in virtual time,
-told each job's arrival, its steps, how long they took in that very run (so that a change of the machine's speed
-between runs is in neither), and how long the second one took, from which the daemon first judges the job.
+told each job's arrival, its steps, and how long they took in that very run (so that a change of the machine's speed
+between runs is in neither).
 `prediction_error` is the worst of them, as a distance from 1.
 
 Not measured: memory pressure (all fit), a GPU. The ratio is a property of the seed: read it only beside its ideal.
@@ -80,7 +80,6 @@ class Outcome:
 
     completions: list[float]
     sizes: list[float]
-    second_steps: list[float]  # what each job reports as its step time when it is measured
     makespan: float
     daemon_core_fraction: float
     turns: int  # how often the device went from one job to another
@@ -106,7 +105,7 @@ def _run_round(say: Say, policies: Sequence[str], burst: Burst) -> dict[str, Out
     arms = [partial(_run_policy, policy, burst) for policy in policies]
     outcomes = dict(zip(policies, run_at_once(arms, seconds=RUN_SECONDS), strict=True))
     for policy, found in outcomes.items():
-        predicted = predict(policy, burst, found.sizes, found.second_steps)
+        predicted = predict(policy, burst, found.sizes)
         say(
             f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
             f" all done in {found.makespan:.2f} s, work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
@@ -176,7 +175,7 @@ def ideal_means(sizes: Sequence[float], arrivals: Sequence[float]) -> tuple[floa
 # --- the prediction --------------------------------------------------------------------------------------------
 
 
-def predict(policy: str, burst: Burst, sizes: Sequence[float], said: Sequence[float]) -> float:
+def predict(policy: str, burst: Burst, sizes: Sequence[float]) -> float:
     """The simulator's mean completion time for jobs of these sizes; like the live ones they declare their steps."""
     scripts = [
         Script(
@@ -186,11 +185,8 @@ def predict(policy: str, burst: Burst, sizes: Sequence[float], said: Sequence[fl
             needs=NEEDS,
             steps=steps,
             step_ns=max(1, round(size / steps * 1e9)),
-            said_step_ns=round(said_s * 1e9),
         )
-        for number, (steps, arrival, size, said_s) in enumerate(
-            zip(burst.steps, burst.arrivals, sizes, said, strict=True)
-        )
+        for number, (steps, arrival, size) in enumerate(zip(burst.steps, burst.arrivals, sizes, strict=True))
     ]
     engine = NodeEngine(policy, Machine(devices=(("cpu", DEVICE_BYTES),), switch_ns=SWITCH_NS))
     return mean(job.completion_ns for job in engine.run(scripts).jobs) / 1e9
@@ -235,7 +231,6 @@ def _run_policy(policy: str, burst: Burst, side: Side) -> Outcome:
     return Outcome(
         completions=[(each[-1][1] - came) / 1e9 for each, came in zip(stamps, came_ns, strict=True)],
         sizes=[sum(last - first for first, last in each) / 1e9 for each in stamps],
-        second_steps=[(each[1][1] - each[1][0]) / 1e9 for each in stamps],
         makespan=(max(each[-1][1] for each in stamps) - go_ns) / 1e9,
         daemon_core_fraction=share,
         turns=count_turns(stamps),
@@ -289,7 +284,7 @@ def _report(outcomes: dict[str, Outcome], fifo_beside_fair: Outcome, burst: Burs
     report.add("total_work_s", sum(fifo.sizes))
     errors = []
     for policy, outcome in outcomes.items():
-        predicted = predict(policy, burst, outcome.sizes, outcome.second_steps)
+        predicted = predict(policy, burst, outcome.sizes)
         errors.append(abs(predicted / outcome.jct - 1))
         report.add(f"jct_s_{policy}", outcome.jct)
         report.add(f"predicted_s_{policy}", predicted)

@@ -3,8 +3,9 @@
 Each job is one or more processes that launch as fast as they are let. The stand-in notes the device time of every
 process; the share of any five seconds is compared with the asked one. The first second is left out: costs are learnt
 there, and the bucket's burst is spent. A program that waits for its kernels leaves the device idle while it wakes up,
-so it may not reach what is asked, limit or not: such a case is run again without a limit, and what that reaches is
-what there was to share.
+so it may not reach what is asked, limit or not: such a case is run without a limit before and after, and what these
+two reach is the range of what there was to share: it is a matter of how soon a sleeping thread is woken, and runs of
+the same program differ by points.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Kept:
 
     error: float
     error_of_reachable: float
-    reachable: float  # percent of the device; 100 if it was not measured
+    reached_percents: tuple[float, ...]  # of the device, by the same processes without a limit, before and after
     stolen_fraction: float = 0.0
 
 
@@ -91,18 +92,29 @@ def measure_calmly(program: Sequence[str], case: Case, *, seconds: float) -> Kep
 
 
 def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
+    free = [measure_reach(program, case, seconds=seconds)] if case.is_tight else []
     found = measure_shares(program, case, seconds=seconds)
-    reachable = 100.0
-    if case.is_tight:
-        [free] = measure_shares(program, replace(case, percents=(100,)), seconds=seconds)
-        reachable = mean_percent(free)
-    part = min(1.0, reachable / sum(case.percents))
+    free += [measure_reach(program, case, seconds=seconds)] if case.is_tight else []
     pairs = list(zip(found, case.percents, strict=True))
+    least, most = reachable_parts(free, sum(case.percents))
     return Kept(
-        error=max(worst_error(samples, percent) for samples, percent in pairs),
-        error_of_reachable=max(worst_error(samples, percent * part) for samples, percent in pairs),
-        reachable=reachable,
+        error=max(worst_error(samples, percent, percent) for samples, percent in pairs),
+        error_of_reachable=max(worst_error(samples, percent * least, percent * most) for samples, percent in pairs),
+        reached_percents=tuple(free),
     )
+
+
+def measure_reach(program: Sequence[str], case: Case, *, seconds: float) -> float:
+    """What the processes of a case reach without a limit, in percent of the device."""
+    [free] = measure_shares(program, replace(case, percents=(100,)), seconds=seconds)
+    return mean_percent(free)
+
+
+def reachable_parts(reached_percents: Sequence[float], asked_percent: float) -> tuple[float, float]:
+    """The least and the largest part of what is asked that was reached without a limit: at most all of it, which is
+    also what counts where nothing was measured."""
+    parts = [min(1.0, reached / asked_percent) for reached in reached_percents] or [1.0]
+    return min(parts), max(parts)
 
 
 def measure_shares(program: Sequence[str], case: Case, *, seconds: float) -> list[Samples]:
@@ -179,10 +191,9 @@ def mean_percent(samples: Samples) -> float:
     return (to_ns - from_ns) / 1e7 / (to_s - from_s)
 
 
-def worst_error(samples: Samples, percent: float) -> float:
-    """The largest difference from the asked share, in points, over all windows of the samples."""
-    worst = 0.0
-    last = 0
+def worst_error(samples: Samples, least_percent: float, most_percent: float) -> float:
+    """The largest distance of any window's share from the range it should be in, in points."""
+    worst, last = 0.0, 0
     for start, (from_s, from_ns) in enumerate(samples):
         last = max(last, start)
         while last < len(samples) and samples[last][0] - from_s < WINDOW_S - EVERY_S:
@@ -190,5 +201,6 @@ def worst_error(samples: Samples, percent: float) -> float:
         if last == len(samples):
             break
         to_s, to_ns = samples[last]
-        worst = max(worst, abs((to_ns - from_ns) / 1e9 / (to_s - from_s) * 100 - percent))
+        share = (to_ns - from_ns) / 1e7 / (to_s - from_s)
+        worst = max(worst, least_percent - share, share - most_percent)
     return worst

@@ -7,7 +7,8 @@ first window begins with the first launch. A window's share is the time in which
 A kernel cannot be cut, so no limiter keeps a share finer than one kernel: with kernels of 1 s at 50 % a window holds
 two to three of them, as its phase is. What an ideal one would show is a range (`ideal_range`), for all but long
 kernels a point; `error` is the distance from it. A program that waits for its kernels leaves the device idle while it
-wakes up; where it would not reach what is asked without a limit either, the range begins at what it reaches.
+wakes up; where it would not reach what is asked without a limit either, the range begins at what it reaches
+just before or just after, whichever is less.
 
 A virtual machine's host may take its processors away for a while; a program that waits for its kernels launches none
 meanwhile, and no limiter can give it that time back. Windows in which the kernel counted more than STOLEN_NS_MAX of
@@ -37,7 +38,8 @@ from carpool.errors import PeerError
 
 KERNELS = {"10us": 10_000, "1ms": 1_000_000, "100ms": 100_000_000, "1s": 1_000_000_000}  # in ns
 PROCESSES = (1, 8)
-PERCENTS = (20, 50, 80)
+PERCENTS, FREE = (20, 50, 80), 100  # 100: no limit
+PERCENTS_AND_FREE = (20, 50, FREE, 80, FREE)  # on both sides of what may not be reached: it differs from run to run
 GROUPS = tuple(f"{processes}x{kernel}" for kernel in KERNELS for processes in PROCESSES)
 WINDOW_NS = 5_000_000_000
 SECONDS = 7.0  # from the first launch: windows that begin in the first two seconds
@@ -46,7 +48,7 @@ ALONE_BELOW_NS = 10_000_000  # launching shorter kernels than this is work for t
 SIDE_BY_SIDE = 5
 POINTS_MAX = 3
 WAKE, WAKES, WAKE_MS_MAX = "wake", 10, 100
-SLEEPER_PERCENT, BUSY_PERCENT = 30, 100  # 100: no limit
+SLEEPER_PERCENT = 30
 
 STOLEN_NS_MAX, TRIES = 100_000_000, 4
 STOLEN_EVERY = 10  # looks at the card between two looks at the stolen time: that is dear
@@ -108,21 +110,24 @@ def measure_group(program: Sequence[str], group: str) -> dict[str, Kept]:
     processes, _, kernel = group.partition("x")
     kernel_ns = KERNELS[kernel]
     is_short = kernel_ns < ALONE_BELOW_NS
-    cases = {
-        f"{processes}x{percent}_{how}_{kernel}": Case(percents=(percent,), processes=int(processes), work=work)
+    cases = [
+        (how, percent, Case(percents=(percent,), processes=int(processes), work=work))
         for how, work in works(kernel_ns).items()
-        for percent in (*PERCENTS, *((100,) if is_short and how != "async" else ()))  # 100: no limit
-    }
+        for percent in (PERCENTS_AND_FREE if is_short and how != "async" else PERCENTS)
+    ]
     with ThreadPoolExecutor(1 if is_short else SIDE_BY_SIDE) as pool:
-        lines = dict(zip(cases, pool.map(lambda case: watch_undisturbed(program, case), cases.values()), strict=True))
+        lines = list(pool.map(lambda case: watch_undisturbed(program, case[-1]), cases))
+    reached: dict[str, float] = {}
+    for (how, percent, _), line in zip(cases, lines, strict=True):
+        if percent == FREE:
+            reached[how] = min(reached.get(how, 100.0), kept_of(line, (0.0, 100.0)).least)
     found = {}
-    for name, case in cases.items():
-        [percent] = case.percents
-        free = lines.get(name.replace(f"x{percent}_", "x100_"))
-        if percent != 100:
-            ideal = ideal_range(kernel_ns, percent)
-            reached = kept_of(free, ideal).least if free else 100.0
-            found[name] = kept_of(lines[name], (min(ideal[0], reached), ideal[1]))
+    for (how, percent, _), line in zip(cases, lines, strict=True):
+        if percent != FREE:
+            least, most = ideal_range(kernel_ns, percent)
+            found[f"{processes}x{percent}_{how}_{kernel}"] = kept_of(
+                line, (min(least, reached.get(how, 100.0)), most)
+            )
     return found
 
 
@@ -205,7 +210,7 @@ def measure_wakes(program: Sequence[str]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="cpb-") as directory:
         books = Path(directory) / "books"
         with open_node(policy="fair", device=shares.DEVICE, settings={"CARPOOL_STUB_FILE": str(books)}) as node:
-            busy = shares.start_job(node, program, 1, BUSY_PERCENT)
+            busy = shares.start_job(node, program, 1, FREE)
             sleeper = shares.start_job(node, program, 1, SLEEPER_PERCENT)
             try:
                 shares.first_answer(busy)

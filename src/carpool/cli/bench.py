@@ -169,7 +169,9 @@ def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: 
     from carpool.bench import park as park_bench
 
     if quick:
-        found = park_bench.run(say, moved_mib=96, rounds=1, levels={2: 336}, steps=4, repeats=1)
+        found = park_bench.run(
+            say, moved_mib=96, rounds=1, levels={2: 480}, steps=3, repeats=1
+        )  # three jobs: no fewer
         return finish(found, as_json=as_json, quick=quick)
     asked = levels.split(",") if levels != "none" else []
     if not all(each.isdigit() and int(each) > 1 for each in asked):

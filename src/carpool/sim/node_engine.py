@@ -67,7 +67,6 @@ class Script:
     start_ns: int = 0  # from its start to its first wish for a turn: imports, building the model
     busy_milli: int = MILLI  # thousandths of an iteration in which the device is busy
     is_known: bool = False  # its program ran before: the scheduler knows its needs and lengths
-    said_step_ns: int | None = None  # the step time it reports when it is measured; None: the true one
 
     @property
     def work_ns(self) -> int:
@@ -210,8 +209,7 @@ class NodeEngine:
             return
         if not live.is_measured and live.steps >= MEASURED_STEPS:
             live.is_measured = True
-            said_ns = script.said_step_ns or script.step_ns
-            self._tell(NeedsMeasured(job=job, needs=script.needs, step_ns=said_ns), at)
+            self._tell(NeedsMeasured(job=job, needs=script.needs, step_ns=script.step_ns), at)
         if live.is_recalled:
             live.preemptions += 1
             self._let_go(live, at)
