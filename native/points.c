@@ -24,7 +24,7 @@
 #include "bell.h"
 #include "page.h"
 
-#define CONTRACT 5 /* with agent/points.py; raise both when names or meanings change */
+#define CONTRACT 6 /* with agent/points.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
 #define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
@@ -238,12 +238,14 @@ typedef struct {
     Seat *seat; /* NULL until Python made one, and again in a forked child */
     PyObject *slow;  /* Python's whole hook; or what it does before the real call */
     PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
+    PyObject *after_graded; /* of ModuleCall: the same with gradients on, given the result, while that may matter */
     PyObject *rehearse; /* what StepHook runs when the turn comes soon */
     PyObject *real, *attach; /* of the two stand-ins */
     PyObject *is_grad_enabled;
     PyObject *dict, *weak;
     unsigned long main;
     int depth;
+    char is_graded_told;
     unsigned long count;
 } Point;
 
@@ -255,6 +257,7 @@ static int point_traverse(Point *point, visitproc visit, void *arg)
     Py_VISIT(point->is_grad_enabled);
     Py_VISIT(point->slow);
     Py_VISIT(point->after);
+    Py_VISIT(point->after_graded);
     Py_VISIT(point->rehearse);
     Py_VISIT(point->dict);
     return 0;
@@ -278,6 +281,7 @@ static void point_dealloc(Point *point)
     Py_XDECREF(point->is_grad_enabled);
     Py_XDECREF(point->slow);
     Py_XDECREF(point->after);
+    Py_XDECREF(point->after_graded);
     Py_XDECREF(point->rehearse);
     Py_TYPE(point)->tp_free((PyObject *)point);
 }
@@ -470,6 +474,13 @@ static bool find_worker(Point *call, bool *is_worker)
     return is_attached != NULL;
 }
 
+static bool tell_graded(Point *call, PyObject *result)
+{
+    PyObject *done = PyObject_CallOneArg(call->after_graded, result);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
 static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     call->depth = 1;
@@ -480,7 +491,8 @@ static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargs
         return NULL;
     PyObject *has_grad = PyObject_CallNoArgs(call->is_grad_enabled);
     Py_XDECREF(has_grad);
-    if (has_grad == NULL || (has_grad == Py_False && !call_python(call->after)))
+    if (has_grad == NULL || (has_grad == Py_False && !call_python(call->after))
+        || (has_grad == Py_True && call->is_graded_told && !tell_graded(call, result)))
         Py_CLEAR(result);
     return result;
 }
@@ -536,11 +548,11 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
 
 static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 {
-    static char *names[] = {"real", "attach", "begin", "after", "is_grad_enabled", "main", NULL};
-    PyObject *real, *attach, *slow, *after, *is_grad_enabled;
+    static char *names[] = {"real", "attach", "begin", "after", "after_graded", "is_grad_enabled", "main", NULL};
+    PyObject *real, *attach, *slow, *after, *after_graded, *is_grad_enabled;
     unsigned long main;
-    if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOOOk:ModuleCall", names, &real, &attach, &slow, &after,
-                                     &is_grad_enabled, &main))
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOOOOk:ModuleCall", names, &real, &attach, &slow, &after,
+                                     &after_graded, &is_grad_enabled, &main))
         return NULL;
     Point *call = (Point *)type->tp_alloc(type, 0);
     if (call == NULL)
@@ -550,6 +562,8 @@ static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     call->attach = Py_NewRef(attach);
     call->slow = Py_NewRef(slow);
     call->after = Py_NewRef(after);
+    call->after_graded = Py_NewRef(after_graded);
+    call->is_graded_told = 1;
     call->is_grad_enabled = Py_NewRef(is_grad_enabled);
     call->main = main;
     return (PyObject *)call;
@@ -609,6 +623,7 @@ static PyMethodDef stand_in_methods[] = {
 static PyMemberDef point_members[] = {
     {"depth", T_INT, offsetof(Point, depth), 0, "1 inside an outermost module call"},
     {"count", T_ULONG, offsetof(Point, count), 0, "how many outermost calls, or items, there were"},
+    {"is_graded_told", T_BOOL, offsetof(Point, is_graded_told), 0, "whether a call with gradients may end an iteration"},
     {NULL},
 };
 

@@ -30,6 +30,7 @@ class StandInCuda:
         self.stuck = 0
         self.fraction: float | None = None
         self.waiting: list[Callable[[], None]] = []
+        self.observers: list[Callable[..., None]] = []
 
     def is_initialized(self) -> bool:
         return self.has_context
@@ -84,7 +85,8 @@ def cuda() -> StandInCuda:
 
 
 def source_of(cuda: StandInCuda, link: Link) -> CudaSource:
-    return CudaSource(SimpleNamespace(cuda=cuda), link)
+    core = SimpleNamespace(_cuda_attach_out_of_memory_observer=cuda.observers.append)
+    return CudaSource(SimpleNamespace(cuda=cuda, _C=core), link)
 
 
 def test_live_and_peak_come_from_the_allocator_and_live_is_shown_in_the_page(cuda: StandInCuda, link: Link) -> None:
@@ -219,6 +221,21 @@ def test_an_uncaught_out_of_memory_error_gets_carpools_sentence(
     assert "job-1 may hold 4.00 GiB and holds 3.00 GiB" in said
     sys.excepthook(ValueError, ValueError("another error"), None)
     assert capsys.readouterr().err == ""
+
+
+def test_a_program_that_handles_its_out_of_memory_error_is_told_of_the_cap_once(
+    cuda: StandInCuda, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
+    link.words[page.H_CAP] = 4 * GIB
+    cuda.has_context, cuda.live = False, 3 * GIB
+    source_of(cuda, link)
+    assert cuda.observers == [], "asking for it would make a context"
+    cuda.make_context()
+    for _ in range(2):
+        for observe in cuda.observers:
+            observe(0, 2 * GIB, 16 * GIB, 13 * GIB)  # as torch does it: device, asked for, all, free
+    assert capsys.readouterr().err.count("job-1 may hold 4.00 GiB and holds 3.00 GiB") == 1
 
 
 def test_the_first_two_iterations_teach_persistent_and_ephemeral_bytes(cuda: StandInCuda, link: Link) -> None:

@@ -53,13 +53,13 @@ class Program:
         self.has_grad = True
         self.is_worker = False
         data = SimpleNamespace(get_worker_info=lambda: "worker" if self.is_worker else None)
-        torch = SimpleNamespace(
+        self.torch = SimpleNamespace(
             is_grad_enabled=lambda: self.has_grad,
             utils=SimpleNamespace(data=data),
             autograd=SimpleNamespace(backward=None),
             nn=SimpleNamespace(Module=Module),
         )
-        self.hooks = Hooks(torch)
+        self.hooks = Hooks(self.torch)
         self.hooks._pre_hook = SimpleNamespace(remove=lambda: None)
         self.hooks._step_patience = STEP_PATIENCE
         self.step_hook = self.hooks.make_step_hook()
@@ -91,6 +91,12 @@ class Program:
         loader = Fetching()
         loader.fetch = fetch  # type: ignore[attr-defined]
         return loader
+
+    def backward(self, real: Callable[[], None]) -> Callable[..., Any]:
+        """As `install` does it."""
+        self.hooks._backward = real
+        self.torch.autograd.backward = self.hooks._our_backward = self.hooks.wrap_backward(real)
+        return self.hooks._our_backward
 
     def step(self, optimizer: object | None = None) -> None:
         self.step_hook(optimizer or self.optimizer, (), {})
@@ -566,3 +572,84 @@ def test_what_refers_to_itself_is_collected() -> None:
     del owner, hook
     gc.collect()
     assert [each() for each in gone] == [None, None]
+
+
+# Inference with gradients on, and accumulation.
+
+
+@pytest.mark.parametrize(
+    ("result", "counted"),
+    [
+        (SimpleNamespace(requires_grad=False), True),
+        ({"a": SimpleNamespace(requires_grad=False), "b": [SimpleNamespace(requires_grad=False)]}, True),
+        (SimpleNamespace(requires_grad=True), False),
+        ((SimpleNamespace(requires_grad=False), SimpleNamespace(requires_grad=True)), False),
+        (None, False),
+        ([], False),
+    ],
+    ids=["plain", "in a dict", "graph", "one graph", "nothing", "empty"],
+)
+def test_a_call_whose_result_has_no_graph_ends_an_iteration_though_gradients_are_on(
+    program: Program, desk: Desk, result: Any, counted: bool
+) -> None:
+    program.hooks._step_patience = 0
+    program.model.act = lambda _: result
+    program.first_turn()
+    for _ in range(9):
+        assert program.model(0) is result
+    assert desk.steps == (10 if counted else 0)
+
+
+def test_a_program_that_never_goes_backward_is_inference_after_a_while(program: Program, desk: Desk) -> None:
+    program.hooks._step_patience = 0
+    program.model.act = lambda _: SimpleNamespace(requires_grad=True)
+    program.first_turn()
+    for _ in range(STEP_PATIENCE + 9):
+        program.model(0)
+    assert desk.steps == 10
+
+
+@pytest.mark.parametrize("happened", ["optimizer", "backward"])
+def test_a_program_that_trains_has_no_boundaries_at_forwards_with_gradients(
+    program: Program, desk: Desk, happened: str
+) -> None:
+    program.hooks._step_patience = 0
+    program.model.act = lambda _: SimpleNamespace(requires_grad=False)
+    if happened == "optimizer":
+        program.hooks.wrap_init(lambda _: None)(object())
+        program.first_turn()
+    else:
+        program.first_turn()
+        program.hooks.wrap_backward(lambda: None)()
+    before = desk.steps
+    for _ in range(2 * STEP_PATIENCE):
+        program.model(0)
+    assert desk.steps == before
+
+
+def test_accumulation_gives_a_recalled_turn_back_after_a_backward(program: Program, desk: Desk) -> None:
+    backward = program.backward(lambda: None)
+    program.first_turn()
+    for _ in range(STEPS_TO_TRUST + 2):
+        for _ in range(3):
+            program.model(0)
+            backward()
+        program.step()
+    assert isinstance(desk.take(), m.Measured)
+    assert program.torch.autograd.backward is backward, "it goes backward more often than it steps"
+    desk.recall(at=desk.steps)
+    program.while_granted(m.Return, backward)
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_where_every_backward_has_its_step_backward_is_left_alone(program: Program) -> None:
+    def real() -> None:
+        pass
+
+    backward = program.backward(real)
+    program.first_turn()
+    for _ in range(STEPS_TO_TRUST + 2):
+        program.model(0)
+        backward()
+        program.step()
+    assert program.torch.autograd.backward is real

@@ -12,7 +12,7 @@ import pytest
 from carpool.agent import session
 from carpool.agent import turns as turns_module
 from carpool.agent.memory import Memory
-from carpool.agent.turns import Turns
+from carpool.agent.turns import OUTSIDE_LOOP, Turns
 from carpool.wire import messages as m
 from carpool.wire import page
 from tests.agent.desk import Desk
@@ -173,13 +173,42 @@ def test_scratch_memory_in_use_keeps_the_turn(desk: Desk, turns: Turns, source: 
     first_turn(desk, turns)
     learn(desk, turns)
     desk.recall()
-    source.live = 4000  # a graph is alive
+    source.live = 4_000_000  # a graph is alive
     turns.before_data()
-    turns.yield_point()
+    for _ in range(OUTSIDE_LOOP):
+        turns.yield_point()
     assert desk.lease == page.LEASE_HELD
     source.live = 1000
     with desk.playing(lambda: desk.answer(m.Return)):
         turns.yield_point()
+
+
+def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
+    desk: Desk, turns: Turns, source: FakeSource
+) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    for _ in range(OUTSIDE_LOOP - 1):
+        turns.yield_point()  # nobody wants the turn
+    turns.boundary(POINT)  # it is still in its loop
+    source.live = 4_000_000
+    desk.recall(at=desk.steps)
+    for _ in range(OUTSIDE_LOOP):
+        turns.yield_point()
+    assert desk.lease == page.LEASE_HELD
+    told: list[m.Message] = []
+
+    def act() -> None:
+        told.append(desk.take())
+        desk.answer(m.Return)
+
+    with desk.playing(act):
+        turns.yield_point()
+    assert isinstance(told[0], m.Measured)
+    assert told[0].persistent_bytes == 4_000_000
+    desk.recall(at=desk.steps)
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.yield_point()  # it is what the daemon knows
 
 
 def test_a_job_that_grows_says_so_once_in_a_while(desk: Desk, turns: Turns, source: FakeSource) -> None:

@@ -120,7 +120,13 @@ class Started:
         wait_until(look, f"a line with '{text}'", seconds=seconds)
 
     def wait_lines(self, count: int, *, seconds: float = PATIENCE) -> None:
-        wait_until(lambda: len(self.lines) >= count, f"{count} lines", seconds=seconds)
+        def look() -> bool:
+            code = self.process.poll()
+            is_there = len(self.lines) >= count
+            assert code is None or is_there, f"ended with code {code} after {len(self.lines)} lines: {self.err}"
+            return is_there
+
+        wait_until(look, f"{count} lines", seconds=seconds)
 
     def wait(self, *, seconds: float = PATIENCE) -> Ended:
         try:

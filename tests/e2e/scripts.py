@@ -141,6 +141,54 @@ def write(directory: Path, name: str, text: str) -> str:
 
 
 # Trains from a loader, then evaluates on tensors it has: no loader and no optimizer tells where a turn may go.
+ACCUMULATES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+data = torch.randn(40, 512, 64)
+for step in range(8):
+    optimizer.zero_grad()
+    for x in data:  # no loader: nothing but the backwards is between two steps
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+    optimizer.step()
+    print(step, repr(loss.item()), flush=True)
+"""
+
+NO_GRAD_INSIDE = """
+import torch
+from torch import nn
+
+
+class Served(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512))
+
+    @torch.no_grad()
+    def forward(self, x):
+        return {"out": self.layers(x), "also": [x]}
+
+
+torch.manual_seed(0)
+model = Served()
+for step in range(90):
+    print(step, repr(model(torch.randn(2048, 64))["out"].sum().item()), flush=True)
+"""
+
+GRAD_FORGOTTEN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512))
+for step in range(154):
+    print(step, repr(model(torch.randn(1024, 64)).sum().item()), flush=True)
+"""
+
 EVALUATES = """
 import torch
 from torch import nn

@@ -88,6 +88,17 @@ def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(besi
     assert not beside.events("NameHog", "evaluates")
 
 
+def test_gradient_accumulation_without_a_loader_gives_its_turn_back_between_backwards(
+    beside: Beside, alone: Alone
+) -> None:
+    program = scripts.write(beside.files, "accumulates", scripts.ACCUMULATES.replace("range(8)", "range(6)"))
+    ended = beside.run_beside(program, name="accumulates").wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output(program)
+    returned = [event["steps"] for event in beside.events("LeaseReturned", "accumulates") if event["wants_more"]]
+    assert max(map(returned.count, returned)) >= 2, "more than once within one step"
+
+
 def test_a_job_that_reaches_no_boundary_is_named_as_a_hog(beside: Beside, alone: Alone) -> None:
     program = ["hog.py", "--steps", "20"]
     enough = beside.files / "enough"

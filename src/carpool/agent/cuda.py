@@ -7,12 +7,13 @@ them never waits for the device.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from carpool.agent.link import Link
-from carpool.agent.memory import explain_out_of_memory
+from carpool.agent.memory import explain_out_of_memory, say_cap_reached
 from carpool.agent.moves import living, with_heirs
 from carpool.agent.stores import Moved
 from carpool.wire import caps, page
@@ -59,6 +60,17 @@ class CudaSource:
         self._base_peak_bytes = 0  # the allocator's all-time peak when ours was last reset
         self._cap_bytes = link.words[page.H_CAP] if caps.is_own(link.words) else 0  # as the allocator knows it
         explain_out_of_memory(link, self)
+        torch.cuda._lazy_call(lambda: self._watch_allocator(torch))
+
+    def _watch_allocator(self, torch: Any) -> None:
+        """A program that handles the error itself is told of the cap too; torch calls this with no lock held."""
+
+        def observe(*_: Any) -> None:
+            with contextlib.suppress(Exception):  # it would become the program's
+                say_cap_reached(self._link, self)
+
+        with contextlib.suppress(AttributeError):  # a torch without this name: only the error at the end is explained
+            torch._C._cuda_attach_out_of_memory_observer(observe)
 
     def _stats(self) -> dict[str, int]:
         # Before the context exists there is nothing to count, and asking would create one.

@@ -121,14 +121,22 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
         is_it = (
             isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
         )
-        if is_it and caps.is_own(link.words):
-            cap, live = link.words[page.H_CAP], source.live_bytes()
-            sys.stderr.write(
-                f"carpool: memory cap reached: job {link.job} may hold {format_bytes(cap)} and holds"
-                f" {format_bytes(live)}; raise the cap with --memory\n"
-            )
+        if is_it:
+            say_cap_reached(link, source)
 
     sys.excepthook = excepthook
+
+
+def say_cap_reached(link: Link, source: Source) -> None:
+    """Once a process, where its user drew a cap: whoever handles the error himself may meet it again and again."""
+    if not caps.is_own(link.words) or link.is_cap_said:
+        return
+    link.is_cap_said = True
+    cap, live = link.words[page.H_CAP], source.live_bytes()
+    sys.stderr.write(
+        f"carpool: memory cap reached: job {link.job} may hold {format_bytes(cap)} and holds"
+        f" {format_bytes(live)}; raise the cap with --memory\n"
+    )
 
 
 def name_turn_taker() -> None:
@@ -153,7 +161,11 @@ class Memory:
 
     @classmethod
     def for_plain_process(cls, link: Link) -> Memory:
-        return cls(MeterSource(link) if link.is_metered else ResidentSource(link), overhead_bytes=0)
+        if link.is_metered:
+            return cls(MeterSource(link), overhead_bytes=0)
+        source = ResidentSource(link)
+        source.enforce_cap()
+        return cls(source, overhead_bytes=0)
 
     @property
     def is_instant(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool._native import load
 
-CONTRACT = 5  # with native/points.c
+CONTRACT = 6  # with native/points.c
 
 native: Any = load("points", CONTRACT)
 
@@ -77,11 +77,12 @@ class PlainSeat:
 class PlainCalls:
     """The state of a wrapped function, as the C ModuleCall and FetchCall have it."""
 
-    __slots__ = ("count", "depth", "seat")
+    __slots__ = ("count", "depth", "is_graded_told", "seat")
 
     def __init__(self) -> None:
         self.depth = 0  # 1 inside an outermost module call
         self.count = 0  # outermost calls, or items fetched
+        self.is_graded_told = True  # whether a call that ends with gradients on may end an iteration
         self.seat: PlainSeat | None = None
 
 

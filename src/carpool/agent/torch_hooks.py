@@ -3,12 +3,15 @@
 Points, by priority (measured costs and the scripts they were tried on: docs/design/0002-boundaries.md):
   optimizer post-step hook   ends an iteration; several optimizers are told apart by id
   DataLoader __next__        before: input wait, the turn may go; after: a begin point
-  outermost Module call      a begin point; with grad off and no optimizer in the program, its end is a boundary
-  autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates)
+  outermost Module call      a begin point; with grad off and no optimizer in the program, its end is a boundary, and
+                             so it is with grad on if its result has no graph, or none of many ever went backward
+  autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates);
+                             with one it is a yield point (accumulation)
 
-What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook and the backward wrap, once
-another begin point fires in every iteration. The Module patch stays: an evaluation that loads no data has no other
-point at which it could ask for a turn or give it up. Torch's global module hooks would cost five times as much.
+What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook, once another begin point fires
+in every iteration, and then the backward wrap, unless the program goes backward more often than it steps. The Module
+patch stays: an evaluation that loads no data has no other point at which it could ask for a turn or give it up.
+Torch's global module hooks would cost five times as much.
 
 The step hooks and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
 their slow path.
@@ -32,7 +35,7 @@ from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
 
-STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
+STEP_PATIENCE = 64  # what did not happen for so many other points is not waited for: an optimizer's step, a backward
 STEPS_TO_TRUST = 4  # so many optimizer steps with other points between them: those need no begin point of their own
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
@@ -60,6 +63,15 @@ def gradient_bytes(optimizer: Any) -> int:
     return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
 
 
+def may_have_graph(result: Any) -> bool:
+    """Whether a module's result, or anything in it, can go backward; of what is not known it is taken for granted."""
+    if isinstance(result, dict):
+        result = tuple(result.values())
+    if isinstance(result, tuple | list):
+        return not result or any(map(may_have_graph, result))
+    return getattr(result, "requires_grad", True) is not False
+
+
 class Hooks:
     """The hooks in this process; one instance, installed when torch has been imported."""
 
@@ -73,6 +85,7 @@ class Hooks:
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
+        self._graded_calls = 0
         self._backward: Callable[..., Any] | None = None
         self._our_backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
@@ -158,6 +171,7 @@ class Hooks:
         @functools.wraps(real_init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands in for this method
             self._step_patience = STEP_PATIENCE
+            self._calls.is_graded_told = False
             real_init(optimizer, *args, **kwargs)
 
         return __init__
@@ -215,6 +229,12 @@ class Hooks:
         else:
             self._turns.boundary(POINT_FORWARD)
 
+    def after_graded_forward(self, result: Any) -> None:
+        """An outermost module call ended with gradients on; nothing went backward yet, and there is no optimizer."""
+        self._graded_calls += 1
+        if self._graded_calls > STEP_PATIENCE or not may_have_graph(result):
+            self.after_forward()
+
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
         is_grad_enabled = self._torch.is_grad_enabled
         main = threading.main_thread().ident
@@ -224,6 +244,7 @@ class Hooks:
                 attach=self.is_attached,
                 begin=self.begin,
                 after=self.after_forward,
+                after_graded=self.after_graded_forward,
                 is_grad_enabled=is_grad_enabled,
                 main=main,
             )
@@ -245,6 +266,8 @@ class Hooks:
                 calls.depth = 0
             if not is_grad_enabled():
                 self.after_forward()
+            elif calls.is_graded_told:
+                self.after_graded_forward(result)
             return result
 
         return _stand_in(__call__, real_call)
@@ -257,9 +280,12 @@ class Hooks:
                 return real_backward(*args, **kwargs)
             turns.begin()
             result = real_backward(*args, **kwargs)
+            self._calls.is_graded_told = False
+            self._backwards += 1
             if not self._awaits_step():
-                self._backwards += 1
                 turns.boundary(POINT_BACKWARD)
+            elif not turns.is_learning:
+                turns.yield_point()
             return result
 
         return backward
@@ -312,7 +338,7 @@ class Hooks:
             self._pre_hook.remove()
             self._pre_hook = None
             # Somebody may have put a wrapper of their own around ours; that one must stay.
-            if autograd.backward is self._our_backward:
+            if autograd.backward is self._our_backward and self._backwards <= self._optimizer_steps:
                 autograd.backward = self._backward
 
 

@@ -3,7 +3,8 @@
 A *begin point* comes before device work (data arrived, a root module is called, `with carpool.turn()` is entered):
 the turn must be held from here. A *boundary* ends an iteration: the step is counted and, if the daemon recalled the
 turn, it is given back and waited for. Some boundaries are *clean* (scratch memory is gone, so the lane can be
-given up), others only *yield points*; only clean ones give a turn back.
+given up); at others the turn is kept. A *yield point* ends no iteration (an evaluation's forward, one of several
+backwards): a recalled turn goes there if the memory is as low as at a clean boundary, or by T5.
 
 Rules
   T1  While the turn is held and not recalled, a boundary makes no system call.
@@ -11,6 +12,8 @@ Rules
       (parking.py moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
   T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
+  T5  A program that passed OUTSIDE_LOOP yield points without a step has left its loop: what it holds there stays, and
+      the daemon is told so before the turn goes. Within the loop it may hold a graph that the next boundary frees.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
+from carpool.agent.handlers import is_programs
 from carpool.agent.link import Link, LinkLostError, say
-from carpool.agent.memory import Memory, Profile, name_turn_taker
+from carpool.agent.memory import CLEAN_SLACK_BYTES, Memory, Profile, name_turn_taker
 from carpool.agent.parking import Parking
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -36,6 +40,7 @@ RECONNECT_SECONDS = 0.05
 RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 GROWTH_PERCENT = 5
+OUTSIDE_LOOP = 16  # few programs call more modules without gradients, or go backward more often, in one iteration
 
 
 class Turns:
@@ -56,6 +61,7 @@ class Turns:
         self._parking = Parking(link, memory.movable, memory.live_bytes, self._profile.trim)
         self._asked_ns = 0
         self._left_ns = 0  # when the turn was last given up
+        self._yields = (0, 0)  # the steps at the newest yield point, and how many such points there were since
 
     # --- the points ---------------------------------------------------------------------------------------
 
@@ -96,6 +102,10 @@ class Turns:
         elif not steps & RESAMPLE_MASK or steps - self.seat.sampled_at > RESAMPLE_MASK:
             self._safely(self._resample)
 
+    @property
+    def is_learning(self) -> bool:
+        return self._profile.is_learning
+
     def learn_gradients(self, point: int, count_bytes: Callable[[], int]) -> None:
         """How much of what stays between turns is gradients; counting takes time, so only in the first iterations."""
         if self._profile.is_learning:
@@ -107,11 +117,12 @@ class Turns:
             self.seat.know(point, self._points[point])
 
     def yield_point(self) -> None:
-        """A place where the turn may be given up but no iteration ended (an evaluation's forward)."""
-        recall = self._words[self._link.base + S_RECALL]
-        if not recall or not self._is_ours():
+        """A place where the turn may be given up but no iteration ended."""
+        steps, recall = self._words[self._link.base + S_STEPS], self._words[self._link.base + S_RECALL]
+        self._yields = (steps, self._yields[1] + 1 if self._yields[0] == steps else 1)
+        if not recall or not self._is_ours() or not self._is_due(recall):
             return
-        if self._is_due(recall) and self._is_clean_now():
+        if self._is_clean_now() or self._yields[1] > OUTSIDE_LOOP:
             self._safely(self._hand_over)
 
     def before_data(self) -> None:
@@ -151,7 +162,7 @@ class Turns:
         try:
             action()
         except Exception as error:
-            if _is_programs(error):
+            if is_programs(error):
                 raise  # as a Ctrl-C is
             self.detach(f"unexpected {type(error).__name__}: {error}")
 
@@ -181,7 +192,7 @@ class Turns:
     def _report(self) -> None:
         needs = self._profile.needs()
         self._profile.note_reported(needs)
-        self.seat.steady_bytes = (needs.persistent_bytes + needs.overhead_bytes) * (100 + GROWTH_PERCENT) // 100
+        self.seat.steady_bytes = self._steady_bytes(needs.persistent_bytes)
         try:
             self._link.send(needs)
             if gradients := sum(self._profile.gradients.values()):
@@ -198,10 +209,8 @@ class Turns:
         persistent, ephemeral = self._profile.sample()
         if self._profile.reported is None:
             return
-        known_persistent, known_ephemeral = self._profile.reported
-        if persistent * 100 > known_persistent * (100 + GROWTH_PERCENT) or ephemeral * 100 > known_ephemeral * (
-            100 + GROWTH_PERCENT
-        ):
+        sizes = zip((persistent, ephemeral), self._profile.reported, strict=True)
+        if any(size * 100 > known * (100 + GROWTH_PERCENT) for size, known in sizes):
             self._report()
 
     def _is_ours(self) -> bool:
@@ -214,9 +223,12 @@ class Turns:
         return recall == 1 or recall >= LAPSED or 0 < recall <= self._words[self._link.base + S_STEPS]
 
     def _is_clean_now(self) -> bool:
-        return self._profile.reported is None or self._memory.live_bytes() * 100 <= (
-            self._profile.reported[0] + self._memory.overhead_bytes
-        ) * (100 + GROWTH_PERCENT)
+        known = self._profile.reported
+        return known is None or self._memory.live_bytes() <= self._steady_bytes(known[0])
+
+    def _steady_bytes(self, persistent_bytes: int) -> int:
+        """Who holds more than this at a boundary has grown."""
+        return (persistent_bytes + self._memory.overhead_bytes) * (100 + GROWTH_PERCENT) // 100 + CLEAN_SLACK_BYTES
 
     def _acquire(self) -> None:
         """Ask for the turn and wait until it is granted."""
@@ -234,8 +246,7 @@ class Turns:
     def _give_back(self, *, wants_more: bool) -> None:
         self._asked_ns = monotonic_ns()
         words, base = self._words, self._link.base
-        has_grown = self.seat.is_instant and 0 < self.seat.steady_bytes < self._memory.live_bytes()
-        is_told = has_grown and self._link.is_up and not self._profile.is_learning
+        is_told = not self._profile.is_learning and self._link.is_up and not self._is_clean_now()
         if is_told:
             self._resample()  # others decide by what it needs
         # Somebody may have come into the lane since the grant said that it was ours alone.
@@ -386,15 +397,3 @@ class Turns:
         self._link.base = 0
         self.seat.held = False
         self.seat.is_off = True
-
-
-def _is_programs(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it; such a one is given the frame that it interrupted."""
-    trace, interrupted = error.__traceback__, None
-    while trace is not None:
-        for value in trace.tb_frame.f_locals.values():
-            given = value if type(value) is tuple else (value,)
-            if interrupted is not None and any(each is interrupted for each in given):
-                return True
-        interrupted, trace = trace.tb_frame, trace.tb_next
-    return False
