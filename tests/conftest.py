@@ -16,8 +16,8 @@ from tests.native.gpu import Built, build
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Programs inherit this too. Some virtual machines say that they have AMX and do not: oneDNN's products of bfloat16 die
-# there of an illegal instruction, with carpool and without.
+# Programs inherit this too. Some virtual machines say that they have AMX and do not: oneDNN's products of bfloat16
+# die there of an illegal instruction, with carpool and without.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 

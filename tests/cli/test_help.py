@@ -16,6 +16,7 @@ from carpool import __version__
 from carpool.cli.main import carpool
 from carpool.core.model import JobSpec
 from carpool.daemon.environment import job_environment
+from carpool.daemon.files import JobFile
 from carpool.devices.base import find_devices
 from carpool.wire.places import Places
 
@@ -104,8 +105,8 @@ def test_every_option_is_also_read_from_the_environment(
 
 def test_no_option_is_read_from_a_variable_with_another_meaning(tmp_path: Path) -> None:
     places, device = Places(run=tmp_path, state=tmp_path), find_devices("cpu:64MiB")[0]
-    spec = JobSpec(name="a", cap_bytes=1 << 20)
-    added = job_environment(places, device, spec, job="a-1", page=tmp_path)["set"]
+    file = JobFile(job="a-1", number=1, spec=JobSpec(name="a", cap_bytes=1 << 20), argv=["true"], cwd="/")
+    added = job_environment(places, device, file, tmp_path)["set"]
     assert isinstance(added, dict)
     taken = {option.envvar for _, option in OPTIONS}
     assert not taken & (NOT_OPTIONS | set(added))

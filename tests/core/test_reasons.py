@@ -1,4 +1,4 @@
-"""Every wait has a reason with a number in it, at any time, under every policy."""
+"""Every wait has a reason that says for whom or for what, with numbers, at any time, under every policy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,51 @@ KNOWN = needs(GIB, GIB)
 NUMBER = re.compile(r"\b\d+(\.\d+)? (ns|us|ms|s|min|h|B|KiB|MiB|GiB|TiB)\b")
 
 
+TURN = re.compile(rf"waits {NUMBER.pattern}( for its turn on [\w/]+)?: (?P<why>.*)")
+RANK = re.compile(r"\bpriority -?\d+")
+LARGE = needs(GIB, 10 * GIB)  # two of them have no room for a lane each
+STILL = (JobState.QUEUED, JobState.PARKED, JobState.BLOCKED)
+
+
 def assert_explained(core: CoreDriver) -> None:
-    for job in core.scheduler.picture(now=core.now).jobs:
+    jobs = core.scheduler.picture(now=core.now).jobs
+    for job in jobs:
         assert job.reason, f"{job.id} in state {job.state} has no reason"
-        if job.state in (JobState.QUEUED, JobState.WAITING):
+        if job.state in STILL:
             assert NUMBER.search(job.reason), f"no number in: {job.reason}"
+        elif job.state is JobState.WAITING:
+            assert_blames(job.reason, [other.name for other in jobs if other.id != job.id])
+
+
+def assert_blames(reason: str, others: list[str]) -> None:
+    """Who waits for a turn is told whose it is, and a number beside how long it has waited itself."""
+    if reason.startswith("waits for memory: "):
+        assert NUMBER.search(reason), f"no number in: {reason}"
+        return
+    found = TURN.fullmatch(reason)
+    assert found, f"no turn that is waited for in: {reason}"
+    why = found["why"]
+    assert set(re.findall(r"\w+", why)) & set(others), f"nobody is named in: {reason}"
+    _, is_held, rest = why.partition("has had it for ")
+    rest = NUMBER.sub("", rest, count=1)  # how long it has had it
+    is_told = NUMBER.search(rest) or RANK.search(rest) or rest.startswith("; the turn is already recalled")
+    assert is_told or not is_held, f"no number of its own in: {reason}"
+
+
+def preferences(core: CoreDriver, policy: str) -> list[str]:
+    """What the policy says for its choice, in the reasons of those who wait."""
+    said = [job.reason for job in core.scheduler.picture(now=core.now).jobs if job.state is JobState.WAITING]
+    return [found for reason in said for found in re.findall(rf"\({policy}: (.*)\)(?:;|$)", reason)]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_everybody_who_waits_is_told_why_with_a_number(make_core: MakeCore, policy: str) -> None:
+def test_everybody_who_waits_is_told_for_whom_with_a_number(make_core: MakeCore, policy: str) -> None:
     core = make_core(policy, devices=0)
     core.add_device("cpu", 16 * GIB)  # a name without a digit, so that none is found by accident
-    for job in ("one", "two", "three"):
+    for job in ("ann", "bob", "cyd"):
         core.settle_in(job, KNOWN)
         assert_explained(core)
+        core.wait(MS)
     core.submit("new", cap_bytes=2 * GIB)
     core.ask("new")
     core.submit("open")
@@ -44,7 +75,57 @@ def test_everybody_who_waits_is_told_why_with_a_number(make_core: MakeCore, poli
         assert_explained(core)
     if core.state("new") is JobState.PROFILING:
         core.measure("new", KNOWN)
-    core.measure("two", needs(30 * GIB, GIB))
+    core.measure("bob", needs(30 * GIB, GIB))
+    assert_explained(core)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("tenant", ["default", "other"])
+def test_a_policy_defends_its_choice_with_a_number_of_its_own(make_core: MakeCore, policy: str, tenant: str) -> None:
+    core = make_core(policy)
+    core.settle_in("ann", LARGE)
+    core.run(70 * MS)
+    core.settle_in("bob", LARGE, priority=3, tenant=tenant)
+    said: list[str] = []
+    for _ in range(100):
+        core.tick(7 * MS)
+        assert_explained(core)
+        said += preferences(core, policy)
+        core.run(3 * MS)
+    assert said
+    for preference in said:
+        assert {"ann", "bob", "default", "other"} & set(re.findall(r"\w+", preference)), preference
+        assert NUMBER.search(preference) or RANK.search(preference), f"{policy} has no number in: {preference}"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_who_is_parked_is_told_so_with_a_number(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy)
+    core.settle_in("ann", KNOWN)
+    core.settle_in("bob", KNOWN)
+    core.run(SECOND)
+    core.suspend("ann")
+    core.run(SECOND)
+    assert core.state("ann") is JobState.PARKED
+    assert core.reason("ann").startswith("suspended for ")
+    assert "1.00 GiB is on the host" in core.reason("ann")
+    core.measure("bob", needs(15 * GIB, GIB))
+    core.resume("ann")
+    core.wait(20 * MS)
+    assert core.state("ann") is JobState.PARKED
+    assert "it needs 2.00 GiB to come back and" in core.reason("ann")
+    assert_explained(core)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_whose_allocation_waits_is_told_so_with_the_bytes(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy)
+    core.settle_in("ann", needs(4 * GIB, GIB), wait_memory_ns=60 * SECOND)
+    core.settle_in("bob", needs(9 * GIB, GIB))
+    core.block("ann", 4 * GIB, 7 * GIB)
+    assert core.state("ann") is JobState.BLOCKED
+    core.wait(20 * MS)
+    assert "an allocation of 7.00 GiB waits for memory: the job holds 4.00 GiB" in core.reason("ann")
     assert_explained(core)
 
 
@@ -137,7 +218,7 @@ def test_tenants_are_named_when_they_decide(core: CoreDriver) -> None:
     core.settle_in("a", KNOWN, tenant="red")
     core.settle_in("b", KNOWN, tenant="blue")
     core.tick(100 * MS)
-    assert "tenant blue has had less device time for its weight than tenant red" in core.reason("b")
+    assert "tenant blue has had 100 ms less for its weight than tenant red" in core.reason("b")
 
 
 def test_a_job_waits_while_another_is_measured(core: CoreDriver) -> None:

@@ -106,6 +106,55 @@ def test_burst_gives_an_idle_jobs_part_to_the_others_and_back_within_100_ms(make
     assert parts(core, "a", "b", "c") == pytest.approx([25, 25, 50], abs=3)
 
 
+def test_best_effort_gives_each_a_slot_and_skips_those_of_idle_jobs(make_core: MakeCore) -> None:
+    core = make_core(settings=with_policy("best-effort"))
+    for job in "abcd":
+        join(core, job)
+    core.run(SECOND)
+    assert parts(core, *"abcd") == pytest.approx([25] * 4, abs=3)
+    for left, had in (("abc", 33), ("ab", 50), ("a", 100)):
+        idle = "abcd"[len(left)]
+        while idle not in core.holders():
+            core.run(10 * MS)
+        core.give_back(idle, wants_more=False)
+        core.run(SECOND)
+        assert parts(core, *left) == pytest.approx([had] * len(left), abs=3)
+    woken = core.now
+    core.ask("d")
+    core.run(100 * MS)
+    assert any(turn.job == "d" and turn.granted_ns >= woken for turn in core.turns)
+    core.run(SECOND)
+    assert parts(core, "a", "d") == pytest.approx([50, 50], abs=3)
+
+
+def test_best_effort_slots_are_kept_whatever_the_policy_prefers(make_core: MakeCore) -> None:
+    core = make_core("fifo", settings=with_policy("best-effort"))
+    for job in "abcd":
+        join(core, job)
+    core.run(SECOND)
+    assert parts(core, *"abcd") == pytest.approx([25] * 4, abs=3)
+    core.exit("d")
+    core.run(SECOND)
+    assert parts(core, *"abc") == pytest.approx([33] * 3, abs=3)
+
+
+def test_s4_what_a_job_had_of_others_idle_time_is_not_held_against_it(make_core: MakeCore) -> None:
+    core = make_core("fifo", settings=with_policy("best-effort"))
+    join(core, "a")
+    join(core, "b")
+    core.run(100 * MS)
+    while "a" not in core.holders():
+        core.run(10 * MS)
+    core.give_back("a", wants_more=False)
+    core.run(20 * SECOND)
+    core.ask("a")
+    core.run(200 * MS)  # the burst that it may owe, at one half
+    core.run(SECOND)
+    assert parts(core, "a", "b") == pytest.approx([50, 50], abs=3), (
+        "the policy would give all of it to a, who came first"
+    )
+
+
 def test_a_fixed_part_stays_idle_when_its_owner_is(make_core: MakeCore) -> None:
     core = make_core()
     join(core, "a", 300, 300)

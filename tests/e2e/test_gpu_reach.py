@@ -54,6 +54,7 @@ def test_a_cap_holds_where_the_library_lies_in_an_odd_directory(node: Node, buil
         (["--memory", "1GiB"], "--memory cannot be kept"),
         (["--compute", "30%"], "--compute cannot be kept"),
         (["--memory", "1GiB", "--compute", "30%"], "--memory and --compute cannot be kept"),
+        (["--oversubscribe", "--wait-memory", "1s"], "--oversubscribe and --wait-memory cannot be kept"),
     ],
 )
 def test_a_static_program_is_refused_where_a_limit_is_asked_for(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
+import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +23,12 @@ MS = 1_000_000
 LEAST_NS_MAX = 100 * MS  # what is promised; the machine of a test may be busy with other things at most kills …
 MEDIAN_NS_MAX, EACH_NS_MAX = 500 * MS, 1000 * MS  # … but not so busy
 KEEPER = "import carpool\nwith carpool.turn():\n    while True: pass"  # never gives its turn back
+TURNS = """
+import carpool, select, sys, time
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    with carpool.turn():
+        time.sleep(0.005)
+"""
 LOOP = ["held.py", "sgd", "--width", "64", "--pause", "0.005"]  # rests, as most of the time others import torch
 
 
@@ -163,6 +171,33 @@ def test_without_its_runner_a_program_goes_on_and_its_end_is_still_seen(
     other.process.terminate()
     assert other.wait().code == 143
     assert_prefix(other, alone, lines)
+
+
+@pytest.mark.parametrize("code", [0, 9], ids=["it finished", "it was killed"])
+def test_a_stopped_runner_keeps_nothing_in_the_books_and_tells_the_exit_code_later(
+    node: Node, delays: Delays, code: int
+) -> None:
+    node.start()
+    name = "stopped"
+    started = node.run(PYTHON, "-c", TURNS, options=["--name", name, "--memory", "250MiB"], stdin=subprocess.PIPE)
+    node.wait_steps(name, 5)
+    kill(started.pid, signal.SIGSTOP)
+    assert started.process.stdin is not None
+    if code:
+        kill_and_measure(node, name, [node.program_pid(name)], delays)
+    else:
+        started.process.stdin.close()
+        wait_until(lambda: not in_books(node, name), "it left the books", seconds=10)
+    check_books(node)
+    job = node.job(name)
+    assert (job["state"], "its runner does not answer; exit code unknown" in job["reason"]) == ("failed", True)
+    kill(started.pid, signal.SIGCONT)
+    ended = started.wait()
+    state, how, shown = ("failed", "ended by signal 9", 137) if code else ("finished", "exit code 0", 0)
+    assert ended.code == shown
+    wait_until(lambda: node.job(name)["reason"].startswith(f"{state}: {how}; had the device"), "its end is filled in")
+    assert node.state(name) == state
+    assert len(node.journal("JobExited")) == len(node.journal("CloseJob")) == 1, "it ended once"
 
 
 @pytest.mark.parametrize("by_signal", [False, True], ids=["by carpool cancel", "by SIGTERM to the runner"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.node import CARPOOL, PYTHON, Node, is_alive, wait_until, with_environment
+from tests.e2e.node import CARPOOL, PYTHON, Node, Started, is_alive, kill, wait_until, with_environment
 from tests.e2e.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -128,15 +129,82 @@ def test_a_terminal_stays_a_terminal(shared: Node) -> None:
         assert terminal.text.count("typed\n") == 2  # the terminal's echo and the program's
 
 
-def test_signals_sent_to_run_reach_the_program(shared: Node) -> None:
-    started = shared.run("signals.py", options=["--name", "signalled"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGUSR1,
+        signal.SIGQUIT,
+        signal.SIGPIPE,
+        signal.SIGSTKFLT,
+        signal.SIGURG,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGIO,
+        signal.SIGPWR,
+        signal.SIGCONT,
+        signal.SIGRTMIN,
+        signal.SIGRTMIN + 3,
+        signal.SIGRTMAX,
+    ],
+)
+def test_signals_sent_to_run_reach_the_program(shared: Node, number: int) -> None:
+    name = f"signalled-{int(number)}"
+    line = number.name if isinstance(number, signal.Signals) else str(number)
+    started = shared.run("signals.py", options=["--name", name])
     started.wait_line("ready")
-    started.process.send_signal(signal.SIGUSR1)
-    started.wait_line("SIGUSR1")
+    started.process.send_signal(number)
+    started.wait_line(line)
     started.process.send_signal(signal.SIGTERM)
     done = started.wait()
-    assert (done.code, done.lines) == (7, ["ready", "SIGUSR1", "SIGTERM"])
-    assert shared.wait_state("signalled", "cancelled", "failed")["state"] == "cancelled"
+    assert (done.code, done.lines) == (7, ["ready", line, "SIGTERM"])
+    assert shared.wait_state(name, "cancelled", "failed")["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN])
+def test_what_stops_and_continues_run_stops_and_continues_the_program(shared: Node, number: signal.Signals) -> None:
+    name = f"stopped-{int(number)}"
+    # A group of its own, as a shell makes one: where nobody could continue them, the kernel stops no process.
+    started = shared.run("signals.py", options=["--name", name], process_group=0)
+    started.wait_line("ready")
+    pid = wait_until(lambda: shared.program_pid(name), "the daemon knows its program")
+    for _ in range(2):
+        started.process.send_signal(number)
+        wait_until(lambda: is_stopped(pid) and is_stopped(started.pid), "both are stopped")
+        pid_seen, status = os.waitpid(started.pid, os.WUNTRACED)
+        assert (pid_seen, os.WSTOPSIG(status)) == (started.pid, number), "as a shell sees it"
+        before = started.lines.count("SIGCONT")
+        started.process.send_signal(signal.SIGCONT)
+        wait_until(functools.partial(_was_continued, started, before), "the program goes on")
+        assert not is_stopped(started.pid)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.wait().code == 7
+    assert shared.wait_state(name, "cancelled", "failed")["state"] == "cancelled"
+
+
+def _was_continued(started: Started, before: int) -> bool:
+    return started.lines.count("SIGCONT") > before
+
+
+def test_ctrl_z_and_fg_work_as_without_carpool(shared: Node) -> None:
+    command = f"{CARPOOL} run --name in-shell -- {PYTHON} signals.py; echo back $?; fg > /dev/null; echo ended $?"
+    with Terminal(shared, ["/bin/bash", "-mc", command]) as terminal:
+        terminal.wait_text("ready")
+        pid = wait_until(lambda: shared.program_pid("in-shell"), "the daemon knows its program")
+        terminal.type(b"\x1a")
+        terminal.wait_text(f"back {128 + signal.SIGTSTP}")
+        terminal.wait_text("SIGCONT")
+        wait_until(lambda: not is_stopped(pid), "the program goes on")
+        terminal.type(b"\x03")
+        terminal.wait_text("SIGINT")
+        kill(pid, signal.SIGTERM)
+        terminal.wait_text("ended 7")
+        assert terminal.wait() == 0
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_ctrl_c_reaches_the_program_once_and_the_job_is_cancelled(shared: Node) -> None:

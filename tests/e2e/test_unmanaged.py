@@ -91,6 +91,45 @@ def test_an_agent_that_cannot_be_loaded_is_shown_as_unmanaged(node: Node, tmp_pa
     check_shown(node, started, "broken", reason)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["-I"], "option -I keeps"), (["-X", "utf8", "-Es"], "option -E keeps"), (["-S", "-u"], "option -S keeps")],
+)
+def test_a_python_whose_options_keep_carpool_out_is_shown_as_unmanaged(
+    node: Node, options: list[str], named: str
+) -> None:
+    node.start()
+    started = node.run(PYTHON, *options, "-c", WAITS, options=["--name", "closed"], stdin=subprocess.PIPE)
+    letters = named.split()[1]
+    reason = f"Python's {named} carpool out of the program; to take turns, run it without {letters}"
+    check_shown(node, started, "closed", reason)
+    assert [event["reason"] for event in node.journal("JobDetached")] == [reason]
+
+
+def test_a_submitted_python_that_keeps_carpool_out_is_unmanaged_for_the_next_daemon_too(node: Node) -> None:
+    node.start()
+    job = node.submit(PYTHON, "-I", "-c", "import time; time.sleep(60)", options=["--name", "closed"])
+    reason = node.wait_state("closed", "unmanaged", seconds=20)["reason"]
+    assert reason.endswith("run it without -I")
+    said = reason.replace("outside carpool's turns", "unmanaged")
+    assert node.carpool("logs", job["id"]).lines == [f"carpool: job {job['id']} {said}"]
+    node.kill_daemon()
+    node.start()
+    assert node.wait_state("closed", "unmanaged", seconds=20)["reason"] == reason
+
+
+def test_a_python_that_keeps_carpool_out_takes_turns_where_it_asks_for_them_itself(node: Node) -> None:
+    node.start()
+    loop = "import carpool, time\nwhile True:\n with carpool.turn(): time.sleep(0.01)"
+    node.run(PYTHON, "-I", "-c", loop, options=["--name", "asks"])
+    node.wait_steps("asks", 20)
+    assert node.state("asks") in ("running", "profiling")
+    node.kill_daemon()
+    node.start()
+    node.wait_steps("asks", node.job("asks")["steps"] + 20)
+    assert node.state("asks") in ("running", "profiling")
+
+
 def test_what_an_old_launcher_starts_takes_turns_all_the_same(node: Node, old_python: str) -> None:
     node.start()
     loop = "import carpool, time\nwhile True:\n with carpool.turn(): time.sleep(0.01)"

@@ -1,4 +1,4 @@
-"""Prints `ready`, then the name of each signal it gets; SIGTERM makes it exit with 7.
+"""Prints `ready`, then the name of each signal it gets; SIGTERM makes it exit with 7. What stops a program stops it.
 
 With `--train` it runs training steps meanwhile, so a signal can arrive while it waits for its turn.
 """
@@ -10,10 +10,14 @@ import sys
 import time
 from types import FrameType
 
+STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+
 
 def report(number: int, _frame: FrameType | None) -> None:
     # Not print: the signal may have interrupted a print, and a text stream refuses to be re-entered.
-    os.write(1, f"{signal.Signals(number).name}\n".encode())
+    known = [each.name for each in signal.Signals if each == number]
+    os.write(1, f"{known[0] if known else number}\n".encode())
     if number == signal.SIGTERM:
         sys.exit(7)
 
@@ -42,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="give up and exit 0 after this long")
     args = parser.parse_args()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in signal.valid_signals() - STOPS - FAULTS - {signal.SIGKILL, signal.SIGCHLD}:
         signal.signal(number, report)
     end = time.monotonic() + args.seconds
     if args.train:

@@ -34,6 +34,7 @@ WEIGHT_MAX = 1_000_000
 STEPS_MAX = 10**15
 PRIORITY_MAX = 1_000_000
 ON_HOG = ("warn", "suspend", "kill")
+KEPT_INSIDE = ("memory", "compute", "oversubscribe", "wait_memory")  # on a GPU, by the library in the program
 SUMMARY_SECONDS = 1.0  # a daemon that has not noticed the end by then is not waited for
 
 
@@ -134,8 +135,8 @@ def submit(argv: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 def _check_reached(places: Places, program: str, options: dict[str, Any]) -> None:
-    """Refuse a limit on a GPU for a program that carpool's library would not get into: it would start without one."""
-    asked = [f"--{option}" for option in ("memory", "compute") if options[option] is not None]
+    """Refuse what carpool's library keeps on a GPU for a program it would not get into: it would start without."""
+    asked = [f"--{option.replace('_', '-')}" for option in KEPT_INSIDE if options[option] not in (None, False)]
     library = find_library("gpu") if asked else None
     why = obstacle(program, library) if library is not None else None
     if why is None:

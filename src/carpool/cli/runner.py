@@ -4,9 +4,10 @@
 unchanged and a tty stays one. A submitted job has a runner in the background that outlives the daemon. If the daemon
 goes away the program goes on, and the runner comes back to the next daemon.
 
-Signals: the runner blocks them all and takes them one by one. What somebody sent to the runner is passed on to the
-program; what the terminal sent (Ctrl-C) went to the program anyway, since both are in one process group. What the
-runner was started to ignore (nohup) the program ignores too.
+Signals: the runner blocks all that a program may be sent and takes them one by one. What somebody sent to the runner
+is passed on to the program; what the terminal sent (Ctrl-C, Ctrl-Z) went to the program anyway, since both are in one
+process group. After one that stops a program the runner stops too, so that a shell sees its job stopped; what
+continues the runner continues the program. What the runner was started to ignore (nohup) the program ignores too.
 """
 
 from __future__ import annotations
@@ -27,24 +28,26 @@ import msgspec
 from carpool import __version__
 from carpool.cli.reach import Wire, restart_daemon
 from carpool.daemon.files import End, load_file
+from carpool.daemon.isolation import why_kept_out
 from carpool.errors import CarpoolError, PeerError, UnreachableError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
 
-PASSED_ON = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-    signal.SIGALRM,
-    signal.SIGPIPE,
+FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
 }
+# All but what nobody can take, what tells of the program's end, and what a fault of the runner itself raises.
+PASSED_ON = signal.valid_signals() - FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for the program to inherit
-SI_KERNEL = 0x80  # the sender was the terminal, not a process
+SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
 KILL_AFTER_SECONDS = 10.0
@@ -104,6 +107,7 @@ class Runner:
             self._learn_name()
             self._note_cancel()
             raise
+        self._say_if_alone(started.environment)
         ignored = {number for number in PASSED_ON - PYTHON_IGNORES if signal.getsignal(number) is signal.SIG_IGN}
         taken = (PASSED_ON - ignored) | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
@@ -192,6 +196,13 @@ class Runner:
                         restart_daemon(self._places)
                     deadline = time.monotonic() + RESTART_SECONDS
 
+    def _say_if_alone(self, added: dict[str, object]) -> None:
+        """Such a program cannot say it itself, as other unmanaged ones do; the daemon finds out as we do."""
+        kind = msgspec.convert(added.get("set", {}), dict[str, str]).get("CARPOOL_DEVICE_KIND", "")
+        why = why_kept_out(self._program.argv, kind)
+        if why:
+            self._say(f"job {self._job} runs unmanaged: {why}")
+
     def _spawn(self, added: dict[str, object], mask: set[int]) -> int:
         environment = merged_environment(self._program.environment, added)
         os.chdir(self._program.cwd)
@@ -210,11 +221,15 @@ class Runner:
                     self._note_cancel()
                 return status
             info = signal.sigwaitinfo(taken)
-            is_terminals = info.si_code == SI_KERNEL
-            if info.si_signo != signal.SIGCHLD and not is_terminals:
+            # Not what its own write into a closed pipe, or beyond a limit, raised.
+            is_sent = info.si_code != SI_KERNEL and info.si_pid != os.getpid()
+            if info.si_signo != signal.SIGCHLD and is_sent:
                 self._kill(info.si_signo)
             if info.si_signo in ENDING:
                 self._note_cancel()
+            # Whoever has continued it meanwhile will not do it again: a stop takes a waiting SIGCONT away.
+            if info.si_signo in STOPPING and signal.SIGCONT not in signal.sigpending():
+                _stop_by(info.si_signo)
 
     def _note_cancel(self) -> None:
         """Somebody ended the job from outside: it is cancelled, not failed. On this wire, so before its end. Each
@@ -248,6 +263,14 @@ class Runner:
         with contextlib.suppress(CarpoolError):
             if self._wire is not None:
                 self._wire.send(message)
+
+
+def _stop_by(number: int) -> None:
+    """Stop as if the signal had not been taken: a shell is told which one it was, and where nobody could continue the
+    process (its group has no shell) the kernel lets it go on, as it does with the program. Returns when continued."""
+    signal.raise_signal(number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ Rules
       holder keeps its turn for SHARE_QUANTUM_NS only. Where nobody is owed, the policy chooses: what one does not use
       is for the others.
   S3  The guarantees of the jobs on a device are at most the whole device; a job that finds less waits in the queue.
-  S4  Time not used is not saved up beyond BURST_NS, neither as a claim nor as a right.
+  S4  Time not used is not saved up beyond BURST_NS, as a claim or a right, nor is others' idle time held against a job.
   S5  A job that paces itself (its programs keep to the limit by their kernels' own time) is not held back by turns.
 
 What is deliberately not here: who keeps to the limit inside a program (native/share.c).
@@ -156,7 +156,8 @@ def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
     """The job has had its turn for `span` until now."""
     earliest = now - span - BURST_NS
     if job.guaranteed_milli:
-        job.owed_from_ns = max(job.owed_from_ns, earliest) + span * SHARE_ONE // job.guaranteed_milli
+        latest = now + max(BURST_NS, job.step_ns or 0) * SHARE_ONE // job.guaranteed_milli
+        job.owed_from_ns = min(latest, max(job.owed_from_ns, earliest) + span * SHARE_ONE // job.guaranteed_milli)
     job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
 
 

@@ -5,13 +5,12 @@ Knows which connection speaks for which job and turns messages into facts for th
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from pathlib import Path
 
 from carpool import __version__
-from carpool.core.events import Event, JobDetached, JobExited, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.events import Event, JobDetached, JobSubmitted, LeaseAsked, LeaseReturned
 from carpool.core.model import AWAY, HOLDING, JobId, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
@@ -19,6 +18,7 @@ from carpool.daemon.files import End, JobFile, load_file
 from carpool.daemon.jobs import LiveJob, Member, is_parked, is_underway
 from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
+from carpool.daemon.programs import Programs
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import needs_from, spec_from
 from carpool.errors import CarpoolError, PeerError, UsageError
@@ -35,7 +35,8 @@ class Desk:
         self._starter = starter
         self._places = places
         self._calls = calls
-        starter.on_runner_gone = self._end_if_dead
+        self._programs = Programs(loop)
+        starter.on_runner_gone = self._programs.end_if_dead
         self._number = loop.journal.last_number()
 
     # --- connections --------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ class Desk:
                 self._drop_member(live, member)
         elif live.runner is peer:
             live.runner = None
-            self._end_if_dead(live)
+            self._programs.end_if_dead(live)
 
     def _speaks_this_version(self, peer: Connection, version: str, protocol: int) -> bool:
         if protocol == m.PROTOCOL and version == __version__:
@@ -138,7 +139,7 @@ class Desk:
             case m.Measured():
                 event = needs_from(live.id, message)
                 live.file.needs = event.needs
-                self._save(live)
+                live.save_or_warn()
                 self._loop.tell(event)
             case m.Gradients():
                 member.gradient_bytes = message.gradient_bytes
@@ -146,7 +147,7 @@ class Desk:
                 self._tell(parking.answer(live, member, message, self._state_of(live)))
             case m.Detach() if live.speaks_for_all(member):
                 live.detach(member, message.reason)
-                self._save(live)
+                live.save_or_warn()
                 self._loop.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.is_asking():  # the other ranks still take turns
                     self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
@@ -230,50 +231,17 @@ class Desk:
         live.runner, live.file.runner_pid = peer, message.pid
         peer.job = live
         if message.child_pid:
-            self._watch_child(live, message.child_pid)
+            self._programs.watch(live, message.child_pid)
         elif self._loop.scheduler.state_of(live.id) is not JobState.QUEUED:
             self._starter.send_start(live)
 
     def _on_started(self, peer: Connection, message: m.Started) -> None:
         if peer.job is not None and peer.job.runner is peer:
-            self._watch_child(peer.job, message.pid)
-
-    def _watch_child(self, live: LiveJob, pid: int) -> None:
-        live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
-        self._save(live)
-        if live.child_pidfd is None:
-            live.child_pidfd = processes.open_pidfd(pid)
-            if live.child_pidfd is not None:
-                asyncio.get_running_loop().add_reader(live.child_pidfd, self._on_child_gone, live)
-
-    def _save(self, live: LiveJob) -> None:
-        try:
-            live.save()
-        except OSError as error:
-            log.warning("job.unsaved job=%s reason=%s", live.id, error)
-
-    def _on_child_gone(self, live: LiveJob) -> None:
-        """The program ended; its runner reports the exit code, unless the runner is gone too."""
-        live.unwatch_child()
-        if live.runner is None:
-            self._end_if_dead(live)
-
-    def _end_if_dead(self, live: LiveJob) -> None:
-        if self._loop.jobs.get(live.id) is not live:
-            return
-        child = live.file.child_pid
-        if not child or not processes.is_alive(child, live.file.child_birth):
-            self._loop.tell(JobExited(job=live.id, code=None, reason="its runner was killed; exit code unknown"))
+            self._programs.watch(peer.job, message.pid)
 
     def _on_exited(self, peer: Connection, message: m.Exited) -> None:
-        live = peer.job
-        if live is None or live.runner is not peer:
-            return
-        how = f"ended by signal {message.signal}" if message.signal else f"exit code {message.code}"
-        reason = "; ".join(said for said in (how, live.refusals()) if said)
-        code = -message.signal if message.signal else message.code
-        self._loop.look_at(live)  # its last steps, which nobody asked about
-        self._loop.tell(JobExited(job=live.id, code=code, reason=reason))
+        if peer.job is not None and peer.job.runner is peer:
+            self._programs.exited(peer.job, message)
 
     # --- new and old jobs ---------------------------------------------------------------------------------
 
@@ -352,7 +320,7 @@ class Desk:
         if live.is_detached:
             self._loop.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:
-            self._watch_child(live, live.file.child_pid)
+            self._programs.watch(live, live.file.child_pid)
         else:
             self._starter.watch_runner(live)
 

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import carpool
-from carpool.core.model import JobSpec
+from carpool.core.model import SHARE_ONE, JobSpec
+from carpool.daemon.files import JobFile
 from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
 from carpool.devices.libraries import find_library
+from carpool.devices.loading import interpreters
 from carpool.errors import UsageError
 from carpool.units import SECOND, format_bytes
 from carpool.wire.places import Places
@@ -54,16 +56,17 @@ def preloadable(library: str | None, places: Places) -> str | None:
     return str(link)
 
 
-def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: str, page: Path) -> dict[str, object]:
+def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Path) -> dict[str, object]:
     """`set` replaces, `prepend` goes before what the user has, `default` yields to what the user has.
 
     A UsageError says what of the job's options could not be kept.
     """
+    spec = file.spec
     is_capped = spec.cap_bytes is not None
     prepend = {"PYTHONPATH": str(INJECT)}
     default: dict[str, str] = {}
     settings = {
-        "CARPOOL_JOB": job,
+        "CARPOOL_JOB": file.job,
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
         "CARPOOL_KNOCK": str(places.knock),
@@ -94,12 +97,42 @@ def job_environment(places: Places, device: DeviceFacts, spec: JobSpec, *, job: 
         guest = preloadable(find_library("gpu"), places)
         if guest is not None:
             prepend["LD_PRELOAD"] = guest
-        elif is_capped:
-            raise UsageError(f"--memory cannot be kept on a GPU: {_why_no_guest(places)}, or run without --memory")
+        else:
+            _check_without_guest(places, file)
         if device.library_directory:
             prepend["LD_LIBRARY_PATH"] = device.library_directory
         settings.update(device.environment)
     return {"set": settings, "prepend": prepend, "default": default}
+
+
+def _check_without_guest(places: Places, file: JobFile) -> None:
+    """A UsageError for what only the library in the program keeps on a GPU.
+
+    Of a torch program the turns keep the share. Whether a Python comes to torch, nobody knows before it does.
+    """
+    spec = file.spec
+    has_share = spec.guaranteed_milli > 0 or spec.limit_milli < SHARE_ONE
+    kept_by_guest = {
+        "--memory": spec.cap_bytes is not None,
+        "--compute": has_share and not _is_python(file),
+        "--oversubscribe": spec.may_oversubscribe,
+        "--wait-memory": spec.wait_memory_ns is not None,
+    }
+    lost = [option for option, is_asked in kept_by_guest.items() if is_asked]
+    if not lost:
+        return
+    *others, last = lost
+    options = f"{', '.join(others)} and {last}" if others else last
+    turns = " (PyTorch keeps it by its turns, if python is what you start)" if lost == ["--compute"] else ""
+    raise UsageError(f"{options} cannot be kept on a GPU: {_why_no_guest(places)}, or run without {options}{turns}")
+
+
+def _is_python(file: JobFile) -> bool:
+    """Whether what the job starts is a Python, or a script of one (torchrun is)."""
+    program = file.argv[0]
+    place = str(Path(file.cwd) / program) if "/" in program else program
+    files = interpreters(place, path=(file.environment or {}).get("PATH"))
+    return any(each.name.startswith(PYTHONS) for each in (Path(program), *files))
 
 
 def _why_no_guest(places: Places) -> str:

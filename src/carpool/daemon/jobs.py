@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import time
@@ -28,6 +29,8 @@ from carpool.units import format_bytes
 from carpool.wire import caps
 from carpool.wire import messages as m
 from carpool.wire import page as pages
+
+log = logging.getLogger("carpool")
 
 
 class Peer(Protocol):
@@ -68,6 +71,7 @@ class LiveJob:
     park_bytes: int | None = None  # what they may move together; None if an earlier daemon told them
     stop_at: int = 0  # the step at which the members of a recalled job stop
     trouble: str = ""
+    is_untold: bool = False  # the core was told of its end before its runner told how it ended
     last_look: tuple[int, int, int] = (0, 0, 0)
     noted_ns: int = -1  # since when it does what its account in the journal says
 
@@ -84,6 +88,13 @@ class LiveJob:
         # Not msgspec: arguments and variables may be bytes that are no text, which only json writes.
         draft.write_text(json.dumps(msgspec.to_builtins(self.file)))
         draft.replace(self.directory / "job.json")
+
+    def save_or_warn(self) -> None:
+        """Write it where a disk that refuses is no reason to fail: only the next daemon would miss what is new."""
+        try:
+            self.save()
+        except OSError as error:
+            log.warning("job.unsaved job=%s reason=%s", self.id, error)
 
     def make_page(self) -> None:
         path = self.directory / "page"

@@ -103,6 +103,22 @@ class Journal:
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
         self._accounts.pop(picture.id, None)
 
+    def fill_in(self, job: str, unknown: str, how: str, *, is_finished: bool) -> None:
+        """Write how a job ended over the words that stood for it while nobody knew."""
+        self.flush(rows_max=0)
+        rows = self._read("select number, wall_s, state, body from jobs where job = ?", job)
+        for number, wall_s, state, text in rows:
+            body, ended = json.loads(text), "finished" if is_finished else state
+            reason = body["reason"].replace(unknown, how, 1).removeprefix(state)
+            self._jobs[job] = (
+                job,
+                number,
+                wall_s,
+                ended,
+                json.dumps({**body, "state": ended, "reason": ended + reason}),
+            )
+        self.flush(rows_max=0)
+
     def note_history(self, fingerprint: str, history: History) -> None:
         self._histories[fingerprint] = msgspec.json.encode(history)
 

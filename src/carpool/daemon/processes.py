@@ -53,6 +53,12 @@ def is_alive(pid: int, birth: int | None = None) -> bool:
     return found is not None and (birth is None or found == birth)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process cannot run until somebody continues it: by a signal, or a debugger holds it."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] in (b"T", b"t")
+
+
 def is_of_job(pid: int, job: str) -> bool:
     """Whether a process was started inside this job: a pid may be somebody else's by now, its environment is not."""
     try:

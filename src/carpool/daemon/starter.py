@@ -100,7 +100,7 @@ class Starter:
 
     def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
         device = self._devices[live.file.device]
-        return job_environment(self.places, device, live.file.spec, job=live.id, page=page)
+        return job_environment(self.places, device, live.file, page)
 
     def _spawn_runner(self, live: LiveJob) -> None:
         self.places.logs.mkdir(mode=0o700, exist_ok=True)

@@ -35,12 +35,12 @@ class Binary:
 
 def obstacle(program: str, library: str, *, path: str | None = None) -> str | None:
     """Why this library would not get into this program, and what to do; None if it would, or nobody can tell."""
-    found = _executable(program, path)
+    files = interpreters(program, path=path)
     ours = read_binary(Path(library))
-    theirs = read_binary(found) if found is not None else None
-    if found is None or ours is None or theirs is None:
+    theirs = read_binary(files[-1]) if files else None
+    if ours is None or theirs is None:
         return None
-    if _runs_as_another(found):
+    if _runs_as_another(files[-1]):
         return (
             "it runs with other rights than yours, and then its loader takes no libraries from you; run a plain copy"
         )
@@ -53,19 +53,17 @@ def obstacle(program: str, library: str, *, path: str | None = None) -> str | No
     return None
 
 
-def _executable(program: str, path: str | None) -> Path | None:
-    """The binary that a command comes to: itself, or the interpreter of a script."""
+def interpreters(program: str, *, path: str | None = None) -> list[Path]:
+    """The files that a command comes to: itself, the interpreter of a script, and so on to the binary."""
+    files: list[Path] = []
     found = shutil.which(program, path=path)
-    for _ in range(SCRIPTS_MAX):
-        if found is None:
-            return None
-        words = _shebang(Path(found))
-        if not words:
-            return Path(found)
-        if Path(words[0]).name == "env":
+    while found is not None and len(files) <= SCRIPTS_MAX:
+        files.append(Path(found))
+        words = _shebang(files[-1])
+        if words and Path(words[0]).name == "env":
             words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         found = shutil.which(words[0], path=path) if words else None
-    return None
+    return files
 
 
 def _shebang(path: Path) -> list[str]:

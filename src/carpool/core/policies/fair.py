@@ -34,7 +34,8 @@ class Fair:
                     f"tenants {chosen.tenant} and {over.tenant} have had the same for their weights;"
                     f" {chosen.tenant} is first by name"
                 )
-            return f"tenant {chosen.tenant} has had less device time for its weight than tenant {over.tenant}"
+            less = format_ns(max(0, over.tenant_level - chosen.tenant_level))
+            return f"tenant {chosen.tenant} has had {less} less for its weight than tenant {over.tenant}"
         if chosen.level == over.level:
             return f"both have had their share, and {chosen.name} came first"
         return f"{chosen.name} is behind its share by {format_ns(max(0, over.level - chosen.level))}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from carpool.core.model import JobId, Nanos
 from carpool.core.views import JobView
+from carpool.units import format_ns
 
 
 class Fifo:
@@ -20,4 +21,5 @@ class Fifo:
         return best.id if best else None
 
     def why(self, chosen: JobView, over: JobView) -> str:
-        return f"{chosen.name} came first"
+        earlier_ns = over.arrived_ns - chosen.arrived_ns
+        return f"{chosen.name} came " + (f"{format_ns(earlier_ns)} before {over.name}" if earlier_ns > 0 else "first")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carpool.core.model import JobId, Nanos
 from carpool.core.views import JobView
-from carpool.units import MS
+from carpool.units import MS, format_ns
 
 
 class Pack:
@@ -25,4 +25,5 @@ class Pack:
         return best.id if best else None
 
     def why(self, chosen: JobView, over: JobView) -> str:
-        return f"{chosen.name} shares the lane with {over.name} and has had less of it"
+        had = f"{chosen.name} has had {format_ns(chosen.served_ns)}, {over.name} {format_ns(over.served_ns)}"
+        return f"they share the lane, and {had}"
