@@ -11,7 +11,7 @@ Rules
       holder keeps its turn for SHARE_QUANTUM_NS only. Where nobody is owed, the policy chooses: what one does not use
       is for the others.
   S3  The guarantees of the jobs on a device are at most the whole device; a job that finds less waits in the queue.
-  S4  Time not used is not saved up beyond BURST_NS, as a claim or a right, nor is others' idle time held against a job.
+  S4  Time not used is not saved up beyond BURST_NS, as a claim or a right; others' idle time is not held against one.
   S5  A job that paces itself (its programs keep to the limit by their kernels' own time) is not held back by turns.
 
 What is deliberately not here: who keeps to the limit inside a program (native/share.c).
