@@ -344,6 +344,10 @@ class LiveJob:
         known = set(self.members) | ({self.file.child_pid} if self.file.child_pid else set())
         return known | (set(self.page.pids().values()) if self.page is not None else set())
 
+    def was_killed(self) -> bool:
+        """Of a program that is gone: whether it left its slot as it was. The meter clears it at an ordinary end."""
+        return self.page is not None and self.page.slot_of(self.file.child_pid) is not None
+
     def unwatch_child(self) -> None:
         """Close the descriptor that tells of the program's end; the loop must forget it first, or it would take the
         next connection that gets the same number for it."""

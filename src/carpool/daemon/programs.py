@@ -18,6 +18,7 @@ from carpool.wire import messages as m
 
 GRACE_SECONDS = 0.03  # a runner needs 2 ms to tell; on a crowded machine it may not get them at once
 ROUND_SECONDS = 0.001  # the loop looks at its sockets once more
+PATIENCE_SECONDS = 2.0  # for a program that took its leave: it holds nothing, and how it ended is worth waiting for
 KILLED = "its runner was killed; exit code unknown"
 UNTOLD = "its runner does not answer; exit code unknown"
 
@@ -67,10 +68,12 @@ class Programs:
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._on_silence, live)
 
     def _on_silence(self, live: LiveJob) -> None:
-        """A runner that can run gets as long again. One that is stopped only a round of the loop: uvloop rings its
-        timers before it looks at its sockets, and what the runner told may lie there."""
+        """A runner that can run gets as long again, and longer if the program was not killed. One that is stopped
+        only a round of the loop: uvloop rings its timers before it looks at its sockets, and what the runner told may
+        lie there."""
         if self._loop.jobs.get(live.id) is live:
-            rest = ROUND_SECONDS if processes.is_stopped(live.file.runner_pid) else GRACE_SECONDS
+            rest = GRACE_SECONDS if live.was_killed() else PATIENCE_SECONDS
+            rest = ROUND_SECONDS if processes.is_stopped(live.file.runner_pid) else rest
             asyncio.get_running_loop().call_later(rest, self._end_if_dead, live, UNTOLD)
 
     def _end_if_dead(self, live: LiveJob, reason: str) -> None:
