@@ -28,6 +28,7 @@ static uint64_t wait_ns; /* how long an allocation may wait for room */
 static cp_word *_Atomic cp_slot;
 static cp_lock open_lock, table_lock;
 static atomic_uint_fast64_t graph_bytes;
+atomic_int cp_captures;
 
 static struct cp_entry *table;
 static size_t table_size, table_used; /* size is a power of two, or 0 */
@@ -65,6 +66,7 @@ static bool grow(void) {
 /* Whoever stands further from his home than the hole does moves into it, and leaves another. */
 static void erase(struct cp_entry *entry) {
     size_t hole = (size_t)(entry - table), last = table_size - 1;
+    PUT(cp_captures, GET(cp_captures) - (entry->kind == CP_CAPTURE));
     for (size_t at = (hole + 1) & last; table[at].kind; at = (at + 1) & last)
         if (((at - home_of(table[at].kind, table[at].key)) & last) >= ((at - hole) & last)) {
             table[hole] = table[at];
@@ -74,15 +76,20 @@ static void erase(struct cp_entry *entry) {
     table_used--;
 }
 
-/* Where the table cannot grow the bytes stay counted for good, which is the safe side. */
+/* Where the table cannot grow the bytes stay counted for good, which is the safe side. What had this key before was freed
+ * where we did not see it. */
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes) {
+    uint64_t stale = 0;
     cp_take_lock(&table_lock);
     if (table_used * 2 < table_size || grow()) {
         struct cp_entry *entry = probe(kind, key);
+        stale = entry->kind && kind <= CP_MIPMAP ? entry->bytes : 0;
+        PUT(cp_captures, GET(cp_captures) + (!entry->kind && kind == CP_CAPTURE));
         table_used += !entry->kind;
         *entry = (struct cp_entry){.key = key, .owner = owner, .bytes = bytes, .kind = kind, .refs = 1};
     }
     cp_drop_lock(&table_lock);
+    cp_unreserve(stale);
 }
 
 /* The entry as it is after the change; one without references is removed, so -1 takes what has only one. */
@@ -106,7 +113,7 @@ void cp_drop_context(uint64_t context) {
     for (size_t i = 0; i < table_size;) {
         struct cp_entry *entry = &table[i];
         bool is_spilled = entry->kind == CP_SPILLED;
-        if (entry->kind && (entry->kind <= CP_MIPMAP || is_spilled) && entry->owner == context) {
+        if (entry->kind >= CP_POINTER && entry->kind <= CP_CAPTURE && entry->owner == context) {
             *(is_spilled ? &spilled : &bytes) += entry->bytes; /* another entry may move here: look again */
             erase(entry);
         } else
@@ -115,7 +122,7 @@ void cp_drop_context(uint64_t context) {
     cp_drop_lock(&table_lock);
     cp_unreserve(bytes);
     cp_spill(-spilled);
-    cp_forget_samples(context);
+    cp_forget_context(context);
 }
 
 /* The account */
@@ -136,10 +143,10 @@ static void in_forked_child(void) {
     atomic_store(&table_lock, 0);
     table_size = table_used = 0;
     table = NULL; /* the parent's copy is not ours to look at; a fork of a CUDA program seldom lives long */
-    atomic_store(&graph_bytes, 0);
+    graph_bytes = cp_captures = 0;
     atomic_store(&cp_slot, NULL);
     cp_forget_link();
-    cp_forget_samples(0);
+    cp_forget_context(0);
 }
 
 __attribute__((cold, noinline)) static cp_word *open_account(bool must_say) {
@@ -154,9 +161,9 @@ __attribute__((cold, noinline)) static cp_word *open_account(bool must_say) {
             atomic_store(&cp_slot, cp_claim_slot());
         is_off = must_say && !atomic_load(&cp_slot);
         if (is_off)
-            cp_say_once("%s (shared page %.300s); %s", why, page_path,
-                        cp_must_cap ? "without it the cap cannot be kept, so this program gets no device memory"
-                                    : NOT_COUNTED);
+            cp_say_once("%s (shared page %.300s); %s, and it takes no turns%s", why, page_path,
+                        cp_must_cap ? "without it the cap cannot be kept, so this program gets no device memory" : NOT_COUNTED,
+                        cp_page ? "" : " and has no compute limit");
     }
     cp_drop_lock(&open_lock);
     errno = saved;
@@ -173,7 +180,7 @@ cp_word *cp_my_slot(void) {
     return cp_is_configured ? open_account(true) : NULL;
 }
 
-cp_word *cp_header(void) { return cp_my_slot() ? cp_page : NULL; }
+cp_word *cp_header(void) { return cp_my_slot(), cp_page; }
 
 /* The sum of a word over all slots, each counted as no more than `most`. */
 static uint64_t sum_of(unsigned word, uint64_t most) {

@@ -53,7 +53,8 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
 /* budget.c */
-enum cp_kind { CP_POINTER = 1, CP_ARRAY, CP_MIPMAP, CP_EXTERNAL, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL, CP_SPILLED, CP_CAPTURE };
+/* Up to CP_MIPMAP the bytes of an entry are in the account; CP_POINTER to CP_CAPTURE end with the context that owns them. */
+enum cp_kind { CP_EXTERNAL = 1, CP_POINTER, CP_ARRAY, CP_MIPMAP, CP_SPILLED, CP_CAPTURE, CP_HANDLE, CP_BACKING, CP_RANGE, CP_HOST_POOL };
 struct cp_entry {
     uint64_t key, owner; /* owner: the context of a pointer or array, the backing of a handle or range */
     uint64_t bytes;
@@ -69,8 +70,9 @@ bool cp_is_over(void); /* the job holds more than its cap: graphs did it, whose 
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
 void cp_drop_context(uint64_t context);
+extern atomic_int cp_captures; /* streams being captured */
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
-cp_word *cp_header(void); /* of the page; NULL without a slot */
+cp_word *cp_header(void); /* of the page, also without a slot; NULL: there is no page */
 void cp_count(uint64_t ns); /* device time that this process had */
 unsigned cp_launching(void); /* how many processes of the job have had device time and live */
 bool cp_is_alive(uint64_t pid);
@@ -83,23 +85,26 @@ extern bool cp_is_configured, cp_must_cap, cp_may_spill;
 /* link.c */
 extern cp_word *_Atomic cp_gate; /* what a launch looks at: 0 is go on */
 extern cp_word *_Atomic cp_turn; /* what a copy looks at: the same without the compute limit */
-void cp_wait_turn(void);         /* the slow side of the turn */
-static inline void cp_pass_turn(void) {
+void cp_wait_turn(CUstream stream); /* the slow side of the turn, for work on this stream */
+static inline void cp_pass_turn(CUstream stream) {
     if (__builtin_expect(GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)) != 0, 0))
-        cp_wait_turn();
+        cp_wait_turn(stream);
 }
 void cp_set_gates(void);         /* a compute limit came or went */
 bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
-void cp_end_step(void);          /* the program waited for the device */
-bool cp_has_capture(void); /* hooks.c: a stream is being captured … */
-bool cp_is_capturing(CUstream stream); /* … and it is this one */
+void cp_end_step(uint64_t finished); /* the program waited for the device; for all of this context, if it is not 0 */
+void cp_note_line(uint64_t context, CUstream stream);   /* there may be work on it; NULL: the context's own */
+void cp_forget_line(uint64_t context, CUstream stream); /* before its end; NULL: all of the context */
+extern atomic_bool cp_has_unseen; /* there may be work on streams that cannot be asked */
+bool cp_is_capturing(CUstream stream); /* hooks.c: it is this one */
+uint64_t cp_context(void);             /* hooks.c: the current one, or 0 */
 void cp_forget_link(void); /* in a forked child */
 void cp_leave(void);
 
 /* share.c */
 struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
-void cp_forget_samples(uint64_t context); /* 0: all */
+void cp_forget_context(uint64_t context); /* before its end: its samples and lines; 0: a forked child, all samples */
 void cp_read_samples(void);               /* learn from what has ended */
 #define CP_KERNELS 1024 /* a power of two */
 struct cp_kernel {

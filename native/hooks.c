@@ -15,15 +15,13 @@
 #define PER_THREAD ((CUstream)2)
 #define OR_PER_THREAD(stream) (stream ? stream : PER_THREAD) /* of a form whose default stream is the thread's */
 #define KEY(handle) ((uint64_t)(uintptr_t)(handle))
-#define OWN(symbol, params, args, ...)
 
 static atomic_bool has_graph_memory; /* a graph of this process allocates: graph launches must be looked at */
-static atomic_int captures;          /* streams being captured */
 static _Atomic uint64_t primary[DEVICES_MAX];
 
 static uint64_t rounded(uint64_t size) { return size > UINT64_MAX / 4 ? UINT64_MAX / 4 : (size + GRAIN - 1) / GRAIN * GRAIN; }
 
-static uint64_t current_context(void) {
+uint64_t cp_context(void) {
     CUcontext context = NULL;
     return real_cuCtxGetCurrent(&context) == CUDA_SUCCESS ? KEY(context) : 0;
 }
@@ -31,14 +29,6 @@ static uint64_t current_context(void) {
 static int current_device(void) {
     CUdevice device = 0;
     return real_cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : 0;
-}
-
-/* After the driver was asked for bytes that are reserved already. What a pool gave outlives the context: it has no owner. */
-static void record(CUresult result, enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes) {
-    if (result != CUDA_SUCCESS)
-        cp_unreserve(bytes);
-    else if (bytes)
-        cp_note(kind, key, owner, bytes);
 }
 
 /* Something before the driver's, and something after it that may look at its result. */
@@ -58,16 +48,14 @@ static void record(CUresult result, enum cp_kind kind, uint64_t key, uint64_t ow
 static CUresult spill(CUdeviceptr *out, uint64_t bytes) {
     if (!cp_may_spill || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    cp_note(CP_SPILLED, *out, current_context(), bytes);
+    cp_note(CP_SPILLED, *out, cp_context(), bytes);
     cp_spill(bytes);
     return CUDA_SUCCESS;
 }
 
-bool cp_has_capture(void) { return GET(captures) > 0; }
-
 bool cp_is_capturing(CUstream stream) {
     CUstreamCaptureStatus status = 0;
-    return cp_has_capture() && (real_cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != 0);
+    return GET(cp_captures) && (real_cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != 0);
 }
 
 /* A node that could never be given its bytes is refused when it is made, as the driver does. */
@@ -100,7 +88,8 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
     return true;
 }
 
-#define COUNT(symbol, params, args, kind, owner, at_least, needed, destroy, on_refusal)  \
+/* What a pool gave outlives the context: it has no owner. */
+#define COUNT(symbol, params, args, kind, key, owner, at_least, needed, destroy, on_refusal) \
     CUresult cp_##symbol params {                                                        \
         uint64_t bytes = at_least;                                                       \
         if (bytes == UINT64_MAX || (bytes && !cp_reserve(bytes)))                           \
@@ -111,16 +100,25 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
             cp_unreserve(bytes);                                                         \
             return CUDA_ERROR_OUT_OF_MEMORY;                                             \
         }                                                                                \
-        record(result, kind, result ? 0 : KEY(*out), owner, bytes);                      \
+        if (result != CUDA_SUCCESS)                                                      \
+            cp_unreserve(bytes);                                                         \
+        else if (bytes)                                                                  \
+            cp_note(kind, key, owner, bytes);                                            \
         return result == CUDA_ERROR_OUT_OF_MEMORY ? on_refusal : result;                 \
     }
 #define ALLOCATE(symbol, params, args, on_refusal) \
-    COUNT(symbol, params, args, CP_POINTER, current_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
+    COUNT(symbol, params, args, CP_POINTER, KEY(*out), cp_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
 #define ALLOCATE_ASYNC(symbol, params, args, is_free, into)                                                         \
-    COUNT(symbol, params, args, CP_POINTER, 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
+    COUNT(symbol, params, args, CP_POINTER, KEY(*out), 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
           CUDA_ERROR_OUT_OF_MEMORY)
 #define MAKE(symbol, params, args, kind, at_least, needed, destroy) \
-    COUNT(symbol, params, args, kind, current_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
+    COUNT(symbol, params, args, kind, KEY(*out), cp_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
+
+static void drop_backing(uint64_t id) {
+    struct cp_entry backing;
+    if (id && cp_change_refs(CP_BACKING, id, -1, &backing) && backing.refs == 0)
+        cp_unreserve(backing.bytes);
+}
 
 /* The entry goes before the bytes: another thread may get the same address at once. */
 #define FREE(symbol, params, args, kind)                                                                          \
@@ -131,8 +129,8 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
             return cp_spill(-entry.bytes), real_cuMemFree_v2(KEY(at));                                            \
         CUresult result = real_##symbol args;                                                                     \
         if (is_known && result == CUDA_SUCCESS)                                                                   \
-            cp_unreserve(entry.bytes);                                                                            \
-        else if (is_known)                                                                                        \
+            kind == CP_HANDLE ? drop_backing(entry.owner) : cp_unreserve(entry.bytes);                            \
+        else if (is_known && !cp_change_refs(kind, KEY(at), 1, &entry))                                           \
             cp_note(kind, KEY(at), entry.owner, entry.bytes);                                                     \
         return result;                                                                                            \
     }
@@ -145,11 +143,7 @@ static void note_pool(CUresult result, CUmemoryPool *out, const CUmemLocation *l
 #define POOL(symbol, params, args, place, kind) AROUND(symbol, params, args, , note_pool(result, out, place, kind))
 
 /* A pool that keeps what was freed would hold bytes that nobody counts. */
-CUresult cp_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
-    cuuint64_t nothing = 0;
-    bool is_threshold = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && cp_is_capped();
-    return real_cuMemPoolSetAttribute(pool, which, is_threshold && value ? &nothing : value);
-}
+#define KEEP_NOTHING value = value && which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && cp_is_capped() ? &(cuuint64_t){0} : value
 
 /* Memory whose bytes only the driver knows, and only once it exists: what it needs at least is reserved first. */
 
@@ -185,70 +179,29 @@ static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) 
 /* Virtual memory management. A backing lives while handles or mapped ranges refer to it; handle numbers may be given
  * out again while an old range is still mapped, so backings have numbers of our own. */
 
-static void drop_backing(uint64_t id) {
-    struct cp_entry backing;
-    if (id && cp_change_refs(CP_BACKING, id, -1, &backing) && backing.refs == 0)
-        cp_unreserve(backing.bytes);
-}
-
-CUresult cp_cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop, unsigned long long flags) {
+static uint64_t note_handle(CUmemGenericAllocationHandle handle) {
     static atomic_uint_fast64_t last_id;
-    bool is_counted = prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if (is_counted && !cp_reserve(size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real_cuMemCreate(out, size, prop, flags);
-    if (is_counted && result == CUDA_SUCCESS) {
-        uint64_t id = atomic_fetch_add(&last_id, 1) + 1;
-        cp_note(CP_BACKING, id, 0, size);
-        cp_note(CP_HANDLE, *out, id, 0);
-    } else if (is_counted)
-        cp_unreserve(size);
-    return result;
+    uint64_t id = ++last_id;
+    cp_note(CP_HANDLE, handle, id, 0);
+    return id;
 }
 
-CUresult cp_cuMemRelease(CUmemGenericAllocationHandle handle) {
-    struct cp_entry entry;
-    bool is_known = cp_change_refs(CP_HANDLE, handle, -1, &entry);
-    CUresult result = real_cuMemRelease(handle);
-    if (is_known && result == CUDA_SUCCESS)
-        drop_backing(entry.owner);
-    else if (is_known && !cp_change_refs(CP_HANDLE, handle, 1, &entry))
-        cp_note(CP_HANDLE, handle, entry.owner, 0);
-    return result;
+/* One more reference to the backing of a handle or range, whose own change `by`; 0: it is not ours. */
+static uint64_t refer(enum cp_kind kind, uint64_t key, int by) {
+    struct cp_entry entry, backing;
+    return cp_change_refs(kind, key, by, &entry) && cp_change_refs(CP_BACKING, entry.owner, 1, &backing) ? entry.owner : 0;
 }
 
-CUresult cp_cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    CUresult result = real_cuMemMap(at, size, offset, handle, flags);
-    struct cp_entry entry = {0}, backing;
-    if (result == CUDA_SUCCESS) {
-        if (cp_change_refs(CP_HANDLE, handle, 0, &entry))
-            cp_change_refs(CP_BACKING, entry.owner, 1, &backing);
-        cp_note(CP_RANGE, at, entry.owner, size); /* also for imported memory: an unmap walks over it */
-    }
-    return result;
+static void retain(CUmemGenericAllocationHandle handle, void *at) {
+    uint64_t id = refer(CP_HANDLE, handle, 1) ? 0 : refer(CP_RANGE, KEY(at), 0);
+    if (id)
+        cp_note(CP_HANDLE, handle, id, 0);
 }
 
-CUresult cp_cuMemUnmap(CUdeviceptr at, size_t size) {
-    CUresult result = real_cuMemUnmap(at, size);
+static void unmap(CUdeviceptr at, size_t size) {
     struct cp_entry range;
-    for (CUdeviceptr end = at + size; result == CUDA_SUCCESS && at < end; at += range.bytes) {
-        if (!cp_change_refs(CP_RANGE, at, -1, &range) || !range.bytes)
-            break;
+    for (CUdeviceptr end = at + size; at < end && cp_change_refs(CP_RANGE, at, -1, &range) && range.bytes; at += range.bytes)
         drop_backing(range.owner);
-    }
-    return result;
-}
-
-CUresult cp_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *at) {
-    CUresult result = real_cuMemRetainAllocationHandle(out, at);
-    struct cp_entry range, other;
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (cp_change_refs(CP_HANDLE, *out, 1, &other))
-        cp_change_refs(CP_BACKING, other.owner, 1, &other);
-    else if (cp_change_refs(CP_RANGE, KEY(at), 0, &range) && cp_change_refs(CP_BACKING, range.owner, 1, &other))
-        cp_note(CP_HANDLE, *out, range.owner, 0);
-    return result;
 }
 
 /* Graphs */
@@ -295,13 +248,13 @@ static void drop_primary(CUresult result, CUdevice device) {
         cp_drop_context(atomic_load(&primary[device]));
 }
 #define END_PRIMARY(symbol, params, args, ...) AROUND(symbol, params, args, , drop_primary(result, device))
-/* Samples first: their events end with the context. */
+/* Samples and lines first: their events and streams end with the context. */
 #define END_CONTEXT(symbol, params, args, ...) \
-    AROUND(symbol, params, args, if (context) cp_forget_samples(KEY(context)), if (!result) cp_drop_context(KEY(context)))
+    AROUND(symbol, params, args, if (context) cp_forget_context(KEY(context)), if (!result) cp_drop_context(KEY(context)))
 
 /* Figures */
 
-#define SHOW(kind, symbol, params, args, is_ours, free, total, after)                                         \
+#define SHOW(symbol, params, args, kind, is_ours, free, total, after)                                         \
     kind cp_##symbol params {                                                                                \
         kind result = real_##symbol args;                                                                    \
         bool is_there = result == 0 && (free) && (total);                                                    \
@@ -313,8 +266,6 @@ static void drop_primary(CUresult result, CUdevice device) {
         }                                                                                                    \
         return result;                                                                                       \
     }
-#define SHOW_INFO(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, free, total, )
-#define SHOW_TOTAL(symbol, params, args, ...) SHOW(CUresult, symbol, params, args, true, bytes, bytes, )
 
 /* NVML shows every card of the machine; the cap is of the one the job may use. What its second form tells apart as
  * reserved is the real card's, not the job's: total = free + used + reserved. */
@@ -326,7 +277,7 @@ static bool is_job_device(nvmlDevice_t device) {
 }
 #define RESERVED(out) (*_Generic((out), nvmlMemory_v2_t *: &((nvmlMemory_v2_t *)(out))->reserved, default: &(out)->used))
 #define NVML(symbol, params, args)                                                                             \
-    SHOW(nvmlReturn_t, symbol, params, args, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
+    SHOW(symbol, params, args, nvmlReturn_t, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
 
 /* Launches */
 
@@ -339,7 +290,7 @@ static bool is_job_device(nvmlDevice_t device) {
 static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUstream stream) {
     struct cp_kernel *kernel = &cp_kernels[cp_home_of(key)];
     int64_t cost = (int64_t)GET(kernel->cost_ns), left = GET(kernel->until_sample_ns) - cost;
-    if (GET(kernel->key) != key || left <= 0 || GET(captures) || GET(*GET(cp_turn)) ||
+    if (GET(kernel->key) != key || left <= 0 || GET(cp_captures) || GET(*GET(cp_turn)) ||
         (stream != GET(cp_only_stream) && !GET(cp_has_streams)) || !cp_take_from_purse(cost))
         return false;
     PUT(kernel->until_sample_ns, left);
@@ -362,17 +313,20 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 
 /* Four instructions where the turn is held and there is no compute limit: a C function would save and restore eleven
  * arguments around a call that is hardly ever made. */
+/* Five of forms whose default stream is the thread's: no other thread can ask what is on it. */
+#define MARK(is_ptsz) if (is_ptsz) PUT(cp_has_unseen, true)
 #if defined(__x86_64__)
 #define GATE(symbol, name, since, is_ptsz, params, args, key, on)                                        \
     PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                                   \
     __asm__(".text\n.globl cp_" #symbol "\n.hidden cp_" #symbol "\n.type cp_" #symbol ", @function\n"    \
-            "cp_" #symbol ":\n  mov cp_gate(%rip), %rax\n  cmpq $0, (%rax)\n  jne cp_slow_" #symbol "\n" \
+            "cp_" #symbol ":\n.if " #is_ptsz "\n  movb $1, cp_has_unseen(%rip)\n.endif\n"                            \
+            "  mov cp_gate(%rip), %rax\n  cmpq $0, (%rax)\n  jne cp_slow_" #symbol "\n" \
             "  jmp *real_" #symbol "(%rip)\n.size cp_" #symbol ", .-cp_" #symbol "\n"                    \
             ".globl " #symbol "\n.type " #symbol ", @function\n.set " #symbol ", cp_" #symbol "\n");
 #else
 #define GATE(symbol, name, since, is_ptsz, params, args, key, on)                                 \
     PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                            \
-    CUresult cp_##symbol params { return MUST_PAY ? cp_slow_##symbol args : real_##symbol args; } \
+    CUresult cp_##symbol params { MARK(is_ptsz); return MUST_PAY ? cp_slow_##symbol args : real_##symbol args; } \
     EXPORT CUresult symbol params __attribute__((alias("cp_" #symbol)));
 #endif
 
@@ -381,6 +335,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
     CUresult cp_##symbol params {                                                \
         if (!graph_fits(exec, is_ptsz && !stream ? PER_THREAD : stream))         \
             return CUDA_ERROR_OUT_OF_MEMORY;                                     \
+        MARK(is_ptsz);                                                           \
         CUresult result = MUST_PAY ? cp_slow_##symbol args : real_##symbol args; \
         if (GET(has_graph_memory))                                               \
             settle_graphs(current_device());                                     \
@@ -389,29 +344,24 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 
 /* Copies, waits, captures */
 
-#define COPY(symbol, params, args, ...) AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(), )
-/* It returns when the data is there: a wait for what was launched before it. */
-#define COPY_BACK(symbol, params, args, ...) \
-    AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(), cp_end_step())
-#define WAIT(symbol, params, args, ...) AROUND(symbol, params, args, cp_read_samples(), cp_end_step())
+/* `after`: a copy back to the host returns when the data is there, and is a wait for what was launched before it. */
+#define COPY(symbol, params, args, on, after) AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(on), after)
+#define WAIT(symbol, params, args, finished) AROUND(symbol, params, args, cp_read_samples(), cp_end_step(result ? 0 : finished))
 
 /* Each thread has its own stream of the name 0 or 2. */
 static uint64_t capture_key(CUstream stream) { return KEY(stream) > 2 ? KEY(stream) : KEY(stream) ^ (uint64_t)pthread_self(); }
 
 static void begin_capture(CUresult result, CUstream stream) {
-    struct cp_entry known;
-    if (result == CUDA_SUCCESS && !cp_change_refs(CP_CAPTURE, capture_key(stream), 0, &known)) {
-        cp_note(CP_CAPTURE, capture_key(stream), 0, 0);
-        atomic_fetch_add(&captures, 1);
-    }
+    if (result == CUDA_SUCCESS)
+        cp_note(CP_CAPTURE, capture_key(stream), cp_context(), 0);
 }
 /* A failed end ends the capture too, but for one from a thread that may not; and so does the stream's own end. */
 static void end_capture(CUresult result, CUstream stream) {
     struct cp_entry known;
-    if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && cp_change_refs(CP_CAPTURE, capture_key(stream), -1, &known))
-        atomic_fetch_sub(&captures, 1);
+    if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        cp_change_refs(CP_CAPTURE, capture_key(stream), -1, &known);
 }
-#define CAPTURE(symbol, params, args, change) AROUND(symbol, params, args, , change##_capture(result, stream))
+#define CAPTURE(symbol, params, args, change, before) AROUND(symbol, params, args, before, change##_capture(result, stream))
 
 #define HOOK(symbol, name, since, stream, params, args, body, ...) body(symbol, params, args, __VA_ARGS__)
 #include "hooks.def"

@@ -4,11 +4,14 @@
  * there are no turns to take, a constant 1 when we have none. Anything but 0 leads to share.c, and if it stands in
  * `cp_turn` too, from there to here. Under a compute limit cp_gate is always 1.
  *
- * Threads: any; those that launch while the turn is away queue at `turn_lock`, which guards everything below it.
+ * Threads: any; those that launch while the turn is away queue at `turn_lock`, which guards everything below it;
+ * `line_lock` guards the list of contexts and streams, and is held while they are asked, so that none ends meanwhile.
  *
  * T1  While the turn is held and not recalled, a launch makes no system call.
- * T2  A recalled turn goes back after the device has finished what this context has in flight.
- * T3  Where a stream is being captured nothing waits: it would break the capture.
+ * T2  A recalled turn goes back after the device has finished what this process has in flight, in all of its contexts. A
+ *     process is called idle, and may lose its turn without being asked, only when all its streams have said they are done.
+ * T3  A launch into a stream that is being captured does not wait. While any is, the device is not waited for: it would break
+ *     the capture, so a recalled turn is kept until it ends. Who has no turn asks for one all the same.
  * T4  A program whose turns the Python agent takes (a flag of its slot) is left to it; one that it executes is not.
  * T5  A daemon that is away is waited for; then the program goes on alone, and tries again now and then. */
 #define _GNU_SOURCE
@@ -40,6 +43,12 @@ _Static_assert(sizeof(struct frame) == 40, "a frame is 40 bytes");
 
 static cp_word go_on = 0, stop = 1, look = 1; /* look: the turn is held, and the program has not launched since it waited */
 cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
+
+/* Where this process may have work: streams, and after them contexts, which stand for their default streams. */
+#define LINES 64
+static struct line { uint64_t context; CUstream stream; } lines[2 * LINES];
+static cp_lock line_lock;
+atomic_bool cp_has_unseen;
 
 static cp_lock turn_lock;
 static int fd = -1;
@@ -135,6 +144,58 @@ static bool attach(cp_word *slot, bool holding) {
         cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
     hang_up();
     return false;
+}
+
+/* Contexts and streams */
+
+void cp_note_line(uint64_t context, CUstream stream) {
+    struct line *line = stream ? lines : lines + LINES, *end = line + LINES;
+    cp_take_lock(&line_lock);
+    while (line < end && line->context && (stream || line->context != context))
+        line++;
+    if (line < end)
+        *line = (struct line){context, stream};
+    else
+        PUT(cp_has_unseen, true);
+    cp_drop_lock(&line_lock);
+}
+
+void cp_forget_line(uint64_t context, CUstream stream) {
+    cp_take_lock(&line_lock);
+    for (struct line *line = lines; line < lines + 2 * LINES; line++)
+        if (stream ? line->stream == stream : line->context == context) {
+            if (stream && (GET(cp_captures) || real_cuStreamQuery(stream) == CUDA_ERROR_NOT_READY))
+                PUT(cp_has_unseen, true); /* it works on without its name */
+            *line = (struct line){0};
+        }
+    cp_drop_lock(&line_lock);
+}
+
+static bool is_done(CUstream stream) {
+    return !GET(cp_has_unseen) && !GET(cp_captures) && real_cuStreamQuery(stream) != CUDA_ERROR_NOT_READY;
+}
+static bool is_waited_for(CUstream stream) { return (void)stream, real_cuCtxSynchronize(), true; }
+
+/* Whether this is so of each line from there on, but for one context's; each is asked in its own context. Drops the lock. */
+static bool are_all(struct line *line, uint64_t but, bool (*is_so)(CUstream)) {
+    CUcontext popped;
+    bool is = true;
+    for (; is && line < lines + 2 * LINES; line++)
+        if (line->context && line->context != but && !real_cuCtxPushCurrent_v2((CUcontext)line->context)) {
+            is = is_so(line->stream);
+            real_cuCtxPopCurrent_v2(&popped);
+        }
+    cp_drop_lock(&line_lock);
+    return is;
+}
+
+/* Wait for all; false: that may not be (T3). The lock is not held for the current context, for most programs the only one. */
+static bool finish(void) {
+    if (GET(cp_captures))
+        return false;
+    real_cuCtxSynchronize();
+    cp_take_lock(&line_lock);
+    return are_all(lines + LINES, cp_context(), is_waited_for);
 }
 
 /* Turns, with turn_lock held */
@@ -240,8 +301,17 @@ static void give_back(cp_word *slot, bool wants_more) {
     bool is_told = send_words(RETURN, steps, wants_more, 0) || /* a new daemon has read in the page that we hold it */
                    (attach(slot, true) && send_words(RETURN, steps, wants_more, 0));
     set_lease(slot, CP_LEASE_NONE);
+    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
     if (wants_more)
         acquire(slot, is_told);
+}
+
+/* After the device has finished (T2). One that was taken away is nobody's to keep. */
+static bool hand_back(cp_word *slot, bool wants_more) {
+    bool is_given = finish() || atomic_load(&slot[CP_S_RECALL]) & CP_LAPSED;
+    if (is_given)
+        give_back(slot, wants_more);
+    return is_given;
 }
 
 /* Also when we hold the turn: the agent attaches for the same process and answers for it from then on. */
@@ -253,10 +323,11 @@ static void step_aside(cp_word *slot) {
     set_turn(&go_on);
 }
 
-__attribute__((cold, noinline)) void cp_wait_turn(void) {
-    if (cp_has_capture())
+__attribute__((cold, noinline)) void cp_wait_turn(CUstream stream) {
+    if (cp_is_capturing(stream))
         return;
     int saved = errno;
+    cp_note_line(cp_context(), NULL); /* whoever made it */
     cp_take_lock(&turn_lock);
     cp_word *turn = atomic_load(&cp_turn), *slot = cp_my_slot();
     if (turn == &look && slot) { /* first the flag, then the word: the daemon looks at them the other way round */
@@ -267,17 +338,15 @@ __attribute__((cold, noinline)) void cp_wait_turn(void) {
         step_aside(slot);
     else if (!is_held && turn == &stop)
         acquire(slot, false);
-    else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
-        real_cuCtxSynchronize();
-        give_back(slot, true);
-    } /* else another thread did it while we queued */
+    else if (is_held && atomic_load(&slot[CP_S_RECALL]))
+        hand_back(slot, true); /* else another thread did it while we queued */
     cp_drop_lock(&turn_lock);
     errno = saved;
 }
 
 /* The program waited for the device: that is a step, if it launched since the last one. A recalled turn goes back here, and is asked for at the next
  * launch; who went on alone looks for a daemon again. */
-void cp_end_step(void) {
+void cp_end_step(uint64_t finished) {
     cp_read_samples(); /* others may be waiting for it */
     cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
     bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
@@ -289,21 +358,23 @@ void cp_end_step(void) {
         return;
     bool is_step = turn != &look;
     atomic_store_explicit(&slot[CP_S_BOUNDARY_NS], cp_now(), memory_order_relaxed);
-    atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_IDLE);
     if (is_step && atomic_compare_exchange_strong(&cp_turn, &turn, &look))
         atomic_store(&cp_gate, &look);
+    if (cp_try_lock(&line_lock) && are_all(lines, finished, is_done) && cp_try_lock(&turn_lock)) {
+        if (atomic_load(&cp_turn) == &look) /* else another thread has launched meanwhile */
+            atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_IDLE);
+        cp_drop_lock(&turn_lock);
+    }
     uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], is_step, memory_order_relaxed) + is_step;
     bool is_sample = is_step && (steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0);
-    if ((!atomic_load(&slot[CP_S_RECALL]) && !is_sample) || cp_has_capture())
+    if (!atomic_load(&slot[CP_S_RECALL]) && !is_sample)
         return;
     int saved = errno;
     cp_take_lock(&turn_lock);
     if (is_left_to_agent())
         step_aside(slot);
     else if (is_held && atomic_load(&slot[CP_S_RECALL])) {
-        real_cuCtxSynchronize(); /* other streams may still be busy */
-        give_back(slot, false);
-        atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
+        hand_back(slot, false);
     } else if (is_held) {
         report(slot);
         count_turn();
@@ -320,13 +391,9 @@ bool cp_rest(uint64_t ns) {
     cp_word *slot = cp_my_slot();
     bool is_returned = false;
     int saved = errno;
-    if (is_wanted(slot) && !cp_has_capture()) {
-        cp_take_lock(&turn_lock);
-        if (is_wanted(slot) && !is_left_to_agent()) { /* it may be another turn by now */
-            real_cuCtxSynchronize();
-            give_back(slot, false);
-            is_returned = true;
-        }
+    if (is_wanted(slot)) {
+        cp_take_lock(&turn_lock); /* it may be another turn by now */
+        is_returned = is_wanted(slot) && !is_left_to_agent() && hand_back(slot, false);
         cp_drop_lock(&turn_lock);
     }
     cp_sleep(ns);
@@ -335,7 +402,8 @@ bool cp_rest(uint64_t ns) {
 }
 
 void cp_forget_link(void) {
-    atomic_store(&turn_lock, 0);
+    turn_lock = line_lock = cp_has_unseen = 0;
+    memset(lines, 0, sizeof lines);
     hang_up();
     is_held = is_off = is_alone = is_reported = false;
     atomic_store(&cp_turn, &stop);

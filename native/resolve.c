@@ -39,36 +39,26 @@ nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
 struct row {
     const char *symbol, *name; /* name and since: how cuGetProcAddress is asked */
     int since, is_per_thread;
+    bool is_nvml;
     void *hook, *real; /* hook is NULL for what we only call; real points to real_* */
     void *given;       /* what cuGetProcAddress gives for it, should that be another address */
 };
-static struct row cuda_rows[] = {
-#define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
-#define CALL(symbol, params, args) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
+static struct row rows[] = {
+#define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, false, (void *)cp_##symbol, &real_##symbol, NULL},
+#define NVML(symbol, params, args) {#symbol, NULL, 0, 0, true, (void *)cp_##symbol, &real_##symbol, NULL},
+#define CALL(symbol, params, args) {#symbol, NULL, 0, 0, false, NULL, &real_##symbol, NULL},
 #include "hooks.def"
+    {"nvmlDeviceGetUUID", NULL, 0, 0, true, NULL, &real_nvmlDeviceGetUUID, NULL},
 };
-static struct row nvml_rows[] = {
-#define NVML(symbol, params, args) {#symbol, NULL, 0, 0, (void *)cp_##symbol, &real_##symbol, NULL},
-#include "hooks.def"
-    {"nvmlDeviceGetUUID", NULL, 0, 0, NULL, &real_nvmlDeviceGetUUID, NULL},
-};
-#define COUNT(rows) (sizeof(rows) / sizeof *(rows))
+#define ROWS_END (rows + sizeof rows / sizeof *rows)
 
 __attribute__((visibility("hidden"))) void *(*cp_real_dlsym)(void *, const char *);
 static atomic_bool is_filled;
-static void *_Atomic cuda_library, *_Atomic nvml_library;
+static void *_Atomic libraries[2]; /* CUDA's and NVML's */
 
 /* Stands for what this driver does not have; any number of arguments is fine for it. */
 static CUresult cp_missing(void) { return CUDA_ERROR_NOT_FOUND; }
 static nvmlReturn_t cp_nvml_missing(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
-
-static void fill(struct row *rows, size_t count, void *library, void *missing) {
-    for (size_t i = 0; i < count; i++) {
-        void *found = library ? cp_real_dlsym(library, rows[i].symbol) : NULL;
-        found = found ? found : missing;
-        memcpy(rows[i].real, &found, sizeof found);
-    }
-}
 
 /* Whether what was found at `base` is a driver: a library that only has some of its names is left alone. */
 static bool is_driver(void *handle, const char *sign, const void *base) {
@@ -77,54 +67,43 @@ static bool is_driver(void *handle, const char *sign, const void *base) {
     return symbol && dladdr(symbol, &found) && found.dli_fbase == base;
 }
 
-/* Keep the first library that was found; `path` may name one that is loaded already. */
-static void *adopt(void *_Atomic *slot, const char *path) {
-    void *known = atomic_load(slot), *found = known ? NULL : dlopen(path, RTLD_LAZY);
-    if (known || !found)
-        return known;
-    return atomic_compare_exchange_strong(slot, &known, found) ? found : known;
-}
-
-static void cp_open_cuda(const char *path) {
-    void *library = adopt(&cuda_library, path);
-    fill(cuda_rows, COUNT(cuda_rows), library, (void *)cp_missing);
-    for (size_t i = 0; library && i < COUNT(cuda_rows); i++) {
-        struct row *row = &cuda_rows[i];
+/* The first library that was found stays the one; `path` may name one that is loaded already. */
+static void open_library(bool is_nvml, const char *path) {
+    void *library = NULL, *opened = libraries[is_nvml] ? NULL : dlopen(path, RTLD_LAZY);
+    if (opened)
+        atomic_compare_exchange_strong(&libraries[is_nvml], &library, opened);
+    library = libraries[is_nvml];
+    for (struct row *row = rows; row < ROWS_END; row++)
+        if (row->is_nvml == is_nvml) {
+            void *found = library ? cp_real_dlsym(library, row->symbol) : NULL;
+            found = found ? found : is_nvml ? (void *)cp_nvml_missing : (void *)cp_missing;
+            memcpy(row->real, &found, sizeof found);
+        }
+    for (struct row *row = rows; row < ROWS_END && library; row++) {
         cuuint64_t flags = row->is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 1;
-        if (row->name && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
+        if (!is_nvml && row->name && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
             row->given = NULL;
     }
-    atomic_store(&is_filled, true);
-}
-
-static void cp_open_nvml(const char *path) {
-    fill(nvml_rows, COUNT(nvml_rows), adopt(&nvml_library, path), (void *)cp_nvml_missing);
+    is_filled = is_filled || !is_nvml;
 }
 
 __attribute__((cold, noinline)) static void cp_find_driver(void) {
     if (!cp_real_dlsym)
         cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
     if (!atomic_load(&is_filled)) /* or another thread is at it: both store the same */
-        cp_open_cuda("libcuda.so.1");
-    if (!atomic_load(&nvml_library))
-        cp_open_nvml("libnvidia-ml.so.1");
+        open_library(false, "libcuda.so.1");
+    if (!libraries[true])
+        open_library(true, "libnvidia-ml.so.1");
 }
 
 void *cp_swap(void *function) {
-    for (size_t i = 0; function && i < COUNT(cuda_rows); i++) {
+    for (struct row *row = rows; function && row < ROWS_END; row++) {
         void *real;
-        memcpy(&real, cuda_rows[i].real, sizeof real);
-        if (cuda_rows[i].hook && (real == function || cuda_rows[i].given == function))
-            return cuda_rows[i].hook;
+        memcpy(&real, row->real, sizeof real);
+        if (row->hook && !row->is_nvml && (real == function || row->given == function))
+            return row->hook;
     }
     return function;
-}
-
-static const struct row *find_row(const struct row *rows, size_t count, const char *symbol) {
-    for (size_t i = 0; i < count; i++)
-        if (rows[i].hook && strcmp(rows[i].symbol, symbol) == 0)
-            return &rows[i];
-    return NULL;
 }
 
 /* Our answer to dlsym, or NULL: then the real dlsym is entered as if we were not there (it looks at who calls it). */
@@ -134,21 +113,18 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
         cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
     if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !symbol || is_asking)
         return NULL;
-    bool is_cuda = symbol[0] == 'c' && symbol[1] == 'u', is_nvml = strncmp(symbol, "nvml", 4) == 0;
-    const struct row *row = is_cuda   ? find_row(cuda_rows, COUNT(cuda_rows), symbol)
-                            : is_nvml ? find_row(nvml_rows, COUNT(nvml_rows), symbol)
-                                      : NULL;
-    if (!row)
+    const struct row *row = rows;
+    while (row < ROWS_END && !(row->hook && strcmp(row->symbol, symbol) == 0))
+        row++;
+    if (row == ROWS_END)
         return NULL;
     is_asking = true;
     void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
     Dl_info theirs, ours, first;
     if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase &&
-        is_driver(handle, is_cuda ? "cuInit" : "nvmlInit_v2", theirs.dli_fbase)) {
-        if (is_cuda && !atomic_load(&cuda_library))
-            cp_open_cuda(theirs.dli_fname);
-        if (is_nvml && !atomic_load(&nvml_library))
-            cp_open_nvml(theirs.dli_fname);
+        is_driver(handle, row->is_nvml ? "nvmlInit_v2" : "cuInit", theirs.dli_fbase)) {
+        if (!libraries[row->is_nvml])
+            open_library(row->is_nvml, theirs.dli_fname);
         answer = row->hook;
         memcpy(&found, row->real, sizeof found);
         if (dladdr(found, &first) && first.dli_fbase != theirs.dli_fbase && first.dli_fbase != ours.dli_fbase)

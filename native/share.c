@@ -207,12 +207,13 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream) {
         drop_sample(sample);
 }
 
-void cp_forget_samples(uint64_t context) {
+void cp_forget_context(uint64_t context) {
     if (!context) { /* a forked child: nothing of the parent's is ours */
         atomic_store(&sample_lock, 0);
         atomic_store(&cp_purse, 0);
         atomic_store(&own_trial, 0);
-    }
+    } else
+        cp_forget_line(context, NULL);
     cp_take_lock(&sample_lock);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
         if (!context || (uint64_t)(uintptr_t)s->context == context) {
@@ -223,8 +224,8 @@ void cp_forget_samples(uint64_t context) {
 }
 
 /* Alone in the job, and paid by guess (C4). */
-static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t until, uint64_t other) {
-    cp_pass_turn();
+static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t until, uint64_t other, CUstream stream) {
+    cp_pass_turn(stream);
     uint64_t now = cp_now(), trial = (now & ~(uint64_t)CP_TRIAL_PID) | (uint64_t)getpid();
     if (!atomic_compare_exchange_strong(&header[CP_H_TRIAL], &other, trial - AWAY_NS))
         return false;
@@ -235,7 +236,7 @@ static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t unti
 
 /* Wait until the job may launch this kernel, and pay for it from the purse; where that does not hold enough, a slice that
  * does is taken first. True: it is a trial. */
-__attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kernel *kernel) {
+__attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kernel *kernel, CUstream stream) {
     while (GET(header[CP_H_PRICE])) {
         bool is_known = GET(kernel->is_known), is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
         int64_t cost = (int64_t)GET(kernel->cost_ns), owed = cost - GET(cp_purse);
@@ -252,7 +253,7 @@ __attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kern
             if (cp_rest(ns < REST_NS_MAX ? ns : REST_NS_MAX))
                 PUT(not_before, ready + RESUME_NS);
             cp_read_samples();
-        } else if (!is_known && begin_trial(header, kernel, until, other))
+        } else if (!is_known && begin_trial(header, kernel, until, other, stream))
             return true;
         else if (is_known && charge(header, until, now, slice)) {
             PUT(queued_until, (queued > now ? queued : now) + slice);
@@ -265,7 +266,7 @@ __attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kern
 struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
     cp_word *header = cp_header();
     if (!header || !GET(header[CP_H_PRICE]) || cp_is_capturing(stream)) {
-        cp_pass_turn();
+        cp_pass_turn(stream);
         if (header && !GET(header[CP_H_PRICE]))
             cp_set_gates();
         return NULL;
@@ -276,8 +277,8 @@ struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
         PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
     }
     cp_read_samples();
-    bool is_trial = pay_slowly(header, kernel);
-    cp_pass_turn();
+    bool is_trial = pay_slowly(header, kernel, stream);
+    cp_pass_turn(stream);
     int64_t cost = (int64_t)GET(kernel->cost_ns);
     bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost;
     struct cp_sample *sample = is_due ? begin_sample(kernel, stream) : NULL;

@@ -318,7 +318,13 @@ static CUresult release(uint64_t at, enum kind kind) {
     return CUDA_SUCCESS;
 }
 
+static CUgraph leave_capture(CUstream s);
+static CUresult break_captures(CUresult result);
+
 static void release_all(CUcontext of) {
+    for (CUstream s = of->streams; s; s = s->next)
+        if (s->capturing)
+            leave_capture(s);
     for (unsigned i = 0; i < BUCKETS; i++)
         for (struct block **b = &buckets[i]; *b;) {
             if ((*b)->context == of && ((*b)->kind == PLAIN || (*b)->kind == ARRAY || (*b)->kind == MIPMAP)) {
@@ -535,6 +541,11 @@ API cuCtxCreate_v4(CUcontext *out, void *params, unsigned int flags, CUdevice de
     return cuCtxCreate_v2(out, flags, dev);
 }
 
+API cuCtxCreate_v3(CUcontext *out, void *list, int count, unsigned int flags, CUdevice dev) {
+    (void)list, (void)count;
+    return cuCtxCreate_v2(out, flags, dev);
+}
+
 API cuCtxDestroy_v2(CUcontext c) {
     if (!c || c->is_primary)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -547,6 +558,18 @@ API cuCtxDestroy_v2(CUcontext c) {
     free(c);
     return CUDA_SUCCESS;
 }
+
+/* A green context is a context like any other here, but that it is not current when it is made. */
+API cuGreenCtxCreate(CUgreenCtx *out, void *resources, CUdevice dev, unsigned int flags) {
+    (void)resources;
+    CUcontext made = NULL;
+    CUresult result = cuCtxCreate_v2(&made, flags, dev);
+    if (!result)
+        depth--;
+    return *out = (CUgreenCtx)made, result;
+}
+API cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green) { return *out = (CUcontext)green, CUDA_SUCCESS; }
+API cuGreenCtxDestroy(CUgreenCtx green) { return cuCtxDestroy_v2((CUcontext)green); }
 
 /* A context is the process's as often as it was created and attached to; the last detach is its end. */
 API cuCtxAttach(CUcontext *out, unsigned int flags) {
@@ -714,7 +737,14 @@ API cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) 
 }
 API cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
 
-static CUgraph leave_capture(CUstream s);
+API cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority) {
+    CUresult result = cuCtxPushCurrent_v2((CUcontext)green);
+    if (result)
+        return result;
+    result = cuStreamCreateWithPriority(out, flags, priority);
+    cuCtxPopCurrent_v2(NULL);
+    return result;
+}
 
 /* With it ends its capture. */
 API cuStreamDestroy_v2(CUstream s) {
@@ -734,7 +764,7 @@ API cuStreamDestroy_v2(CUstream s) {
 API cuStreamSynchronize(CUstream s) {
     NEED_CONTEXT;
     if (stream_of(s)->capturing)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CUresult result = wait_until(stream_of(s)->tail_ns);
     trim_pools();
     return result;
@@ -742,6 +772,8 @@ API cuStreamSynchronize(CUstream s) {
 
 API cuStreamQuery(CUstream s) {
     NEED_CONTEXT;
+    if (stream_of(s)->capturing)
+        return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return stream_of(s)->tail_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -755,7 +787,7 @@ static CUresult synchronize(CUcontext c) {
     }
     pthread_mutex_unlock(&lock);
     if (is_capturing)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CUresult result = wait_until(last);
     trim_pools();
     return result;
@@ -856,13 +888,17 @@ API cuMemsetD32_v2(CUdeviceptr at, unsigned int value, size_t n) {
 
 /* Pools */
 
+/* Where a graph's memory will be, in addresses that nothing else has. */
+#define PLACES 0x7000000000ull
+static CUdeviceptr new_place(void) { return PLACES + next_handle++ * 4096; }
+
 API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream s) {
     NEED_CONTEXT;
     if (!out || !size)
         return CUDA_ERROR_INVALID_VALUE;
     if (stream_of(s)->capturing) { /* becomes a node of the graph */
         stream_of(s)->capturing->alloc_bytes += round_up(size, GRAIN);
-        return *out = 0x7000000000ull + next_handle++ * 4096, CUDA_SUCCESS;
+        return *out = new_place(), CUDA_SUCCESS;
     }
     size_t bytes = round_up(size, GRAIN);
     pthread_mutex_lock(&lock);
@@ -888,7 +924,9 @@ API cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream s) {
 
 API cuMemFreeAsync(CUdeviceptr at, CUstream s) {
     NEED_CONTEXT;
-    return stream_of(s)->capturing ? CUDA_SUCCESS : release(at, PLAIN);
+    if (stream_of(s)->capturing) /* a node frees what a node allocated, and nothing else */
+        return at > PLACES && at < 2 * PLACES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return release(at, PLAIN);
 }
 
 API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
@@ -1074,7 +1112,7 @@ API cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *
 API cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     (void)after, (void)n;
     graph->alloc_bytes += round_up(params->bytesize, GRAIN);
-    params->dptr = 0x7000000000ull + next_handle++ * 4096;
+    params->dptr = new_place();
     return *out = new_node(), CUDA_SUCCESS;
 }
 

@@ -52,5 +52,6 @@ API cuDeviceTotalMem(unsigned int *bytes, CUdevice dev) {
 }
 API cuDevicePrimaryCtxRelease(CUdevice dev) { return cuDevicePrimaryCtxRelease_v2(dev); }
 API cuDevicePrimaryCtxReset(CUdevice dev) { return cuDevicePrimaryCtxReset_v2(dev); }
+API cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice dev) { return cuCtxCreate_v2(out, flags, dev); }
 API cuCtxDestroy(CUcontext c) { return cuCtxDestroy_v2(c); }
 API cuStreamDestroy(CUstream s) { return cuStreamDestroy_v2(s); }

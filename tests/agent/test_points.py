@@ -53,7 +53,9 @@ class Program:
         self.has_grad = True
         self.is_worker = False
         data = SimpleNamespace(get_worker_info=lambda: "worker" if self.is_worker else None)
+        self.level: int | None = None
         self.torch = SimpleNamespace(
+            _C=SimpleNamespace(_functorch=SimpleNamespace(maybe_current_level=lambda: self.level)),
             is_grad_enabled=lambda: self.has_grad,
             utils=SimpleNamespace(data=data),
             autograd=SimpleNamespace(backward=None),
@@ -92,7 +94,7 @@ class Program:
         loader.fetch = fetch  # type: ignore[attr-defined]
         return loader
 
-    def backward(self, real: Callable[[], None]) -> Callable[..., Any]:
+    def backward(self, real: Callable[[], Any]) -> Callable[..., Any]:
         """As `install` does it."""
         self.hooks._backward = real
         self.torch.autograd.backward = self.hooks._our_backward = self.hooks.wrap_backward(real)
@@ -609,7 +611,28 @@ def test_a_program_that_never_goes_backward_is_inference_after_a_while(program: 
     assert desk.steps == 10
 
 
-@pytest.mark.parametrize("happened", ["optimizer", "backward"])
+class Odd:
+    """A result that cannot be asked anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_what_cannot_be_looked_at_and_what_torch_func_computes_end_nothing(program: Program, desk: Desk) -> None:
+    program.hooks._step_patience = 0
+    endless: list[Any] = []
+    endless.append(endless)
+    program.first_turn()
+    for result in (Odd(), endless):
+        program.model.act = lambda _, result=result: result
+        assert program.model(0) is result
+    program.level = 1
+    program.model.act = lambda _: SimpleNamespace(requires_grad=False)
+    program.model(0)
+    assert desk.steps == 0
+
+
+@pytest.mark.parametrize("happened", ["optimizer", "backward", "grad"])
 def test_a_program_that_trains_has_no_boundaries_at_forwards_with_gradients(
     program: Program, desk: Desk, happened: str
 ) -> None:
@@ -620,7 +643,8 @@ def test_a_program_that_trains_has_no_boundaries_at_forwards_with_gradients(
         program.first_turn()
     else:
         program.first_turn()
-        program.hooks.wrap_backward(lambda: None)()
+        wrap = program.hooks.wrap_backward if happened == "backward" else program.hooks.wrap_grad
+        wrap(lambda: None)()
     before = desk.steps
     for _ in range(2 * STEP_PATIENCE):
         program.model(0)
@@ -653,3 +677,16 @@ def test_where_every_backward_has_its_step_backward_is_left_alone(program: Progr
         backward()
         program.step()
     assert program.torch.autograd.backward is real
+
+
+def test_a_backward_inside_a_backward_is_a_part_of_it(program: Program, desk: Desk) -> None:
+    """As activation checkpoints do it; what the outer one has left to do is alive there."""
+    inner = program.backward(lambda: None)
+    outer = program.backward(lambda: [inner() for _ in range(30)])
+    program.first_turn()
+    for _ in range(STEPS_TO_TRUST + 2):
+        program.model(0)
+        outer()
+        program.step()
+    assert program.torch.autograd.backward is not outer, "one backward a step"
+    assert program.hooks._backwards == STEPS_TO_TRUST + 2

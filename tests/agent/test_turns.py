@@ -176,11 +176,11 @@ def test_scratch_memory_in_use_keeps_the_turn(desk: Desk, turns: Turns, source: 
     source.live = 4_000_000  # a graph is alive
     turns.before_data()
     for _ in range(OUTSIDE_LOOP):
-        turns.yield_point()
+        turns.yield_point(0)
     assert desk.lease == page.LEASE_HELD
     source.live = 1000
     with desk.playing(lambda: desk.answer(m.Return)):
-        turns.yield_point()
+        turns.yield_point(0)
 
 
 def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
@@ -189,12 +189,16 @@ def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
     first_turn(desk, turns)
     learn(desk, turns)
     for _ in range(OUTSIDE_LOOP - 1):
-        turns.yield_point()  # nobody wants the turn
+        turns.yield_point(0)  # nobody wants the turn
     turns.boundary(POINT)  # it is still in its loop
     source.live = 4_000_000
     desk.recall(at=desk.steps)
-    for _ in range(OUTSIDE_LOOP):
-        turns.yield_point()
+    for backwards in range(3):  # and still
+        for _ in range(OUTSIDE_LOOP):
+            turns.yield_point(backwards)
+    elsewhere = threading.Thread(target=turns.yield_point, args=(2,))
+    elsewhere.start()
+    elsewhere.join(20)
     assert desk.lease == page.LEASE_HELD
     told: list[m.Message] = []
 
@@ -203,12 +207,12 @@ def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
         desk.answer(m.Return)
 
     with desk.playing(act):
-        turns.yield_point()
+        turns.yield_point(2)
     assert isinstance(told[0], m.Measured)
     assert told[0].persistent_bytes == 4_000_000
     desk.recall(at=desk.steps)
     with desk.playing(lambda: desk.answer(m.Return)):
-        turns.yield_point()  # it is what the daemon knows
+        turns.yield_point(0)  # it is what the daemon knows
 
 
 def test_a_job_that_grows_says_so_once_in_a_while(desk: Desk, turns: Turns, source: FakeSource) -> None:

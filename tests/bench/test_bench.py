@@ -28,7 +28,7 @@ from carpool.bench.jct import (
 )
 from carpool.bench.node import Side, plain_environment, run_at_once, stop, wait_all, wait_files
 from carpool.bench.report import Report, Target, percentile
-from carpool.bench.shares import reachable_parts, worst_error
+from carpool.bench.shares import reachable_part, worst_error
 from carpool.cli.bench import finish
 from carpool.devices.libraries import find_library
 from carpool.errors import PeerError, RefusedError, UsageError
@@ -349,9 +349,9 @@ def test_the_worst_window_of_five_seconds_counts() -> None:
 
 
 def test_what_is_reached_without_a_limit_is_all_there_is_to_share() -> None:
-    assert reachable_parts([], 80) == (1, 1)
-    assert reachable_parts([60.0, 72.0], 80) == (0.75, 0.9)
-    assert reachable_parts([98.0, 79.2], 80) == (0.99, 1)
+    assert reachable_part([], 80) == 1
+    assert reachable_part([72.0, 60.0], 80) == 0.75
+    assert reachable_part([98.0, 91.0], 80) == 1
 
 
 def test_samples_shorter_than_a_window_say_nothing() -> None:

@@ -140,7 +140,6 @@ def write(directory: Path, name: str, text: str) -> str:
     return str(path)
 
 
-# Trains from a loader, then evaluates on tensors it has: no loader and no optimizer tells where a turn may go.
 ACCUMULATES = """
 import torch
 from torch import nn
@@ -148,10 +147,10 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-data = torch.randn(40, 512, 64)
+data = torch.randn(20, 512, 64)
 for step in range(8):
     optimizer.zero_grad()
-    for x in data:  # no loader: nothing but the backwards is between two steps
+    for x in [*data, *data]:  # no loader: nothing but the backwards is between two steps
         loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
         loss.backward()
     optimizer.step()
@@ -189,6 +188,7 @@ for step in range(154):
     print(step, repr(model(torch.randn(1024, 64)).sum().item()), flush=True)
 """
 
+# Trains from a loader, then evaluates on tensors it has: no loader and no optimizer tells where a turn may go.
 EVALUATES = """
 import torch
 from torch import nn

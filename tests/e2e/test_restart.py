@@ -272,3 +272,20 @@ def test_a_dead_daemon_is_brought_back_by_a_runner_that_needs_it(node: Node) -> 
     assert (status["device"], status["policy"]) == ("cpu:1GiB", "fair")
     kill(node.program_pid("holder"))
     assert queued.wait().out == b"my turn\n"
+
+
+def test_a_daemon_that_a_runner_started_blocks_no_signal_of_itself_or_of_programs(node: Node) -> None:
+    node.start()
+    held = run(node, "held")
+    node.wait_steps("held", 3)
+    node.kill_daemon()
+    node.daemon = None
+    node.wait_daemon()  # started by the runner
+    late = node.run("/bin/sh", "-c", "grep SigBlk /proc/self/status", options=["--name", "late"])
+    assert late.wait().out.decode().split()[1].strip("0") == ""
+    submitted = node.carpool("submit", "--name", "later", "--", "/bin/sh", "-c", "grep SigBlk /proc/self/status")
+    assert submitted.code == 0, submitted.err
+    node.wait_state("later", "finished")
+    assert node.carpool("logs", "later").out.decode().split()[1].strip("0") == ""
+    held.process.terminate()
+    assert held.wait().code == 143

@@ -187,6 +187,17 @@ def _was_continued(started: Started, before: int) -> bool:
     return started.lines.count("SIGCONT") > before
 
 
+def test_a_program_that_does_not_stop_when_told_keeps_its_runner(shared: Node) -> None:
+    script = "trap 'echo not now' TSTP; trap 'exit 5' USR1; echo ready; while :; do sleep 0.02; done"
+    started = shared.run("/bin/sh", "-c", script, options=["--name", "stays"], process_group=0)
+    started.wait_line("ready")
+    started.process.send_signal(signal.SIGTSTP)
+    started.wait_line("not now")
+    assert not is_stopped(started.pid)
+    started.process.send_signal(signal.SIGUSR1)
+    assert started.wait().code == 5
+
+
 def test_ctrl_z_and_fg_work_as_without_carpool(shared: Node) -> None:
     command = f"{CARPOOL} run --name in-shell -- {PYTHON} signals.py; echo back $?; fg > /dev/null; echo ended $?"
     with Terminal(shared, ["/bin/bash", "-mc", command]) as terminal:

@@ -65,9 +65,10 @@ class CudaSource:
     def _watch_allocator(self, torch: Any) -> None:
         """A program that handles the error itself is told of the cap too; torch calls this with no lock held."""
 
-        def observe(*_: Any) -> None:
+        def observe(_device: int, asked_bytes: int, *_: int) -> None:
             with contextlib.suppress(Exception):  # it would become the program's
-                say_cap_reached(self._link, self)
+                if self.live_bytes() + asked_bytes > self._link.words[page.H_CAP]:  # else the card itself is full
+                    say_cap_reached(self._link, self)
 
         with contextlib.suppress(AttributeError):  # a torch without this name: only the error at the end is explained
             torch._C._cuda_attach_out_of_memory_observer(observe)

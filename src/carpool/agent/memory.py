@@ -75,11 +75,16 @@ class ResidentSource:
     Over-reports (freed blocks stay in the heap), so it is the fallback only.
     """
 
+    is_enforced = False  # in this process: at its first turn, or when torch was imported
+
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def enforce_cap(self) -> None:
         """Limit this process's data to what it has now plus the cap; once, before the program's own allocations."""
+        if ResidentSource.is_enforced:
+            return
+        ResidentSource.is_enforced = True
         cap = self._link.words[page.H_CAP]
         if cap and caps.is_own(self._link.words):
             data = _status_kib("VmData") * 1024

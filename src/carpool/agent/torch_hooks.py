@@ -9,8 +9,8 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
                              with one it is a yield point (accumulation)
 
 What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook, once another begin point fires
-in every iteration, and then the backward wrap, unless the program goes backward more often than it steps. The Module
-patch stays: an evaluation that loads no data has no other point at which it could ask for a turn or give it up.
+in every iteration, and then the backward wrap, unless some of these steps had several backwards. The Module patch
+stays: an evaluation that loads no data has no other point at which it could ask for a turn or give it up.
 Torch's global module hooks would cost five times as much.
 
 The step hooks and the patches of Module and DataLoader are C where that was built (points.py); what is here is then
@@ -37,6 +37,7 @@ from carpool.agent.turns import Turns
 
 STEP_PATIENCE = 64  # what did not happen for so many other points is not waited for: an optimizer's step, a backward
 STEPS_TO_TRUST = 4  # so many optimizer steps with other points between them: those need no begin point of their own
+ACCUMULATIONS_MIN = 2  # of these steps: with overflowing gradients GradScaler leaves some out
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
 
@@ -79,12 +80,15 @@ class Hooks:
         self._torch = torch
         self._turns: Turns | None = None
         self._is_worker = False
+        self._is_backward = False
         self._calls: Any = points.PlainCalls()
         self._fetches: Any = points.PlainCalls()
         self._step_hooks: list[Any] = []
         self._optimizer_steps = 0
         self._step_patience = 0
         self._backwards = 0
+        self._backwards_at_step = 0
+        self._accumulations = 0
         self._graded_calls = 0
         self._backward: Callable[..., Any] | None = None
         self._our_backward: Callable[..., Any] | None = None
@@ -144,6 +148,8 @@ class Hooks:
             turns.leave_to_c(id(optimizer))
             return
         self._optimizer_steps += 1
+        self._accumulations += self._backwards > self._backwards_at_step + 1
+        self._backwards_at_step = self._backwards
         if self._optimizer_steps >= STEPS_TO_TRUST:
             self._take_off()
 
@@ -225,14 +231,18 @@ class Hooks:
         if self._turns is None:
             return
         if self._awaits_step() or self._backwards:
-            self._turns.yield_point()
+            self._turns.yield_point(self._backwards)
         else:
             self._turns.boundary(POINT_FORWARD)
 
     def after_graded_forward(self, result: Any) -> None:
         """An outermost module call ended with gradients on; nothing went backward yet, and there is no optimizer."""
-        self._graded_calls += 1
-        if self._graded_calls > STEP_PATIENCE or not may_have_graph(result):
+        with contextlib.suppress(Exception):  # a result of an unusual kind may have a graph
+            if self._torch._C._functorch.maybe_current_level() is not None:
+                return  # inside torch.func the graph is not to be seen
+            self._graded_calls += 1
+            if self._graded_calls <= STEP_PATIENCE and may_have_graph(result):
+                return
             self.after_forward()
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,19 +286,31 @@ class Hooks:
         @functools.wraps(real_backward)
         def backward(*args: Any, **kwargs: Any) -> Any:
             turns = self._turns or self.turns()
-            if turns is None:
+            if turns is None or self._is_backward:  # a checkpoint goes backward inside the backward
                 return real_backward(*args, **kwargs)
             turns.begin()
-            result = real_backward(*args, **kwargs)
             self._calls.is_graded_told = False
+            self._is_backward = True
+            try:
+                result = real_backward(*args, **kwargs)
+            finally:
+                self._is_backward = False
             self._backwards += 1
             if not self._awaits_step():
                 turns.boundary(POINT_BACKWARD)
             elif not turns.is_learning:
-                turns.yield_point()
+                turns.yield_point(self._backwards)
             return result
 
         return backward
+
+    def wrap_grad(self, real_grad: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real_grad)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            self._calls.is_graded_told = False  # a training that goes backward in its own way
+            return real_grad(*args, **kwargs)
+
+        return grad
 
     # --- installing --------------------------------------------------------------------------------------
 
@@ -309,6 +331,7 @@ class Hooks:
         loader.__next__ = self.wrap_next(loader.__next__)
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
+        torch.autograd.grad = self.wrap_grad(torch.autograd.grad)
         torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
         session.set_memory(self.make_memory)
         os.register_at_fork(after_in_child=self.forget_after_fork)
@@ -338,7 +361,7 @@ class Hooks:
             self._pre_hook.remove()
             self._pre_hook = None
             # Somebody may have put a wrapper of their own around ours; that one must stay.
-            if autograd.backward is self._our_backward and self._backwards <= self._optimizer_steps:
+            if autograd.backward is self._our_backward and self._accumulations < ACCUMULATIONS_MIN:
                 autograd.backward = self._backward
 
 

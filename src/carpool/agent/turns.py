@@ -12,8 +12,8 @@ Rules
       (parking.py moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
   T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
-  T5  A program that passed OUTSIDE_LOOP yield points without a step has left its loop: what it holds there stays, and
-      the daemon is told so before the turn goes. Within the loop it may hold a graph that the next boundary frees.
+  T5  A program that passed OUTSIDE_LOOP yield points and neither stepped nor went backward has left its loop: what it
+      holds there stays, and the daemon is told before the turn goes. In the loop it may be a graph, soon to be freed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from carpool.agent.handlers import is_programs
+from carpool.agent.interrupts import is_programs
 from carpool.agent.link import Link, LinkLostError, say
 from carpool.agent.memory import CLEAN_SLACK_BYTES, Memory, Profile, name_turn_taker
 from carpool.agent.parking import Parking
@@ -40,7 +40,7 @@ RECONNECT_SECONDS = 0.05
 RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 GROWTH_PERCENT = 5
-OUTSIDE_LOOP = 16  # few programs call more modules without gradients, or go backward more often, in one iteration
+OUTSIDE_LOOP = 16  # few programs call more modules without gradients in one iteration
 
 
 class Turns:
@@ -61,7 +61,8 @@ class Turns:
         self._parking = Parking(link, memory.movable, memory.live_bytes, self._profile.trim)
         self._asked_ns = 0
         self._left_ns = 0  # when the turn was last given up
-        self._yields = (0, 0)  # the steps at the newest yield point, and how many such points there were since
+        self._yields = 0  # since what the next line is about changed
+        self._yields_at = (0, 0)  # steps and backwards at the newest yield point
 
     # --- the points ---------------------------------------------------------------------------------------
 
@@ -116,13 +117,13 @@ class Turns:
         if point in self._points:
             self.seat.know(point, self._points[point])
 
-    def yield_point(self) -> None:
-        """A place where the turn may be given up but no iteration ended."""
-        steps, recall = self._words[self._link.base + S_STEPS], self._words[self._link.base + S_RECALL]
-        self._yields = (steps, self._yields[1] + 1 if self._yields[0] == steps else 1)
-        if not recall or not self._is_ours() or not self._is_due(recall):
+    def yield_point(self, backwards: int) -> None:
+        """The turn may be given up but no iteration ended; `backwards` is how often the program went backward."""
+        if not self._is_ours():
             return
-        if self._is_clean_now() or self._yields[1] > OUTSIDE_LOOP:
+        at, recall = (self._words[self._link.base + S_STEPS], backwards), self._words[self._link.base + S_RECALL]
+        self._yields, self._yields_at = self._yields + 1 if at == self._yields_at else 1, at
+        if recall and self._is_due(recall) and (self._yields > OUTSIDE_LOOP or self._is_clean_now()):
             self._safely(self._hand_over)
 
     def before_data(self) -> None:

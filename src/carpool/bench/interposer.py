@@ -17,8 +17,8 @@ a cap that is not reached; the job holds its turn.
   share_error_points     the worst difference between asked and measured share of the device in any 5 s, of asked 20,
                          50 and 80 % alone and 30 + 70 % side by side, through `carpool run --compute`; measured again
                          where a virtual machine's host took more than 1 % of it away, three times at most
-  …_of_reachable         the same, and eight processes at 80 %, by the range of what these programs reach without a
-                         limit just before and just after (share_reached_percent_…), where that is less than asked
+  …_of_reachable         the same, and eight processes at 80 %, where less than asked counts only below what these
+                         programs reach without a limit, just before or just after (share_reached_percent_…)
   window_error_points    with --windows only: the same from the first launch on, 1 and 8 processes (windows.py)
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.

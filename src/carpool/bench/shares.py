@@ -3,9 +3,9 @@
 Each job is one or more processes that launch as fast as they are let. The stand-in notes the device time of every
 process; the share of any five seconds is compared with the asked one. The first second is left out: costs are learnt
 there, and the bucket's burst is spent. A program that waits for its kernels leaves the device idle while it wakes up,
-so it may not reach what is asked, limit or not: such a case is run without a limit before and after, and what these
-two reach is the range of what there was to share: it is a matter of how soon a sleeping thread is woken, and runs of
-the same program differ by points.
+so it may not reach what is asked, limit or not: such a case is run without a limit before and after, and the less of
+what these two reach is where the range of what it may have begins, which ends at what is asked: how soon a sleeping
+thread is woken decides, and runs of the same program differ by points.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
     found = measure_shares(program, case, seconds=seconds)
     free += [measure_reach(program, case, seconds=seconds)] if case.is_tight else []
     pairs = list(zip(found, case.percents, strict=True))
-    least, most = reachable_parts(free, sum(case.percents))
+    part = reachable_part(free, sum(case.percents))
     return Kept(
         error=max(worst_error(samples, percent, percent) for samples, percent in pairs),
-        error_of_reachable=max(worst_error(samples, percent * least, percent * most) for samples, percent in pairs),
+        error_of_reachable=max(worst_error(samples, percent * part, percent) for samples, percent in pairs),
         reached_percents=tuple(free),
     )
 
@@ -110,11 +110,10 @@ def measure_reach(program: Sequence[str], case: Case, *, seconds: float) -> floa
     return mean_percent(free)
 
 
-def reachable_parts(reached_percents: Sequence[float], asked_percent: float) -> tuple[float, float]:
-    """The least and the largest part of what is asked that was reached without a limit: at most all of it, which is
-    also what counts where nothing was measured."""
-    parts = [min(1.0, reached / asked_percent) for reached in reached_percents] or [1.0]
-    return min(parts), max(parts)
+def reachable_part(reached_percents: Sequence[float], asked_percent: float) -> float:
+    """The least part of what is asked that was reached without a limit: at most all of it, which is also what counts
+    where nothing was measured."""
+    return min([1.0, *(reached / asked_percent for reached in reached_percents)])
 
 
 def measure_shares(program: Sequence[str], case: Case, *, seconds: float) -> list[Samples]:

@@ -6,7 +6,7 @@ goes away the program goes on, and the runner comes back to the next daemon.
 
 Signals: the runner blocks all that a program may be sent and takes them one by one. What somebody sent to the runner
 is passed on to the program; what the terminal sent (Ctrl-C, Ctrl-Z) went to the program anyway, since both are in one
-process group. After one that stops a program the runner stops too, so that a shell sees its job stopped; what
+process group. When one stops the program the runner stops too, so that a shell sees its job stopped; what
 continues the runner continues the program. What the runner was started to ignore (nohup) the program ignores too.
 """
 
@@ -215,8 +215,12 @@ class Runner:
 
     def _wait_child(self, taken: set[signal.Signals]) -> int:
         while True:
-            pid, status = os.waitpid(self._child, os.WNOHANG)
-            if pid == self._child:
+            pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
+            if pid == self._child and os.WIFSTOPPED(status):
+                # Whoever has continued it meanwhile will not do it again: a stop takes a waiting SIGCONT away.
+                if os.WSTOPSIG(status) in STOPPING and signal.SIGCONT not in signal.sigpending():
+                    _stop_by(os.WSTOPSIG(status))
+            elif pid == self._child:
                 if signal.sigpending() & ENDING & taken:
                     self._note_cancel()
                 return status
@@ -227,9 +231,6 @@ class Runner:
                 self._kill(info.si_signo)
             if info.si_signo in ENDING:
                 self._note_cancel()
-            # Whoever has continued it meanwhile will not do it again: a stop takes a waiting SIGCONT away.
-            if info.si_signo in STOPPING and signal.SIGCONT not in signal.sigpending():
-                _stop_by(info.si_signo)
 
     def _note_cancel(self) -> None:
         """Somebody ended the job from outside: it is cancelled, not failed. On this wire, so before its end. Each

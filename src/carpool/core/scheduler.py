@@ -340,7 +340,7 @@ class Scheduler:
         if job.lease is not None:
             hogs.turn_ended(node, job, now=now)
             if event.idle_ns:
-                shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns))
+                shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns), now=now)
             node.move_lease(job, LeaseReturned, now=now)
             if len(device.lanes) > 1:
                 reset_marks(node, device)

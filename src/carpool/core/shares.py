@@ -161,10 +161,10 @@ def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
     job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
 
 
-def refund(job: Job, idle_ns: Nanos) -> None:
+def refund(job: Job, idle_ns: Nanos, *, now: Nanos) -> None:
     """The end of its turn was nobody's: the device was idle, and the turn was taken as soon as somebody wanted it."""
     if job.guaranteed_milli:
-        job.owed_from_ns -= idle_ns * SHARE_ONE // job.guaranteed_milli
+        job.owed_from_ns = max(now - BURST_NS, job.owed_from_ns - idle_ns * SHARE_ONE // job.guaranteed_milli)
 
 
 def is_over(job: Job, *, now: Nanos) -> bool:

@@ -106,9 +106,10 @@ class Journal:
     def fill_in(self, job: str, unknown: str, how: str, *, is_finished: bool) -> None:
         """Write how a job ended over the words that stood for it while nobody knew."""
         self.flush(rows_max=0)
-        rows = self._read("select number, wall_s, state, body from jobs where job = ?", job)
+        rows = [self._jobs[job][1:]] if job in self._jobs else None  # while the disk takes nothing
+        rows = rows or self._read("select number, wall_s, state, body from jobs where job = ?", job)
         for number, wall_s, state, text in rows:
-            body, ended = json.loads(text), "finished" if is_finished else state
+            body, ended = json.loads(str(text)), "finished" if is_finished else state
             reason = body["reason"].replace(unknown, how, 1).removeprefix(state)
             self._jobs[job] = (
                 job,

@@ -49,6 +49,8 @@ def take_lock(places: Places) -> int:
 
 async def serve(places: Places, config: DaemonConfig) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
+    # A runner that starts a daemon blocks every signal; programs would inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
     stopped, broken = asyncio.Event(), asyncio.Event()
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

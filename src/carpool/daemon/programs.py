@@ -11,6 +11,7 @@ import asyncio
 
 from carpool.core.events import JobDetached, JobExited
 from carpool.daemon import processes
+from carpool.daemon.files import End
 from carpool.daemon.isolation import why_kept_out
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.loop import Loop
@@ -47,8 +48,11 @@ class Programs:
 
     def exited(self, live: LiveJob, message: m.Exited) -> None:
         """Its runner told how it ended."""
-        how = f"ended by signal {message.signal}" if message.signal else f"exit code {message.code}"
-        code = -message.signal if message.signal else message.code
+        self._told(live, End(code=message.code, signal=message.signal))
+
+    def _told(self, live: LiveJob, end: End) -> None:
+        how = f"ended by signal {end.signal}" if end.signal else f"exit code {end.code}"
+        code = -end.signal if end.signal else end.code
         if self._loop.jobs.get(live.id) is live:
             reason = "; ".join(said for said in (how, live.refusals()) if said)
             self._loop.look_at(live)  # its last steps, which nobody asked about
@@ -60,9 +64,9 @@ class Programs:
             self._loop.journal.fill_in(live.id, UNTOLD, how, is_finished=code == 0)
 
     def _on_gone(self, live: LiveJob) -> None:
-        """It ended; its runner tells the exit code, unless the runner is gone too."""
+        """It ended; its runner tells the exit code, perhaps when it has found this daemon, unless it is gone too."""
         live.unwatch_child()
-        if live.runner is None:
+        if live.runner is None and not processes.is_alive(live.file.runner_pid):
             self.end_if_dead(live)
         else:
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._on_silence, live)
@@ -80,7 +84,11 @@ class Programs:
         if self._loop.jobs.get(live.id) is not live:
             return
         child = live.file.child_pid
-        if not child or not processes.is_alive(child, live.file.child_birth):
+        if child and processes.is_alive(child, live.file.child_birth):
+            return
+        if end := End.load(live.directory):  # what it wrote down and could not tell, or not yet
+            self._told(live, end)
+        else:
             live.is_untold = reason == UNTOLD
             self._loop.look_at(live)  # its last steps
             self._loop.tell(JobExited(job=live.id, code=None, reason=reason))

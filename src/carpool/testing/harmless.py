@@ -31,14 +31,14 @@ CUDA = (
     Group(
         what="settings of contexts, and which one is current",
         names=r"CtxGet\w+|CtxSet(?:CacheConfig|Current|Flags|SharedMemConfig)|Ctx(?:Push|Pop)Current(?:_v2)?"
-        r"|CtxAttach|CtxFromGreenCtx|GreenCtxGet\w+|CtxResetPersistingL2Cache|DevicePrimaryCtxSetFlags(?:_v2)?",
+        r"|CtxAttach|GreenCtxGet\w+|CtxResetPersistingL2Cache|DevicePrimaryCtxSetFlags(?:_v2)?",
         why="makes and frees nothing; where memory is made, the driver is asked whose it is",
     ),
     Group(
         what="streams' and events' own objects",
-        names=r"Stream(?:Create|Get|Set|Query|CopyAttributes|WaitEvent|IsCapturing)\w*"
+        names=r"Stream(?:Get|Set|Query|CopyAttributes|WaitEvent|IsCapturing)\w*"
         r"|StreamUpdateCaptureDependencies\w*|StreamAttachMemAsync\w*|Event(?:Create|Destroy|ElapsedTime|Query|Record)\w*"
-        r"|(?:Green)?Ctx(?:Record|Wait)Event|GreenCtxStreamCreate|Ipc(?:Get|Open)EventHandle"
+        r"|(?:Green)?Ctx(?:Record|Wait)Event|Ipc(?:Get|Open)EventHandle"
         r"|ThreadExchangeStreamCaptureMode",
         why="orders work, and does none; some bytes of the driver's own",
     ),

@@ -10,7 +10,8 @@ Rules
   G2  A slot belongs to the live process whose pid stands in it. The meter claims slots from the front with an
       atomic exchange; the daemon hands out slots from FIRST_LENT on to processes that have no meter.
   G3  A dead process cannot hold anything: readers skip it. Its slot is cleared by who gave it: a meter takes a
-      claimed one over with an exchange, the daemon clears a lent one.
+      claimed one over with an exchange, the daemon clears a lent one. Who is in another pid namespace cannot tell the
+      dead from the living there, and takes all for living.
   G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
   G5  The one sentence in it is the daemon's, written before the number that announces it.
 """
@@ -62,7 +63,7 @@ S_BOUNDARY_NS = 4  # agent: monotonic time of the newest boundary
 S_RECALL = 5  # daemon: 0, LAPSED, or give the turn back at the first boundary with steps >= this number
 S_LEASE = 6  # agent: one of LEASE_*
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
-S_FLAGS = 8  # FLAG_* bits
+S_FLAGS = 8  # FLAG_* bits; from NAMESPACE_SHIFT on, the number of the pid namespace in which S_PID means something
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
 S_PENDING = 10  # guest: the part of S_LIVE that is asked for and not yet given
 S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
@@ -76,10 +77,13 @@ LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing a
 FLAG_METERED = 1  # the C meter counts this process's bytes
 FLAG_BELL = 2  # it can be rung, and ring others
 FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
-FLAG_IDLE = 8  # the CUDA guest has seen the program wait for the device, and nothing launched since
+FLAG_IDLE = (
+    8  # the CUDA guest saw at a wait that nothing this process launched still runs, and nothing launched since
+)
 FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
 FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
 FLAG_AGENT = 64  # the Python agent takes this process's turns: the CUDA guest leaves them to it
+NAMESPACE_SHIFT = 32
 PRICE_ONE = 1024
 OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (caps.py)
 TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
@@ -105,6 +109,14 @@ def slot_base(slot: int) -> int:
 def swap(words: memoryview, index: int, before: int, after: int) -> bool:
     """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
     return bool(_swap(words, index, before, after))
+
+
+def own_namespace() -> int:
+    """The number of this process's pid namespace, as slots have it; 0 where nobody tells."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF
+    except OSError:
+        return 0
 
 
 def raise_flag(words: memoryview, base: int, flag: int) -> None:
@@ -190,10 +202,11 @@ class Page:
         self.words[H_DENIED_NS] = now  # last: who sees it sees the sentence
 
     def slot_of(self, pid: int) -> int | None:
-        """The slot a process has claimed, or None."""
-        for slot in range(1, SLOTS):
-            if self.words[slot_base(slot) + S_PID] == pid:
-                return slot
+        """The slot that a process of this pid namespace has claimed, or None."""
+        words, spaces = self.words, {0, own_namespace()}
+        for base in range(SLOT_WORDS, slot_base(SLOTS), SLOT_WORDS):
+            if words[base + S_PID] == pid and words[base + S_FLAGS] >> NAMESPACE_SHIFT in spaces:
+                return base // SLOT_WORDS
         return None
 
     def lend_slot(self, pid: int) -> int | None:
@@ -203,6 +216,7 @@ class Page:
             if self.words[base + S_PID] == 0:
                 self.clear_slot(slot)
                 self.words[H_LENT_USED] = max(self.words[H_LENT_USED], slot + 1)
+                self.words[base + S_FLAGS] = own_namespace() << NAMESPACE_SHIFT
                 self.words[base + S_PID] = pid
                 return slot
         return None
