@@ -46,7 +46,7 @@ if how != "bare":
         seat = None
         def begin(self): pass
         def boundary(self, point): pass
-        def yield_point(self): pass
+        def yield_point(self, backwards): pass
     hooks._turns = Holder()
     assert type(nn.Module.__call__).__name__ == ("ModuleCall" if how == "c" else "function")
 

@@ -22,7 +22,7 @@ import pytest
 
 from carpool.agent import points, session
 from carpool.agent.memory import Memory
-from carpool.agent.torch_hooks import STEP_PATIENCE, STEPS_TO_TRUST, Hooks
+from carpool.agent.torch_hooks import GRADED_PATIENCE, STEP_PATIENCE, STEPS_TO_TRUST, Hooks
 from carpool.agent.turns import RESAMPLE_MASK, STALL_NS, Turns
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -606,7 +606,7 @@ def test_a_program_that_never_goes_backward_is_inference_after_a_while(program: 
     program.hooks._step_patience = 0
     program.model.act = lambda _: SimpleNamespace(requires_grad=True)
     program.first_turn()
-    for _ in range(STEP_PATIENCE + 9):
+    for _ in range(GRADED_PATIENCE + 9):
         program.model(0)
     assert desk.steps == 10
 
@@ -677,6 +677,20 @@ def test_where_every_backward_has_its_step_backward_is_left_alone(program: Progr
         backward()
         program.step()
     assert program.torch.autograd.backward is real
+
+
+def test_the_only_backward_of_a_step_keeps_the_turn_for_it(program: Program, desk: Desk) -> None:
+    backward = program.backward(lambda: None)
+    program.first_turn()
+    for _ in range(STEPS_TO_TRUST - 1):
+        program.model(0)
+        backward()
+        program.step()
+    assert isinstance(desk.take(), m.Measured)
+    desk.recall(at=desk.steps)
+    backward()
+    assert desk.lease == page.LEASE_HELD
+    program.while_granted(m.Return, program.step)
 
 
 def test_a_backward_inside_a_backward_is_a_part_of_it(program: Program, desk: Desk) -> None:

@@ -100,7 +100,7 @@ SHAPES = [
     written("one_graph", scripts.ONE_GRAPH, steps=40),
     eager(written("accumulates", scripts.ACCUMULATES, steps=8)),
     eager(written("no_grad_inside", scripts.NO_GRAD_INSIDE, steps=90)),
-    eager(written("grad_forgotten", scripts.GRAD_FORGOTTEN, steps=90)),  # 64 of 154 might have gone backward
+    eager(written("grad_forgotten", scripts.GRAD_FORGOTTEN, steps=90)),  # 16 of 106 might have gone backward
     # Its steps are short: without a rest all of them may fit between two of the companion's.
     torchrun(1, "ddp", ["ddp.py", "--steps", "200", "--pause", "0.003"], steps=200),
     # Two ranks without a loader: tests/e2e/test_restart.py.

@@ -35,7 +35,8 @@ from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.storages import make_storages
 from carpool.agent.turns import Turns
 
-STEP_PATIENCE = 64  # what did not happen for so many other points is not waited for: an optimizer's step, a backward
+STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
+GRADED_PATIENCE = 16  # nor a backward where nothing went backward for so many calls, and there is no optimizer
 STEPS_TO_TRUST = 4  # so many optimizer steps with other points between them: those need no begin point of their own
 ACCUMULATIONS_MIN = 2  # of these steps: with overflowing gradients GradScaler leaves some out
 POINT_FORWARD = -2
@@ -241,7 +242,7 @@ class Hooks:
             if self._torch._C._functorch.maybe_current_level() is not None:
                 return  # inside torch.func the graph is not to be seen
             self._graded_calls += 1
-            if self._graded_calls <= STEP_PATIENCE and may_have_graph(result):
+            if self._graded_calls <= GRADED_PATIENCE and may_have_graph(result):
                 return
             self.after_forward()
 
@@ -298,7 +299,7 @@ class Hooks:
             self._backwards += 1
             if not self._awaits_step():
                 turns.boundary(POINT_BACKWARD)
-            elif not turns.is_learning:
+            elif self._accumulations and not turns.is_learning:  # else its step comes next
                 turns.yield_point(self._backwards)
             return result
 
