@@ -76,6 +76,8 @@ static void open_library(bool is_nvml, const char *path) {
     for (struct row *row = rows; row < ROWS_END; row++)
         if (row->is_nvml == is_nvml) {
             void *found = library ? cp_real_dlsym(library, row->symbol) : NULL;
+            if (library && !found && !row->hook && !is_nvml && cp_is_configured) /* what we need ourselves */
+                cp_say_once("this driver has no %s: turns, graphs' memory and compute limits may not be kept", row->symbol);
             found = found ? found : is_nvml ? (void *)cp_nvml_missing : (void *)cp_missing;
             memcpy(row->real, &found, sizeof found);
         }
@@ -111,12 +113,10 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
     static _Thread_local bool is_asking __attribute__((tls_model("initial-exec")));
     if (!cp_real_dlsym)
         cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
-    if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !symbol || is_asking)
-        return NULL;
     const struct row *row = rows;
-    while (row < ROWS_END && !(row->hook && strcmp(row->symbol, symbol) == 0))
+    while (row < ROWS_END && !(symbol && row->hook && strcmp(row->symbol, symbol) == 0))
         row++;
-    if (row == ROWS_END)
+    if (row == ROWS_END || handle == RTLD_DEFAULT || handle == RTLD_NEXT || is_asking)
         return NULL;
     is_asking = true;
     void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
