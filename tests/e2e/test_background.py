@@ -112,6 +112,8 @@ def test_one_look_with_every_command_at_a_running_and_a_queued_job(shared: Node)
     assert all(len(line) <= 80 for line in table.lines[:-1])
     assert "holds-all" in table.out.decode()
     assert table.lines[-1].startswith(f"{second['id']}: {sentence}")
+    looks = [json.loads(line) for line in shared.carpool("top", "--json", "--count", "2", "--every", "100ms").lines]
+    assert [set(look) >= {"jobs", "devices"} for look in looks] == [True, True]
     top = shared.carpool("top")
     assert top.code == 0
     assert "1.00 GiB" in top.out.decode()
@@ -146,7 +148,7 @@ def test_cancelling_a_run_ends_its_program_and_the_runner_says_so_by_its_code(sh
     assert shared.wait_state("cancel-me", "cancelled", "failed")["state"] == "cancelled"
     for verb in ("cancel", "suspend"):
         again = shared.carpool(verb, "cancel-me")
-        assert (again.code, again.out) == (2, b"")
+        assert (again.code, again.out) == (1, b"")
         assert again.err.startswith(f"carpool: job {job} is over (cancelled: by carpool cancel"), again.err
     assert as_json(shared, "explain", number)["id"] == job
 

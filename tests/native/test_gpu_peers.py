@@ -250,7 +250,8 @@ whole = ctypes.CDLL(None)
 print(whole.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(4096), 1), whole.cuCtxSynchronize())
 """
     with Script(env | {"LD_LIBRARY_PATH": str(place)}, script) as found:
-        assert found.end() == f"False False 0 {OUT_OF_MEMORY}\n500 500\n"  # 500: not found
+        said = found.end(warned="carpool: this driver has no cuCtx")  # one of what the guest needs
+        assert said == f"False False 0 {OUT_OF_MEMORY}\n500 500\n"  # 500: not found
 
 
 def test_without_any_driver_the_program_is_told_what_the_loader_says(env: dict[str, str], tmp_path: Path) -> None:

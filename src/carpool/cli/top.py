@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Callable
 
 import click
 from rich.console import Group
@@ -18,12 +20,14 @@ from carpool.wire.places import find_places
 
 @click.command(short_help="Show jobs and devices, refreshed until Ctrl-C.")
 @click.option("--every", default="1s", show_default=True, help="How often to look.")
-@click.option("--count", type=int, help="Stop after this many looks.")
-def top(every: str, count: int | None) -> None:
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
+@click.option("--json", "as_json", is_flag=True, help="Print each look as one line of JSON, as ps does.")
+def top(every: str, count: int | None, as_json: bool) -> None:
     """Show jobs and devices, refreshed until Ctrl-C; without a terminal, one look.
 
     \b
     carpool top --every 200ms
+    carpool top --json --count 60
     """
     places = find_places()
     pause = max(0.1, parsed("--every", parse_duration_ns, every) / 1e9)
@@ -36,14 +40,25 @@ def top(every: str, count: int | None) -> None:
         return Group(device_table(answer, devices_widest), jobs)
 
     if not sys.stdout.isatty() and count is None:
+        count = 1
+    if as_json:
+        _look(lambda: print(json.dumps(call(places, "ps")), flush=True), count, pause)
+    elif count == 1:
         console().print(picture())
-        return
+    else:
+        with Live(picture(), console=console(), auto_refresh=False) as live:
+            _look(lambda: live.update(picture(), refresh=True), count, pause)
+
+
+def _look(show: Callable[[], None], count: int | None, pause: float) -> None:
+    """Again and again, until Ctrl-C or so often."""
     looks = 0
     try:
-        with Live(picture(), console=console(), auto_refresh=False) as live:
-            while count is None or looks < count:
-                live.update(picture(), refresh=True)
-                looks += 1
-                time.sleep(pause)
+        while True:
+            show()
+            looks += 1
+            if looks == count:
+                return
+            time.sleep(pause)
     except KeyboardInterrupt:
         return

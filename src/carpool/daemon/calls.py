@@ -24,7 +24,7 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import plain
 from carpool.devices.base import DeviceFacts
-from carpool.errors import RefusedError, UsageError
+from carpool.errors import CarpoolError, RefusedError, UsageError
 from carpool.units import format_count, format_share
 from carpool.wire import page as pages
 
@@ -304,12 +304,12 @@ class Calls:
         self._stop()
         return {"pid": os.getpid()}
 
-    def _missing(self, wanted: str) -> UsageError:
+    def _missing(self, wanted: str) -> CarpoolError:
         """What to say of a job that nothing can be asked of."""
         self._loop.journal.flush(rows_max=0)
         ended = self._loop.journal.find_ended(wanted)
         if ended is not None:
-            return UsageError(f"job {ended['id']} is over ({ended['reason']}); see: carpool ps --all")
+            return RefusedError(f"job {ended['id']} is over ({ended['reason']}); see: carpool ps --all")
         return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
 
     def _find_live(self, wanted: str) -> JobId | None:
