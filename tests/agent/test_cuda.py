@@ -10,13 +10,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from carpool.agent.cuda import ALLOCATED, PEAK, STUCK, CudaSource, cap_from_the_start, random_states
+from carpool.agent import memory
+from carpool.agent.cuda import (
+    ALLOCATED,
+    PEAK,
+    STUCK,
+    CudaSource,
+    cap_from_the_start,
+    explain_refusals,
+    random_states,
+)
 from carpool.agent.link import Link
 from carpool.agent.memory import Memory, Profile
 from carpool.wire import caps, page
 
 GIB = 1 << 30
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_is_cap_said", False)
 
 
 class StandInCuda:
@@ -85,8 +99,7 @@ def cuda() -> StandInCuda:
 
 
 def source_of(cuda: StandInCuda, link: Link) -> CudaSource:
-    core = SimpleNamespace(_cuda_attach_out_of_memory_observer=cuda.observers.append)
-    return CudaSource(SimpleNamespace(cuda=cuda, _C=core), link)
+    return CudaSource(SimpleNamespace(cuda=cuda), link)
 
 
 def test_live_and_peak_come_from_the_allocator_and_live_is_shown_in_the_page(cuda: StandInCuda, link: Link) -> None:
@@ -229,7 +242,8 @@ def test_a_program_that_handles_its_out_of_memory_error_is_told_of_the_cap_once(
     monkeypatch.setenv("CARPOOL_IS_CAPPED", "1")
     link.words[page.H_CAP] = 4 * GIB
     cuda.has_context, cuda.live = False, 3 * GIB
-    source_of(cuda, link)
+    core = SimpleNamespace(_cuda_attach_out_of_memory_observer=cuda.observers.append)
+    explain_refusals(SimpleNamespace(cuda=cuda, _C=core), link)
     assert cuda.observers == [], "asking for it would make a context"
     cuda.make_context()
     said: list[str] = []

@@ -36,6 +36,23 @@ def cap_from_the_start(torch: Any, link: Link) -> None:
         torch.cuda._lazy_call(lambda: limit_allocator(torch.cuda, link))  # torch's own way to defer a call
 
 
+def explain_refusals(torch: Any, link: Link) -> None:
+    """Say what the cap is where it refused something, also to a program that handles the error itself."""
+
+    def observe(_device: int, asked_bytes: int, *_: int) -> None:  # torch calls it with no lock held
+        with contextlib.suppress(Exception):  # it would become the program's
+            live_bytes = _held(torch.cuda.memory_stats())
+            if live_bytes + asked_bytes > link.words[page.H_CAP]:  # else the card itself is full
+                say_cap_reached(link, live_bytes)
+
+    def attach() -> None:
+        # A torch without this name, or the allocator cudaMallocAsync: only the error at the end is explained.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            torch._C._cuda_attach_out_of_memory_observer(observe)
+
+    torch.cuda._lazy_call(attach)
+
+
 def limit_allocator(cuda: Any, link: Link) -> None:
     """Let torch keep to the job's cap as it is now, where nobody else sees to that.
 
@@ -60,18 +77,6 @@ class CudaSource:
         self._base_peak_bytes = 0  # the allocator's all-time peak when ours was last reset
         self._cap_bytes = link.words[page.H_CAP] if caps.is_own(link.words) else 0  # as the allocator knows it
         explain_out_of_memory(link, self)
-        torch.cuda._lazy_call(lambda: self._watch_allocator(torch))
-
-    def _watch_allocator(self, torch: Any) -> None:
-        """A program that handles the error itself is told of the cap too; torch calls this with no lock held."""
-
-        def observe(_device: int, asked_bytes: int, *_: int) -> None:
-            with contextlib.suppress(Exception):  # it would become the program's
-                if self.live_bytes() + asked_bytes > self._link.words[page.H_CAP]:  # else the card itself is full
-                    say_cap_reached(self._link, self)
-
-        with contextlib.suppress(AttributeError):  # a torch without this name: only the error at the end is explained
-            torch._C._cuda_attach_out_of_memory_observer(observe)
 
     def _stats(self) -> dict[str, int]:
         # Before the context exists there is nothing to count, and asking would create one.

@@ -40,7 +40,6 @@ class Link:
         self._socket_path = socket_path
         self._socket: socket.socket | None = None
         self._tried_ns = 0
-        self.is_cap_said = False  # whether this process was told that it met its memory cap
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
         self.seat = make_seat(self.words)

@@ -23,6 +23,7 @@ from carpool.wire import messages as m
 
 CLEAN_SLACK_PERCENT = 5
 CLEAN_SLACK_BYTES = 1 << 20
+_is_cap_said = False  # in this process
 FIRINGS_MAX = 32  # learning ends when a point fired so often, whatever became of the others
 
 
@@ -127,20 +128,20 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
             isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
         )
         if is_it:
-            say_cap_reached(link, source)
+            say_cap_reached(link, source.live_bytes())
 
     sys.excepthook = excepthook
 
 
-def say_cap_reached(link: Link, source: Source) -> None:
+def say_cap_reached(link: Link, live_bytes: int) -> None:
     """Once a process, where its user drew a cap: whoever handles the error himself may meet it again and again."""
-    if not caps.is_own(link.words) or link.is_cap_said:
+    global _is_cap_said
+    if not caps.is_own(link.words) or _is_cap_said:
         return
-    link.is_cap_said = True
-    cap, live = link.words[page.H_CAP], source.live_bytes()
+    _is_cap_said = True
     sys.stderr.write(
-        f"carpool: memory cap reached: job {link.job} may hold {format_bytes(cap)} and holds"
-        f" {format_bytes(live)}; raise the cap with --memory\n"
+        f"carpool: memory cap reached: job {link.job} may hold {format_bytes(link.words[page.H_CAP])} and holds"
+        f" {format_bytes(live_bytes)}; raise the cap with --memory\n"
     )
 
 

@@ -29,7 +29,7 @@ from threading import get_ident
 from typing import Any
 
 from carpool.agent import first_calls, points, session
-from carpool.agent.cuda import CudaSource, cap_from_the_start
+from carpool.agent.cuda import CudaSource, cap_from_the_start, explain_refusals
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.storages import make_storages
@@ -346,6 +346,7 @@ class Hooks:
         link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
         if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
             cap_from_the_start(self._torch, link)
+            explain_refusals(self._torch, link)
             return
         if link.is_metered:
             self._overhead_bytes = MeterSource(link).live_bytes()
