@@ -20,6 +20,7 @@ from carpool.units import (
     TIB,
     format_bytes,
     format_count,
+    format_list,
     format_ns,
     parse_bytes,
     parse_duration_ns,
@@ -203,3 +204,8 @@ def test_what_is_no_share_is_refused_in_words(text: str) -> None:
 
 def test_one_of_a_thing_has_no_s() -> None:
     assert [format_count(count, "job") for count in (0, 1, 2, 1200)] == ["0 jobs", "1 job", "2 jobs", "1,200 jobs"]
+
+
+@pytest.mark.parametrize(("words", "said"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")])
+def test_lists_are_said_as_people_say_them(words: list[str], said: str) -> None:
+    assert format_list(words) == said

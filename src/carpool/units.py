@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from carpool.errors import UsageError
 
@@ -100,6 +100,12 @@ def format_bytes(count: int) -> str:
 def format_count(count: int, noun: str) -> str:
     """`1 job`, `1,200 jobs`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def format_list(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; at least one."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def format_ns(span: int) -> str:

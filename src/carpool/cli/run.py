@@ -26,7 +26,7 @@ from carpool.core.policies.base import POLICIES
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import CarpoolError, RefusedError, UsageError
-from carpool.units import parse_bytes, parse_duration_ns, parse_share
+from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 from carpool.wire.places import Places, find_places
 
 NAME_MAX = 60
@@ -143,7 +143,7 @@ def _check_reached(places: Places, program: str, options: dict[str, Any]) -> Non
         return
     devices: list[dict[str, Any]] = call(places, "status")["devices"]  # type: ignore[assignment]  # JSON
     if any(device["kind"] == "cuda" for device in devices):
-        limits = " and ".join(asked)
+        limits = format_list(asked)
         raise RefusedError(f"{limits} cannot be kept for {program} on a GPU: {why}, or run it without {limits}")
 
 

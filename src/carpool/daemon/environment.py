@@ -14,7 +14,7 @@ from carpool.devices.base import DeviceFacts
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import interpreters
 from carpool.errors import UsageError
-from carpool.units import SECOND, format_bytes
+from carpool.units import SECOND, format_bytes, format_list
 from carpool.wire.places import Places
 
 PYTHONS = ("python", "torchrun", "accelerate")
@@ -121,8 +121,7 @@ def _check_without_guest(places: Places, file: JobFile) -> None:
     lost = [option for option, is_asked in kept_by_guest.items() if is_asked]
     if not lost:
         return
-    *others, last = lost
-    options = f"{', '.join(others)} and {last}" if others else last
+    options = format_list(lost)
     turns = " (PyTorch keeps it by its turns, if python is what you start)" if lost == ["--compute"] else ""
     raise UsageError(f"{options} cannot be kept on a GPU: {_why_no_guest(places)}, or run without {options}{turns}")
 

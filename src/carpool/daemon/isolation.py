@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from carpool.units import format_list
+
 _IS_PYTHON = re.compile(r"python[0-9.]*")
 _CLOSED = "EIS"  # -E and -I ignore PYTHONPATH, -S runs no sitecustomize
 _VALUED = "WX"  # take the rest of their word, or the next one
@@ -26,7 +28,7 @@ def why_kept_out(argv: list[str], kind: str) -> str:
     found = list(dict.fromkeys(f"-{letter}" for letter in _letters(argv[1:]) if letter in _CLOSED))
     if not found:
         return ""
-    options = " and ".join(found)
+    options = format_list(found)
     keeps = "option {} keeps" if len(found) == 1 else "options {} keep"
     return f"Python's {keeps.format(options)} carpool out of the program; to take turns, run it without {options}"
 
