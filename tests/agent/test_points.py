@@ -704,3 +704,18 @@ def test_a_backward_inside_a_backward_is_a_part_of_it(program: Program, desk: De
         program.step()
     assert program.torch.autograd.backward is not outer, "one backward a step"
     assert program.hooks._backwards == STEPS_TO_TRUST + 2
+
+
+def test_what_a_programs_signal_handler_raises_at_such_a_boundary_reaches_the_program(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_it() -> None:
+        raise TimeoutError("the program's own alarm")
+
+    program.model.act = lambda _: SimpleNamespace(requires_grad=False)
+    program.first_turn()
+    monkeypatch.setattr(program.turns, "_learn", lambda _: raise_it())
+    monkeypatch.setattr(program.turns, "_safely", lambda action: action())
+    program.hooks._step_patience = 0
+    with pytest.raises(TimeoutError, match="own alarm"):
+        program.model(0)

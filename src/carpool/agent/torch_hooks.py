@@ -238,12 +238,12 @@ class Hooks:
 
     def after_graded_forward(self, result: Any) -> None:
         """An outermost module call ended with gradients on; nothing went backward yet, and there is no optimizer."""
+        is_training = True
         with contextlib.suppress(Exception):  # a result of an unusual kind may have a graph
-            if self._torch._C._functorch.maybe_current_level() is not None:
-                return  # inside torch.func the graph is not to be seen
-            self._graded_calls += 1
-            if self._graded_calls <= GRADED_PATIENCE and may_have_graph(result):
-                return
+            if self._torch._C._functorch.maybe_current_level() is None:  # in torch.func it is not to be seen
+                self._graded_calls += 1
+                is_training = self._graded_calls <= GRADED_PATIENCE and may_have_graph(result)
+        if not is_training:
             self.after_forward()
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
