@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from carpool.units import parse_bytes
 from tests.e2e.alone import Alone
 from tests.e2e.node import Node, Started
 
@@ -46,7 +47,7 @@ def test_of_two_half_filled_jobs_that_cannot_leave_one_is_told_at_once(node: Nod
     assert (ended[0].err, ended[0].out) == ("", alone.output(*GROWS))
     assert "RuntimeError" in ended[1].err
     said = re.search(
-        r"^carpool: out of memory: job (one|two)-\d holds (\d+) MiB and asked for 12\.0 MiB more; of the 512 MiB of"
+        r"^carpool: out of memory: job (one|two)-\d holds (\d+) MiB and asked for (\S+ [KM]iB) more; of the 512 MiB of"
         r" cpu it can have (\d+) MiB: (one|two)-\d has (\d+) MiB(?: and \S+ \S+ is for turns)?; nobody there can go"
         r" on without more, and this job has the least to lose \(\S+ m?s of device time\): start them with --memory,"
         r" or one by one;",
@@ -54,6 +55,8 @@ def test_of_two_half_filled_jobs_that_cannot_leave_one_is_told_at_once(node: Nod
         re.MULTILINE,
     )
     assert said is not None, ended[1].err
-    assert said[1] != said[4]
-    assert int(said[2]) + 12 > int(said[3]), "what it asked for was not there"
-    assert int(said[3]) + int(said[5]) <= 513, "and what it can have is no more than the other leaves"
+    job, holds, asked, allowed, other, has = said.groups()
+    assert job != other
+    wanted = int(holds) + parse_bytes(asked) / (1 << 20)
+    assert wanted + 1 > int(allowed), "what it asked for was not there; both are rounded"
+    assert int(allowed) + int(has) <= 513, "and what it can have is no more than the other leaves"

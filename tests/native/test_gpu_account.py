@@ -176,8 +176,8 @@ assert nvml.nvmlInit_v2() == nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(
 def look():
     assert nvml.nvmlDeviceGetUtilizationRates(card, ctypes.byref(rates)) == 0
     return rates.gpu
-look()
 wait()
+look()
 time.sleep(0.3)
 print(look())
 """
@@ -186,7 +186,7 @@ print(look())
     with Script(environment(built, books, page=page.path), script) as limited, Script(bare, script) as neighbour:
         for one in (limited, neighbour):
             assert one.line() == "ready"
-        with Script(bare, "launch(b'busy_2s')\nwait()") as busy:
+        with Script(bare, "launch(b'busy_30s')\nwait()") as busy:
             assert busy.line() == "ready"
             for one in (limited, neighbour):
                 one.go()
