@@ -47,10 +47,10 @@ def test_of_two_half_filled_jobs_that_cannot_leave_one_is_told_at_once(node: Nod
     assert (ended[0].err, ended[0].out) == ("", alone.output(*GROWS))
     assert "RuntimeError" in ended[1].err
     said = re.search(
-        r"^carpool: out of memory: job (one|two)-\d holds (\d+) MiB and asked for (\S+ [KM]iB) more; of the 512 MiB of"
-        r" cpu it can have (\d+) MiB: (one|two)-\d has (\d+) MiB(?: and \S+ \S+ is for turns)?; nobody there can go"
-        r" on without more, and this job has the least to lose \(\S+ m?s of device time\): start them with --memory,"
-        r" or one by one;",
+        r"^carpool: out of memory: job (one|two)-\d holds (\d+) MiB and asked for (\S+ [KM]iB) more; of the 512 MiB"
+        r" of cpu it can have (\d+) MiB: (one|two)-\d has (\d+) MiB(?: and \S+ \S+ is for turns)?; nobody there can"
+        r" go on without more, and this job has the least to lose \(\S+ m?s of device time\): start them with"
+        r" --memory, or one by one;",
         ended[1].err,
         re.MULTILINE,
     )
