@@ -152,8 +152,6 @@ static uint64_t product(uint64_t a, uint64_t b) {
     return __builtin_mul_overflow(a, b, &result) ? UINT64_MAX / 4 : result;
 }
 
-static uint64_t pitched(uint64_t line, uint64_t lines) { return rounded(product(line, lines)); }
-
 /* The driver tells what an array needs only where it has no memory (cuArrayGetMemoryRequirements), so it is counted by the
  * largest layout that is known of these cards (Mesa, src/nouveau/nil): tiles of 64 bytes by up to 256 rows by up to 32
  * slices, powers of two that are less than twice the level; layers in steps of 16 KiB, the whole in pages of 64 KiB. */
@@ -345,7 +343,9 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 /* Copies, waits, captures */
 
 /* `after`: a copy back to the host returns when the data is there, and is a wait for what was launched before it. */
-#define COPY(symbol, params, args, on, after) AROUND(symbol, params, args, if (size >= LARGE_COPY) cp_pass_turn(on), after)
+#define COPY(symbol, params, args, bytes, on, after) AROUND(symbol, params, args, if ((bytes) >= LARGE_COPY) cp_pass_turn(on), after)
+#define SHAPE(copy, depth) (copy ? product(product(copy->WidthInBytes, copy->Height), depth) : 0)
+#define TO_HOST(copy) (copy && copy->dstMemoryType == CU_MEMORYTYPE_HOST)
 #define WAIT(symbol, params, args, finished) AROUND(symbol, params, args, cp_read_samples(), cp_end_step(result ? 0 : finished))
 
 /* Each thread has its own stream of the name 0 or 2. */

@@ -81,8 +81,7 @@ static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
     uint64_t self = (uint64_t)getpid();
     cp_word *mine = NULL;
     struct stat facts;
-    bool is_told = syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &facts, 0) == 0;
-    cp_namespace = is_told ? (uint32_t)facts.st_ino : 0;
+    cp_namespace = syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &facts, 0) == 0 ? (uint32_t)facts.st_ino : 0;
     for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
         if (GET(cp_slot_at(s)[CP_S_PID]) != self || (GET(cp_slot_at(s)[CP_S_FLAGS]) && cp_is_foreign(cp_slot_at(s))))
             continue;

@@ -77,7 +77,15 @@ static CUresult make_array(void **out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigne
     size_t whole = out && d && d->Width ? array_bytes(d, levels) : 0;
     bool is_empty = whole && d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
     bool is_deferred = whole && d->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING;
-    return whole ? hold(out, is_empty ? 0 : whole, is_deferred ? whole : 0, kind) : CUDA_ERROR_INVALID_VALUE;
+    if (!whole)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct format *f = format_of(d->Format);
+    const struct plane *p = &f->planes[0]; /* copies know no others */
+    struct block shape = {.element = p->bytes * (f->is_channel ? d->NumChannels : 1)};
+    shape.line = round_up(d->Width, p->wide) / p->wide * shape.element;
+    shape.lines = round_up(minified(d->Height, 0), p->high) / p->high;
+    shape.slices = minified(d->Depth, 0);
+    return hold(out, is_empty ? 0 : whole, is_deferred ? whole : 0, kind, &shape);
 }
 API cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d) { return make_array((void **)out, d, 1, ARRAY); }
 

@@ -91,6 +91,8 @@ struct block {
     int shared_fd; /* of a block that other processes may open */
     size_t whole; /* of a handle, and of an array without memory: what it has, or would need */
     uint64_t offset; /* of a handle's bytes in their file */
+    size_t element, line, lines, slices; /* of an array: bytes, bytes, and how many */
+    char *data; /* what is in the array, once there was something */
     struct block *backing, *next;
 };
 
@@ -232,6 +234,8 @@ static void forget(struct block **b) {
     bool is_shared = gone->shared_fd || gone->kind == IMPORTED;
     if (gone->span && (is_shared || !keep_spare(gone->at, gone->span)))
         munmap((void *)(uintptr_t)gone->at, gone->span);
+    if (gone->data)
+        munmap(gone->data, gone->line * gone->lines * gone->slices);
     free(gone);
 }
 
@@ -856,36 +860,6 @@ API cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags) {
     return CUDA_SUCCESS;
 }
 
-/* Copies: real ones, after what the stream has to do first */
-
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s) {
-    NEED_CONTEXT;
-    if (s == NULL)
-        wait_until(default_stream[context()->device].tail_ns);
-    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return CUDA_SUCCESS;
-}
-API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t n) { return copy(to, PTR(from), n, NULL); }
-API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) { return copy(PTR(to), from, n, NULL); }
-API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(to, from, n, NULL); }
-API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(to, from, n, NULL); }
-API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s) { return copy(to, PTR(from), n, stream_of(s)); }
-API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s) { return copy(PTR(to), from, n, stream_of(s)); }
-API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return copy(to, from, n, stream_of(s)); }
-API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return copy(to, from, n, stream_of(s)); }
-API cuMemsetD8_v2(CUdeviceptr at, unsigned char value, size_t n) {
-    NEED_CONTEXT;
-    memset((void *)(uintptr_t)at, value, n);
-    return CUDA_SUCCESS;
-}
-API cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t n, CUstream s) { return (void)s, cuMemsetD8_v2(at, value, n); }
-API cuMemsetD32_v2(CUdeviceptr at, unsigned int value, size_t n) {
-    NEED_CONTEXT;
-    for (size_t i = 0; i < n; i++)
-        ((unsigned int *)(uintptr_t)at)[i] = value;
-    return CUDA_SUCCESS;
-}
-
 /* Pools */
 
 /* Where a graph's memory will be, in addresses that nothing else has. */
@@ -1006,23 +980,27 @@ API cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
 
 #include "virtual.h"
 
-/* External memory and arrays: bytes without an address */
+/* External memory and arrays: bytes without an address. What is in external memory cannot be read here. */
 
-static CUresult hold(void **out, size_t bytes, size_t whole, enum kind kind) {
+static CUresult hold(void **out, size_t bytes, size_t whole, enum kind kind, const struct block *shape) {
     NEED_CONTEXT;
     unsigned device = context()->device;
     if (injected() || !charge(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
     *out = (void *)(uintptr_t)(0x100000 + next_handle++ * 16);
-    note(PTR(*out), kind, device, bytes, 0)->whole = whole;
+    struct block *made = note(PTR(*out), kind, device, bytes, 0);
+    made->whole = whole;
+    if (shape)
+        made->element = shape->element, made->line = shape->line, made->lines = shape->lines, made->slices = shape->slices;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
 #include "arrays.h"
+#include "copies.h"
 
-API cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) { return hold((void **)out, d->size, d->size, EXTERNAL); }
+API cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) { return hold((void **)out, d->size, d->size, EXTERNAL, NULL); }
 API cuDestroyExternalMemory(CUexternalMemory memory) { return release(PTR(memory), EXTERNAL); }
 
 /* Kernels */

@@ -184,15 +184,5 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *host, unsigned int flag
 API cuMemHostGetFlags(unsigned int *out, void *host) { return (void)host, *out = 0, CUDA_SUCCESS; }
 API cuMemAdvise(CUdeviceptr at, size_t size, int advice, CUdevice dev) { return (void)at, (void)size, (void)advice, (void)dev, CUDA_SUCCESS; }
 API cuMemAdvise_v2(CUdeviceptr at, size_t size, int advice, CUmemLocation to) { return (void)at, (void)size, (void)advice, (void)to, CUDA_SUCCESS; }
-API cuMemPrefetchAsync(CUdeviceptr at, size_t size, CUdevice dev, CUstream s) { return (void)at, (void)size, (void)dev, (void)s, CUDA_SUCCESS; }
-API cuMemPrefetchAsync_v2(CUdeviceptr at, size_t size, CUmemLocation to, unsigned int flags, CUstream s) { return (void)at, (void)size, (void)to, (void)flags, (void)s, CUDA_SUCCESS; }
-API cuMemsetD32Async(CUdeviceptr at, unsigned int value, size_t n, CUstream s) { return (void)s, cuMemsetD32_v2(at, value, n); }
-API cuMemsetD16_v2(CUdeviceptr at, unsigned short value, size_t n) {
-    NEED_CONTEXT;
-    for (size_t i = 0; i < n; i++)
-        ((unsigned short *)(uintptr_t)at)[i] = value;
-    return CUDA_SUCCESS;
-}
-API cuMemsetD16Async(CUdeviceptr at, unsigned short value, size_t n, CUstream s) { return (void)s, cuMemsetD16_v2(at, value, n); }
 API cuMemPoolSetAccess(CUmemoryPool pool, const void *desc, size_t count) { return (void)pool, (void)desc, (void)count, CUDA_SUCCESS; }
 API cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location) { return (void)pool, (void)location, *flags = 3, CUDA_SUCCESS; }

@@ -15,14 +15,6 @@ API cuStreamBeginCapture_ptsz(CUstream s) { return cuStreamBeginCapture(s); }
 API cuStreamBeginCapture_v2_ptsz(CUstream s, CUstreamCaptureMode mode) { return cuStreamBeginCapture_v2(s, mode); }
 API cuStreamBeginCaptureToGraph_ptsz(CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) { return cuStreamBeginCaptureToGraph(s, graph, after, edges, count, mode); }
 API cuStreamEndCapture_ptsz(CUstream s, CUgraph *out) { return cuStreamEndCapture(s, out); }
-API cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void *from, size_t n) { return cuMemcpyHtoD_v2(to, from, n); }
-API cuMemcpyDtoH_v2_ptds(void *to, CUdeviceptr from, size_t n) { return cuMemcpyDtoH_v2(to, from, n); }
-API cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t n) { return cuMemcpyDtoD_v2(to, from, n); }
-API cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t n) { return cuMemcpy(to, from, n); }
-API cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr to, const void *from, size_t n, CUstream s) { return cuMemcpyHtoDAsync_v2(to, from, n, s); }
-API cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t n, CUstream s) { return cuMemcpyDtoHAsync_v2(to, from, n, s); }
-API cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return cuMemcpyDtoDAsync_v2(to, from, n, s); }
-API cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return cuMemcpyAsync(to, from, n, s); }
 
 /* CUDA 2 */
 

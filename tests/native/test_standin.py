@@ -242,3 +242,40 @@ assert cuda.cuGetProcAddress_v2(b"cuTexRefCreate", ctypes.byref(found), 13000, 0
 print(ctypes.CFUNCTYPE(ctypes.c_int)(found.value)(), cuda.cuTexRefCreate(ctypes.byref(found)))
 """
     assert stack.enter_context(Script(env, script)).line() == "801 801"
+
+
+def test_copies_of_lines_and_volumes_keep_to_their_places(env: dict[str, str], stack: ExitStack) -> None:
+    """An array of 8 by 4 elements of 2 bytes by 2 slices; a part of it goes through pitched lines and back."""
+    script = """
+import itertools
+W = ctypes.c_size_t
+class Shape(ctypes.Structure):
+    _fields_ = [(s + n, t) for s in ("src", "dst") for n, t in [("X", W), ("Y", W), ("Z", W), ("LOD", W),
+        ("Type", ctypes.c_int), ("Host", ctypes.c_void_p), ("Device", ctypes.c_ulonglong), ("Array", ctypes.c_void_p),
+        ("Context", ctypes.c_void_p), ("Pitch", W), ("Height", W)]] + [("w", W), ("h", W), ("d", W)]
+class Volume(ctypes.Structure):
+    _fields_ = [("w", W), ("h", W), ("d", W), ("format", ctypes.c_int), ("n", ctypes.c_int), ("flags", ctypes.c_int)]
+array = ctypes.c_void_p()
+assert cuda.cuArray3DCreate_v2(ctypes.byref(array), ctypes.byref(Volume(8, 4, 2, 2, 1, 0))) == 0
+whole = bytes(range(128))
+host = ctypes.create_string_buffer(whole, 128)
+address = ctypes.cast(host, ctypes.c_void_p).value
+def copy(**fields):
+    return cuda.cuMemcpy3D_v2(ctypes.byref(Shape(**fields)))
+from_host = dict(srcType=1, srcHost=address, srcPitch=16, srcHeight=4)
+assert copy(**from_host, dstType=3, dstArray=array, w=16, h=4, d=2) == 0
+assert allocate(4096) == 0 == cuda.cuMemsetD8_v2(at, 255, W(4096))
+part = dict(srcType=3, srcArray=array, srcX=4, srcY=1, srcZ=1, w=6, h=2, d=1)
+assert copy(**part, dstType=2, dstDevice=at.value, dstX=3, dstY=2, dstPitch=32, dstHeight=8) == 0
+lines = ctypes.string_at(at.value, 4096)
+for y, x in itertools.product(range(128), range(32)):
+    inside = 2 <= y < 4 and 3 <= x < 9
+    assert lines[y * 32 + x] == (whole[64 + (y - 1) * 16 + x + 1] if inside else 255), (y, x)
+back = dict(srcType=4, srcDevice=at.value, srcX=3, srcY=2, srcPitch=32, dstType=1, dstHost=address, dstPitch=6)
+assert copy(**back, w=6, h=2, d=1) == 0
+assert host.raw[:12] == whole[84:90] + whole[100:106]
+to = dict(dstType=2, dstDevice=at.value, dstPitch=32)
+print(copy(**part | dict(w=13), **to), copy(**part | dict(srcZ=2), **to))
+"""
+    beyond = "1 1"  # CUDA_ERROR_INVALID_VALUE
+    assert stack.enter_context(Script(env, script)).line() == beyond

@@ -17,7 +17,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FAKE = ROOT / "native" / "fake"
 TARGET = FAKE / "doors.def"
-CUDA_SOURCES = ("cuda.c", "facts.h", "code.h", "objects.h", "sharing.h", "forms.h", "virtual.h", "arrays.h")
+CUDA_SOURCES = (
+    "cuda.c",
+    "facts.h",
+    "code.h",
+    "objects.h",
+    "sharing.h",
+    "forms.h",
+    "virtual.h",
+    "arrays.h",
+    "copies.h",
+)
 HEAD = """/* Every entry point of CUDA's driver and of NVML: made by python -m carpool.testing.doors.
  * DOOR(symbol, name, since, per-thread stream): cuda.c has it; the rest is how cuGetProcAddress is asked for it.
  * ABSENT(symbol, ...), ABSENT_NVML(symbol): it exists and answers "not supported". */
