@@ -4,13 +4,13 @@
 #define CARPOOL_PAGE_H
 
 #define CP_MAGIC 0x314C4F4F50524143ull
-#define CP_LAYOUT 2
-#define CP_PAGE_BYTES 16384
+#define CP_LAYOUT 3
+#define CP_PAGE_BYTES 65536
 #define CP_SLOT_WORDS 16
 #define CP_TEXT_BYTES 512
-#define CP_TEXT_AT 15872
-#define CP_SLOTS 124
-#define CP_FIRST_LENT 96
+#define CP_TEXT_AT 65024
+#define CP_SLOTS 508
+#define CP_FIRST_LENT 448
 #define CP_H_MAGIC 0
 #define CP_H_LAYOUT 1
 #define CP_H_CAP 2

@@ -65,7 +65,7 @@ def test_a_link_a_short_file_and_another_layout_are_not_used(tmp_path: Path) -> 
     short.touch(mode=0o600)
     short.write_bytes(b"x" * 100)
     short.chmod(0o600)
-    with pytest.raises(PeerError, match="100 bytes instead of 16384"):
+    with pytest.raises(PeerError, match="100 bytes instead of 65536"):
         page.Page.open(short)
     made.words[page.H_LAYOUT] = 99
     with pytest.raises(PeerError, match=f"layout 99, this carpool speaks {page.LAYOUT}"):

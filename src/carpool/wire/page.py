@@ -28,13 +28,13 @@ from pathlib import Path
 from carpool.errors import PeerError
 
 MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
-LAYOUT = 2
-PAGE_BYTES = 16384
+LAYOUT = 3
+PAGE_BYTES = 65536
 SLOT_WORDS = 16
 TEXT_BYTES = 512  # at the end: the daemon's sentence about the newest denial (H_DENIED_NS), ended by a zero
 TEXT_AT = PAGE_BYTES - TEXT_BYTES
 SLOTS = TEXT_AT // 8 // SLOT_WORDS  # slot 0 is the header
-FIRST_LENT = 96
+FIRST_LENT = 448
 
 # Header words.
 H_MAGIC = 0
