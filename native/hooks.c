@@ -44,9 +44,9 @@ static int current_device(void) {
 /* Memory of a size that is known before. Inside a capture nothing is allocated: it becomes a node, whose bytes appear
  * before the graph's launch. A pool of host memory gives nothing of the device's. */
 
-/* What neither the cap nor the card has room for, if the user allowed it. */
+/* What neither the cap nor the card has room for, if the user allowed it; a graph's node (UINT64_MAX) cannot be had so. */
 static CUresult spill(CUdeviceptr *out, uint64_t bytes) {
-    if (!cp_may_spill || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
+    if (!cp_may_spill || bytes == UINT64_MAX || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
     cp_note(CP_SPILLED, *out, cp_context(), bytes);
     cp_spill(bytes);
@@ -108,9 +108,9 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
     }
 #define ALLOCATE(symbol, params, args, on_refusal) \
     COUNT(symbol, params, args, CP_POINTER, KEY(*out), cp_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
-#define ALLOCATE_ASYNC(symbol, params, args, is_free, into)                                                         \
+#define ALLOCATE_ASYNC(symbol, params, args, is_free, into)                                                           \
     COUNT(symbol, params, args, CP_POINTER, KEY(*out), 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
-          CUDA_ERROR_OUT_OF_MEMORY)
+          spill(out, bytes))
 #define MAKE(symbol, params, args, kind, at_least, needed, destroy) \
     COUNT(symbol, params, args, kind, KEY(*out), cp_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
 

@@ -55,3 +55,13 @@ def test_what_the_card_has_no_room_for_is_managed(built: Built, page: Page, tmp_
         assert probe.alloc("vmm", 3, 48 * MIB) == OUT_OF_MEMORY  # only plain and managed memory can be replaced
         assert probe.ask("reset")[0] == 0
         assert spilled_bytes(page, probe.pid) == 0  # gone with its context
+
+
+@pytest.mark.parametrize("kind", ["async", "pool"])
+def test_stream_ordered_memory_is_managed_too(built: Built, page: Page, tmp_path: Path, kind: str) -> None:
+    env = environment(built, tmp_path / "books", page=page.path) | ALLOWED
+    with Probe(built, env, tmp_path / "log") as probe:
+        assert [probe.alloc(kind, slot, 48 * MIB) for slot in (1, 2)] == [0, 0]
+        assert (live_bytes(page, probe.pid), spilled_bytes(page, probe.pid)) == (48 * MIB, 48 * MIB)
+        assert probe.free(2, is_async=True) == probe.free(1, is_async=True) == 0
+        assert (live_bytes(page, probe.pid), spilled_bytes(page, probe.pid)) == (0, 0)
