@@ -43,6 +43,7 @@ check: setup
 # Compiled first, as hundreds of short processes import carpool and write no bytecode themselves; so are the tests, in
 # pytest's form of them and beside the checks, or each of the five would do it again.
 test: setup
+	@sh tests/packages.sh
 	@$(MAKE) --no-print-directory -j2 check compiled
 	PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
 

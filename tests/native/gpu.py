@@ -48,18 +48,22 @@ def build(place: Path) -> Built:
             draft = place.with_suffix(".draft")
             shutil.rmtree(draft, ignore_errors=True)  # of somebody who failed
             draft.mkdir()
-            _compile_all(draft)
+            compile_all(draft)
             draft.rename(place)
+    return built_in(place)
+
+
+def built_in(place: Path) -> Built:
     return Built(place=place, guest=place / "gpu.so", probe=place / "gpu_probe")
 
 
-def _compile_all(place: Path) -> None:
+def compile_all(place: Path, compiler: str = "cc") -> None:
     for name, soname in (("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")):
         link = f"-Wl,-Bsymbolic,-soname,{soname}"
-        compile_c(place / f"stub_{name}.so", *SHARED, NATIVE / "fake" / f"{name}.c", link)
+        compile_c(place / f"stub_{name}.so", *SHARED, NATIVE / "fake" / f"{name}.c", link, compiler=compiler)
         (place / soname).symlink_to(f"stub_{name}.so")
-    compile_c(place / "gpu.so", *SHARED, *GUEST, *link_options("gpu"))
-    compile_c(place / "gpu_probe", NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1")
+    compile_c(place / "gpu.so", *SHARED, *GUEST, *link_options("gpu"), compiler=compiler)
+    compile_c(place / "gpu_probe", NATIVE / "tests" / "gpu_probe.c", place / "libcuda.so.1", compiler=compiler)
 
 
 def environment(built: Built, books: Path, *, cards: str = "1x4GiB", page: Path | None = None) -> dict[str, str]:

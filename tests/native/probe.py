@@ -14,8 +14,8 @@ STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
 WAIT_SECONDS = 20
 
 
-def compile_c(target: Path, *arguments: str | Path) -> Path:
-    command = ["cc", *STRICT, *map(str, arguments), "-o", str(target), "-lpthread", "-ldl"]
+def compile_c(target: Path, *arguments: str | Path, compiler: str = "cc") -> Path:
+    command = [compiler, *STRICT, *map(str, arguments), "-o", str(target), "-lpthread", "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return target

@@ -1,0 +1,12 @@
+#!/bin/sh
+# What some tests need beside a compiler, installed where that needs no question: on Debian, as root, and not with
+# SYSTEM_PACKAGES=no. Without it those tests are skipped, and say so.
+missing=
+command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 || missing="gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+command -v qemu-aarch64 >/dev/null 2>&1 || missing="$missing qemu-user"
+if [ -n "$missing" ] && [ "${SYSTEM_PACKAGES:-yes}" != no ] && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+	echo "for the tests on ARM, installing: $missing"
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 \
+		|| echo "they cannot be had: the tests that need them will be skipped"
+fi
+exit 0
