@@ -49,8 +49,8 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
     extern nvmlReturn_t(*real_##symbol) params; \
     nvmlReturn_t cp_##symbol params;
 #define CALL(symbol, params, args) extern CUresult(*real_##symbol) params;
+#define NVML_CALL(symbol, params, args) extern nvmlReturn_t(*real_##symbol) params;
 #include "hooks.def"
-extern nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t device, char *out, unsigned int size);
 
 /* budget.c */
 /* Up to CP_MIPMAP the bytes of an entry are in the account; CP_POINTER to CP_CAPTURE end with the context that owns them. */

@@ -227,8 +227,8 @@ static bool graph_fits(CUgraphExec exec, CUstream stream) {
     return false;
 }
 
-/* An upload while the graph is made would pass the cap: it is left to the launch. The flags are the first word. */
-#define UPLOAD_LATER if (params && cp_is_capped()) *(cuuint64_t *)params &= ~(cuuint64_t)CU_GRAPH_INSTANTIATE_UPLOAD
+/* An upload while the graph is made would pass the cap: it is left to the launch. */
+#define UPLOAD_LATER if (params && cp_is_capped()) params->flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
 
 static bool node_fits(const CUgraphNodeParams *params) {
     return !params || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || fits_now(params->alloc.bytesize);

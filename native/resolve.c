@@ -33,8 +33,8 @@ static void cp_find_driver(void);
 #define HOOK(symbol, name, since, stream, params, args, ...) FIRST(CUresult, symbol, params, args)
 #define NVML(symbol, params, args) FIRST(nvmlReturn_t, symbol, params, args)
 #define CALL(symbol, params, args) FIRST(CUresult, symbol, params, args)
+#define NVML_CALL(symbol, params, args) FIRST(nvmlReturn_t, symbol, params, args)
 #include "hooks.def"
-nvmlReturn_t (*real_nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
 
 struct row {
     const char *symbol, *name; /* name and since: how cuGetProcAddress is asked */
@@ -47,8 +47,8 @@ static struct row rows[] = {
 #define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, false, (void *)cp_##symbol, &real_##symbol, NULL},
 #define NVML(symbol, params, args) {#symbol, NULL, 0, 0, true, (void *)cp_##symbol, &real_##symbol, NULL},
 #define CALL(symbol, params, args) {#symbol, NULL, 0, 0, false, NULL, &real_##symbol, NULL},
+#define NVML_CALL(symbol, params, args) {#symbol, NULL, 0, 0, true, NULL, &real_##symbol, NULL},
 #include "hooks.def"
-    {"nvmlDeviceGetUUID", NULL, 0, 0, true, NULL, &real_nvmlDeviceGetUUID, NULL},
 };
 #define ROWS_END (rows + sizeof rows / sizeof *rows)
 

@@ -84,7 +84,11 @@ API cuFuncGetName(const char **out, CUfunction f) { return *out = f->name, CUDA_
 API cuFuncGetModule(CUmodule *out, CUfunction f) { return *out = f->module, CUDA_SUCCESS; }
 API cuFuncGetAttribute(int *out, int which, CUfunction f) {
     (void)f;
-    return *out = which == 0 ? 1024 : which == 4 ? 16 : which == 5 || which == 6 ? 80 : 0, CUDA_SUCCESS;
+    *out = which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK                                       ? 1024
+           : which == CU_FUNC_ATTRIBUTE_NUM_REGS                                                  ? 16
+           : which == CU_FUNC_ATTRIBUTE_PTX_VERSION || which == CU_FUNC_ATTRIBUTE_BINARY_VERSION ? 80
+                                                                                                  : 0;
+    return CUDA_SUCCESS;
 }
 API cuKernelGetAttribute(int *out, int which, CUfunction kernel, CUdevice dev) { return (void)dev, cuFuncGetAttribute(out, which, kernel); }
 API cuFuncSetAttribute(CUfunction f, int which, int value) { return (void)f, (void)which, (void)value, CUDA_SUCCESS; }

@@ -808,7 +808,6 @@ API cuCtxSynchronize_v2(CUcontext c) {
 }
 
 /* What might wait for the device is not for everybody while a stream is captured: it fails, and so does the capture. */
-enum { GLOBAL, THREAD_LOCAL, RELAXED };
 static atomic_int global_captures;
 static atomic_uint breaks;
 static _Thread_local int own_captures;
@@ -818,7 +817,8 @@ static CUresult break_captures(CUresult result) {
     return result;
 }
 #define NEED_LEAVE                                                                                      \
-    if ((thread_mode == GLOBAL && global_captures > 0) || (thread_mode != RELAXED && own_captures > 0)) \
+    if ((thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && global_captures > 0) ||                        \
+        (thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED && own_captures > 0))                            \
         return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 
 API cuEventCreate(CUevent *out, unsigned int flags) {
@@ -932,14 +932,12 @@ API cuMemPoolDestroy(CUmemoryPool pool) {
     return free(pool), CUDA_SUCCESS;
 }
 
-enum { RESERVED_HIGH = 6, USED_HIGH = 8 };
-
 API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value) {
     if (which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(uint64_t *)value;
-    else if (which == RESERVED_HIGH)
+    else if (which == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
         pool->reserved_high = pool->reserved; /* the only value allowed is 0: from now on */
-    else if (which == USED_HIGH)
+    else if (which == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
         pool->used_high = pool->used;
     return CUDA_SUCCESS;
 }
@@ -948,8 +946,8 @@ API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *va
     *(uint64_t *)value = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD      ? pool->threshold
                          : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
                          : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT     ? pool->used
-                         : which == RESERVED_HIGH                        ? pool->reserved_high
-                         : which == USED_HIGH                            ? pool->used_high
+                         : which == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH                        ? pool->reserved_high
+                         : which == CU_MEMPOOL_ATTR_USED_MEM_HIGH                            ? pool->used_high
                                                                          : 0;
     return CUDA_SUCCESS;
 }
@@ -971,7 +969,7 @@ API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 API cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
     static struct CUmemPoolHandle_st host_pool = {.is_host = true};
     NEED_CONTEXT;
-    bool is_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE, is_managed = type == 2;
+    bool is_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE, is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
     CUdevice dev = is_device ? location->id : (CUdevice)context()->device;
     NEED_DEVICE(dev);
     return *out = is_managed ? &managed_pool[dev] : is_device ? current_pool[dev] : &host_pool, CUDA_SUCCESS;
@@ -1172,7 +1170,7 @@ API cuGraphUpload(CUgraphExec exec, CUstream s) {
 
 API cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
     CUresult result = cuGraphInstantiateWithFlags(out, graph, 0);
-    bool uploads = params && *(cuuint64_t *)params & CU_GRAPH_INSTANTIATE_UPLOAD;
+    bool uploads = params && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
     return result || !uploads ? result : cuGraphUpload(*out, NULL);
 }
 API cuGraphUpload_ptsz(CUgraphExec exec, CUstream s) { return cuGraphUpload(exec, s); }
@@ -1217,8 +1215,8 @@ static CUresult begin_capture(CUstream s, CUstreamCaptureMode mode, CUgraph into
     s->is_programs = is_programs;
     s->mode = mode;
     s->breaks = breaks;
-    global_captures += mode == GLOBAL;
-    own_captures += mode != RELAXED;
+    global_captures += mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    own_captures += mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     return CUDA_SUCCESS;
 }
 API cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
@@ -1227,7 +1225,7 @@ API cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
     CUresult result = stream_of(s)->capturing ? CUDA_ERROR_INVALID_VALUE : cuGraphCreate(&made, 0);
     return result ? result : begin_capture(stream_of(s), mode, made, false);
 }
-API cuStreamBeginCapture(CUstream s) { return cuStreamBeginCapture_v2(s, GLOBAL); }
+API cuStreamBeginCapture(CUstream s) { return cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL); }
 API cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     (void)after, (void)edges, (void)count;
     NEED_CONTEXT;
@@ -1237,8 +1235,8 @@ API cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *af
 }
 static CUgraph leave_capture(CUstream s) {
     CUgraph made = s->capturing;
-    global_captures -= s->mode == GLOBAL;
-    own_captures -= s->mode != RELAXED;
+    global_captures -= s->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    own_captures -= s->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     s->capturing = NULL;
     return made;
 }

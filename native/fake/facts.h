@@ -151,23 +151,24 @@ static struct block *block_at(uint64_t at) {
     return b;
 }
 
-/* One attribute of a pointer, in the numbers of cuda.h; a pointer the driver did not make belongs to the host. */
+/* One attribute of a pointer; one the driver did not make belongs to the host. */
 API cuPointerGetAttribute(void *out, int which, CUdeviceptr at) {
     NEED_CONTEXT;
     pthread_mutex_lock(&lock);
     struct block *b = block_at(at);
     CUresult result = b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (b && which == 1)
+    if (b && which == CU_POINTER_ATTRIBUTE_CONTEXT)
         *(CUcontext *)out = b->context;
-    else if (b && which == 2)
-        *(unsigned int *)out = b->kind == HOST ? 1 : 2; /* whose memory it is */
-    else if (b && (which == 3 || which == 4 || which == 11))
+    else if (b && which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(unsigned int *)out = b->kind == HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    else if (b && (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER || which == CU_POINTER_ATTRIBUTE_HOST_POINTER ||
+                   which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR))
         *(CUdeviceptr *)out = at;
-    else if (b && which == 8)
-        *(unsigned int *)out = 0; /* not managed */
-    else if (b && which == 9)
+    else if (b && which == CU_POINTER_ATTRIBUTE_IS_MANAGED)
+        *(unsigned int *)out = 0;
+    else if (b && which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         *(int *)out = (int)b->device;
-    else if (b && which == 12)
+    else if (b && which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
         *(size_t *)out = b->bytes;
     else if (b)
         result = CUDA_ERROR_NOT_SUPPORTED;
@@ -176,8 +177,11 @@ API cuPointerGetAttribute(void *out, int which, CUdeviceptr at) {
 }
 API cuPointerGetAttributes(unsigned int count, const int *which, void **out, CUdeviceptr at) {
     for (unsigned i = 0; i < count; i++)
-        if (cuPointerGetAttribute(out[i], which[i], at) != CUDA_SUCCESS)
-            memset(out[i], 0, which[i] == 2 || which[i] == 8 || which[i] == 9 ? sizeof(int) : sizeof(void *));
+        if (cuPointerGetAttribute(out[i], which[i], at) != CUDA_SUCCESS) {
+            bool is_int = which[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || which[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
+                          which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+            memset(out[i], 0, is_int ? sizeof(int) : sizeof(void *));
+        }
     return CUDA_SUCCESS;
 }
 API cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *host, unsigned int flags) { return (void)flags, *out = PTR(host), CUDA_SUCCESS; }

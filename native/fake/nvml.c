@@ -8,48 +8,12 @@
 #include "../driver.h"
 
 #define API __attribute__((visibility("default"))) nvmlReturn_t
-#define NVML_ERROR_UNINITIALIZED 1
-#define NVML_ERROR_INVALID_ARGUMENT 2
-#define NVML_ERROR_NOT_SUPPORTED 3
-#define NVML_ERROR_NOT_FOUND 6
-#define NVML_ERROR_INSUFFICIENT_SIZE 7
 
 struct nvmlDevice_st {
     unsigned card;
     uint64_t busy_ns, at_ns; /* when the utilisation was last asked for */
     uint64_t row_busy_ns[ROWS], rows_at_ns; /* and that of processes */
 };
-
-typedef struct {
-    unsigned int gpu, memory;
-} nvmlUtilization_t;
-typedef struct {
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-    unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t;
-typedef struct {
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-} nvmlProcessInfo_v1_t;
-typedef struct {
-    char legacy[16];
-    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
-    char busId[32];
-} nvmlPciInfo_t;
-typedef struct {
-    unsigned int pid;
-    unsigned long long timeStamp;
-    unsigned int smUtil, memUtil, encUtil, decUtil;
-} nvmlProcessUtilizationSample_t;
-
-typedef struct {
-    unsigned int version;
-    unsigned char cluster[16];
-    unsigned int status, clique;
-    unsigned char state;
-    unsigned int health;
-} nvmlGpuFabricInfoV_t;
 
 static struct nvmlDevice_st cards[CARDS_MAX];
 static uint64_t reserved_bytes;
@@ -135,7 +99,7 @@ API nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned int size) {
 API nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out) {
     NEED(device);
     *out = (nvmlPciInfo_t){.bus = device->card + 1};
-    snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
+    snprintf(out->busIdLegacy, sizeof out->busIdLegacy, "0000:%02X:00.0", out->bus);
     snprintf(out->busId, sizeof out->busId, "00000000:%02X:00.0", out->bus);
     return NVML_SUCCESS;
 }
@@ -146,6 +110,7 @@ API nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *out) {
         return NVML_ERROR_NOT_FOUND;
     return *out = &cards[bus - 1], NVML_SUCCESS;
 }
+API nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *out) { return nvmlDeviceGetHandleByPciBusId_v2(text, out); }
 API nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *out) {
     NEED(device);
     return *out = device->card, NVML_SUCCESS;
@@ -154,14 +119,18 @@ API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *min
     NEED(device);
     return *major = 8, *minor = 0, NVML_SUCCESS;
 }
-API nvmlDeviceGetComputeMode(nvmlDevice_t device, int *out) {
+API nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *out) {
     NEED(device);
-    return *out = 0, NVML_SUCCESS;
+    return *out = NVML_COMPUTEMODE_DEFAULT, NVML_SUCCESS;
 }
-/* In no fabric. Later versions of the structure only add to its end. */
+/* In no fabric. A version is the structure's size and, above it, a number. */
 API nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *out) {
     NEED(device);
-    return *out = (nvmlGpuFabricInfoV_t){.version = out->version}, NVML_SUCCESS;
+    unsigned int version = out->version, size = version & 0xffffff;
+    if (size != sizeof *out && size != sizeof(nvmlGpuFabricInfo_v2_t))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    memset(out, 0, size);
+    return out->version = version, NVML_SUCCESS;
 }
 API nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out) {
     NEED(device);
@@ -252,18 +221,18 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, si
     *count = found;
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
-API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list(d, n, (char *)out, sizeof *out); }
-API nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
-API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
-
 /* Nothing is drawn on these cards, and nothing runs through a shared server. */
-#define NOBODY(symbol) API symbol(nvmlDevice_t d, unsigned int *n, void *out) { return (void)d, (void)out, *n = 0, NVML_SUCCESS; }
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses)
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+static nvmlReturn_t nobody(unsigned int *count) { return *count = 0, NVML_SUCCESS; }
+
+API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return list(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return (void)d, (void)out, nobody(n); }
 
 #define ABSENT_NVML(symbol) \
     API symbol(void) { return NVML_ERROR_NOT_SUPPORTED; }

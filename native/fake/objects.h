@@ -1,10 +1,10 @@
 /* User objects: what a program wants destroyed with the last graph that uses it. Part of cuda.c, before the graphs. */
 
-typedef struct CUuserObject_st {
+struct CUuserObject_st {
     void *what;
     void (*destroy)(void *);
     unsigned refs;
-} *CUuserObject;
+};
 struct keep {
     CUuserObject object;
     unsigned refs;

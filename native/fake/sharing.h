@@ -60,17 +60,17 @@ API cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
     (void)flags;
     pthread_mutex_lock(&lock);
     struct block *b = *find(handle, HANDLE);
-    int fd = b && type == 1 && b->shared_fd > 0 ? fcntl(b->shared_fd, F_DUPFD_CLOEXEC, 0) : -1;
+    int fd = b && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && b->shared_fd > 0 ? fcntl(b->shared_fd, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&lock);
     if (fd < 0) /* also what was not asked to be exportable when it was made */
-        return b && type != 1 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+        return b && type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
     return *(int *)out = fd, CUDA_SUCCESS;
 }
 
 API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shared, int type) {
     struct stat facts;
     int given = (int)(intptr_t)shared;
-    if (type != 1 || fstat(given, &facts) != 0 || facts.st_size <= 0)
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(given, &facts) != 0 || facts.st_size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
     int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)

@@ -22,19 +22,26 @@ def compile_c(target: Path, *arguments: str | Path, compiler: str = "cc") -> Pat
 
 
 def layout(
-    header: str, structs: Mapping[str, Sequence[str]], constants: Sequence[str], include: Path, place: Path
+    header: str,
+    structs: Mapping[str, Sequence[str]],
+    constants: Sequence[str],
+    include: Path,
+    place: Path,
+    *options: str,
 ) -> str:
     """Sizes, offsets and values as one header declares them, a line each."""
     lines = [f'P("{name}", {name})' for name in constants]
     for struct, fields in structs.items():
         lines.append(f'P("{struct}", sizeof({struct}))')
-        lines += [f'P("{struct}.{field}", offsetof({struct}, {field}))' for field in fields]
+        for field in fields:
+            lines.append(f'P("{struct}.{field}", offsetof({struct}, {field}))')
+            lines.append(f'P("sizeof {struct}.{field}", sizeof((({struct} *)0)->{field}))')
     body = '#define P(name, value) printf("%s %lld\\n", name, (long long)(value));\nint main(void) {\n'
     source = place / "layout.c"
     source.write_text(
         f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n{body}" + "\n".join(lines) + "\n}\n"
     )
-    program = compile_c(place / "layout", f"-I{include}", f"-I{NATIVE}", source)
+    program = compile_c(place / "layout", *options, f"-I{include}", f"-I{NATIVE}", source)
     return subprocess.run([program], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True).stdout
 
 

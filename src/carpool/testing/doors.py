@@ -2,7 +2,7 @@
 
 python -m carpool.testing.doors /usr/local/cuda/include
 
-The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from the installed nvidia-ml-py.
+The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from nvml.h (nvidia-nvml-dev).
 Run it after an entry point was added to native/fake, or for a newer toolkit.
 """
 
@@ -42,7 +42,7 @@ HEAD = """/* Every entry point of CUDA's driver and of NVML: made by python -m c
 #endif
 """
 TAIL = "#undef DOOR\n#undef ABSENT\n#undef ABSENT_NVML\n"
-OWN = re.compile(r"^(?:API |NOBODY\(|.*\bconst char \*)((?:cu|nvml)\w+)[()]", re.MULTILINE)
+OWN = re.compile(r"^(?:API |.*\bconst char \*)((?:cu|nvml)\w+)[()]", re.MULTILINE)
 
 
 def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
@@ -66,12 +66,21 @@ def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: row[1:])  # by name: the stand-in looks it up by halves
 
 
-def nvml_names() -> list[str]:
-    """Every function of NVML that nvidia-ml-py can call."""
-    found = importlib.util.find_spec("pynvml")
-    if found is None or found.origin is None:
-        raise SystemExit("nvidia-ml-py is not installed: pip install nvidia-ml-py")
-    return sorted(set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', Path(found.origin).read_text())))
+def nvml_include() -> Path | None:
+    """Where the installed nvidia-nvml-dev has nvml.h; None: it is not installed."""
+    found = importlib.util.find_spec("nvidia")
+    places = found.submodule_search_locations if found and found.submodule_search_locations else []
+    headers = [header for place in places for header in sorted(Path(place).glob("*/include/nvml.h"))]
+    return headers[0].parent if headers else None
+
+
+def nvml_names(include: Path) -> set[str]:
+    """Every function that nvml.h declares, the older forms of each too."""
+    macro = "-DNVML_NO_UNVERSIONED_FUNC_DEFS"
+    done = subprocess.run(
+        ["cc", "-E", "-P", macro, str(include / "nvml.h")], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(re.findall(r"(?:nvmlReturn_t|const char\s*\*)\s+(nvml\w+)\s*\(", done.stdout))
 
 
 def answered(*sources: str) -> set[str]:
@@ -85,7 +94,10 @@ def make(include: Path) -> str:
     for symbol, name, since, stream in driver_rows(include):
         kind = "DOOR" if symbol in cuda else "ABSENT"
         lines.append(f"{kind}({symbol}, {name}, {since}, {stream})")
-    lines += [f"ABSENT_NVML({name})" for name in nvml_names() if name not in nvml]
+    header = nvml_include()
+    if header is None:
+        raise SystemExit("there is no nvml.h: pip install nvidia-nvml-dev")
+    lines += [f"ABSENT_NVML({name})" for name in sorted(nvml_names(header)) if name not in nvml]
     return HEAD + "\n".join(lines) + "\n" + TAIL
 
 

@@ -126,7 +126,7 @@ NVML = (
     Group(
         what="errors and health",
         names=r"Device(?:Get|Set|Clear)\w*(?:Ecc|Retired|Remapp\w+|RowRemapper|RepairStatus|UnrepairableMemory"
-        r"|MemoryErrorCounter|DramEncryption)\w*|Device(?:Query|Modify)DrainState|DeviceRemoveGpu"
+        r"|MemoryErrorCounter|DramEncryption)\w*|Device(?:Query|Modify)DrainState|DeviceRemoveGpu(?:_v2)?"
         r"|DeviceDiscoverGpus|DeviceReadWritePRM\w*|DeviceReadPRMCounters\w*|DeviceRegisterEvents"
         r"|DeviceGetSupportedEventTypes|EventSet\w+",
         why="how well the card is, not what is on it",
