@@ -272,15 +272,25 @@ void cp_settle_graph(uint64_t bytes) {
         cp_raise(&slot[CP_S_PEAK], (int64_t)(atomic_fetch_add(&slot[CP_S_LIVE], bytes - before) + bytes - before));
 }
 
-bool cp_view(uint64_t *free, uint64_t *total) {
-    cp_word *slot = cp_my_slot();
-    uint64_t cap = slot ? GET(cp_page[CP_H_CAP]) : 0;
+bool cp_view(uint64_t *free, uint64_t *total, uint64_t *used) {
+    cp_word *header = cp_header();
+    uint64_t cap = header ? GET(header[CP_H_CAP]) : 0;
     if (!cap || !(cp_must_cap || GET(cp_page[CP_H_CAPACITY]) & CP_OWN_CAP)) /* one that is not its user's changes */
         return false;
     uint64_t held = cp_held(true), room = held < cap ? cap - held : 0;
     *total = *total < cap ? *total : cap;
     *free = *free < room ? *free : room;
+    *used = held < *total - *free ? held : *total - *free;
     return true;
+}
+
+bool cp_holds(uint64_t pid, unsigned long long *bytes) {
+    unsigned s = CP_FIRST_LENT - 1;
+    while (s > 0 && (GET(cp_slot_at(s)[CP_S_PID]) != pid || cp_is_foreign(cp_slot_at(s))))
+        s--;
+    int64_t live = s > 0 ? (int64_t)GET(cp_slot_at(s)[CP_S_LIVE]) : 0;
+    *bytes = live > 0 ? (uint64_t)live : 0;
+    return s > 0;
 }
 
 /* Load and exit */

@@ -312,6 +312,10 @@ typedef struct nvmlDevice_st *nvmlDevice_t;
 #define NVML_ERROR_FUNCTION_NOT_FOUND 13
 #define NVML_ERROR_ARGUMENT_VERSION_MISMATCH 25
 #define NVML_COMPUTEMODE_DEFAULT 0
+#define NVML_PROCESS_MODE_COMPUTE 0
+#define NVML_PROCESS_MODE_ALL 3
+#define NVML_VALUE_NOT_AVAILABLE (-1)
+#define NVML_DEVICE_MEMORY_LIMIT_MAX 0xFFFFFFFFFFFFFFFF
 
 typedef struct {
     unsigned long long total, free, used;
@@ -321,6 +325,59 @@ typedef struct {
     unsigned int version;
     unsigned long long total, reserved, free, used;
 } nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned long long bar1Total, bar1Free, bar1Used;
+} nvmlBAR1Memory_t;
+
+typedef struct {
+    unsigned long long protectedMemSizeKib, unprotectedMemSizeKib;
+} nvmlConfComputeMemSizeInfo_t;
+
+typedef struct {
+    const char *nameSpace;
+    unsigned long long softLimit, hardLimit, currentUsed;
+} nvmlGetMemoryLimits_v1_t;
+
+typedef struct {
+    unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount;
+    unsigned int sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+    unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+typedef struct {
+    unsigned int id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount;
+    unsigned int encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_t;
+
+typedef struct {
+    unsigned int version, id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount;
+    unsigned int decoderCount, encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+    char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+
+typedef struct {
+    unsigned int version, id, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount;
+    unsigned int encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+    char name[96];
+    unsigned int capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+
+typedef struct {
+    unsigned int gpuUtilization, memoryUtilization;
+    unsigned long long maxMemoryUsage, time, startTime;
+    unsigned int isRunning, reserved[5];
+} nvmlAccountingStats_t;
+
+typedef struct {
+    unsigned int pid, isRunning, gpuUtilization, memoryUtilization;
+    unsigned long long maxMemoryUsage;
+    unsigned int sampleCount;
+    unsigned long long sumGpuUtil, sumFbUtil, time, startTime;
+} nvmlAccountingStats_v2_t;
 
 typedef struct {
     unsigned int gpu, memory;
@@ -337,6 +394,18 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_v2_t;
 typedef nvmlProcessInfo_v2_t nvmlProcessInfo_t;
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId, computeInstanceId;
+    unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_v1_t;
+
+typedef struct {
+    unsigned int version, mode, numProcArrayEntries;
+    nvmlProcessDetail_v1_t *procArray;
+} nvmlProcessDetailList_t;
 
 typedef struct {
     char busIdLegacy[16];

@@ -45,11 +45,7 @@ void *cp_swap(void *function); /* our hook in place of this function of the driv
 #define HOOK(symbol, name, since, stream, params, args, ...) \
     extern CUresult(*real_##symbol) params;                  \
     CUresult cp_##symbol params;
-#define NVML(symbol, params, args)              \
-    extern nvmlReturn_t(*real_##symbol) params; \
-    nvmlReturn_t cp_##symbol params;
 #define CALL(symbol, params, args) extern CUresult(*real_##symbol) params;
-#define NVML_CALL(symbol, params, args) extern nvmlReturn_t(*real_##symbol) params;
 #include "hooks.def"
 
 /* budget.c */
@@ -64,7 +60,8 @@ bool cp_reserve(uint64_t bytes);    /* before the driver allocates: false is out
 void cp_unreserve(uint64_t bytes);  /* after a free, or when the driver refused */
 void cp_spill(uint64_t bytes);      /* so much more is in managed memory; may be negative */
 void cp_settle_graph(uint64_t bytes); /* the graph pool holds this much now */
-bool cp_view(uint64_t *free, uint64_t *total); /* real figures in, this job's own out; false: no cap, as they were */
+bool cp_view(uint64_t *free, uint64_t *total, uint64_t *used); /* real figures in, this job's own out; false: no cap to show */
+bool cp_holds(uint64_t pid, unsigned long long *bytes); /* so much is held by this process; false: it is not of the job */
 bool cp_is_capped(void);
 bool cp_is_over(void); /* the job holds more than its cap: graphs did it, whose bytes the driver alone knows */
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);

@@ -32,12 +32,12 @@ static int current_device(void) {
 }
 
 /* Something before the driver's, and something after it that may look at its result. */
-#define AROUND(symbol, params, args, before, after) \
-    CUresult cp_##symbol params {                   \
-        before;                                     \
-        CUresult result = real_##symbol args;       \
-        after;                                      \
-        return result;                              \
+#define AROUND(symbol, params, args, before, ...) \
+    CUresult cp_##symbol params {                 \
+        before;                                   \
+        CUresult result = real_##symbol args;     \
+        __VA_ARGS__;                              \
+        return result;                            \
     }
 #define LOOKUP(symbol, params, args, ...) AROUND(symbol, params, args, , if (!result && out) *out = cp_swap(*out))
 
@@ -252,30 +252,33 @@ static void drop_primary(CUresult result, CUdevice device) {
 
 /* Figures */
 
-#define SHOW(symbol, params, args, kind, is_ours, free, total, after)                                         \
-    kind cp_##symbol params {                                                                                \
-        kind result = real_##symbol args;                                                                    \
-        bool is_there = result == 0 && (free) && (total);                                                    \
-        uint64_t left = is_there ? *(free) : 0, whole = is_there ? *(total) : 0;                             \
-        if (is_there && (is_ours) && cp_view(&left, &whole)) {                                               \
-            *(free) = left;                                                                                  \
-            *(total) = whole;                                                                                \
-            after;                                                                                           \
-        }                                                                                                    \
-        return result;                                                                                       \
-    }
+/* `free` and `total`, where the driver has said them of the job's card, become the job's own as `left` and `whole`. */
+#define SHOW(symbol, params, args, is_ours, free, total, ...)        \
+    AROUND(symbol, params, args, , if (result == 0 && (is_ours)) {   \
+        uint64_t left = (free), whole = (total), used = 0;           \
+        if (cp_view(&left, &whole, &used)) {                         \
+            __VA_ARGS__;                                             \
+        }                                                            \
+    })
+/* A single size, in units of 1 << `shift` bytes. */
+#define SHOW_SIZE(symbol, params, args, is_ours, size, shift) \
+    SHOW(symbol, params, args, is_ours, 0, (uint64_t)(size) << (shift), size = whole >> (shift))
 
-/* NVML shows every card of the machine; the cap is of the one the job may use. What its second form tells apart as
- * reserved is the real card's, not the job's: total = free + used + reserved. */
+/* NVML shows every card of the machine; the cap is of the one the job may use. */
 static bool is_job_device(nvmlDevice_t device) {
     char uuid[96] = "";
-    if (strncmp(cp_device, "GPU-", 4) != 0)
-        return true;
+    if (strncmp(cp_device, "GPU-", 4) != 0 || !cp_is_capped())
+        return cp_is_capped();
     return real_nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS || strstr(cp_device, uuid) != NULL;
 }
-#define RESERVED(out) (*_Generic((out), nvmlMemory_v2_t *: &((nvmlMemory_v2_t *)(out))->reserved, default: &(out)->used))
-#define NVML(symbol, params, args)                                                                             \
-    SHOW(symbol, params, args, nvmlReturn_t, cp_is_capped() && is_job_device(device), &out->free, &out->total, RESERVED(out) = 0; out->used = whole - left)
+
+/* A list of processes keeps the job's own, with the bytes that its account has of each: they add up to what is used. */
+#define KEEP_OWN(list, count)                                           \
+    unsigned int kept = 0;                                              \
+    for (unsigned int i = 0; i < (count); i++)                          \
+        if (cp_holds((list)[i].pid, &(list)[i].usedGpuMemory))          \
+            (list)[kept++] = (list)[i];                                 \
+    (count) = kept
 
 /* Launches */
 
@@ -368,6 +371,5 @@ static void end_capture(CUresult result, CUstream stream) {
 
 /* The names the program links against */
 #define HOOK(symbol, name, since, stream, params, args, ...) EXPORT CUresult symbol params __attribute__((alias("cp_" #symbol)));
-#define NVML(symbol, params, args) EXPORT nvmlReturn_t symbol params __attribute__((alias("cp_" #symbol)));
 #define GATE(...)
 #include "hooks.def"

@@ -27,29 +27,24 @@ __asm__(".symver dladdr, dladdr@" OLD);
 static void cp_find_driver(void);
 
 /* Until the driver is found, whoever calls it finds it. */
-#define FIRST(result, symbol, params, args)                                               \
-    static result first_##symbol params { return cp_find_driver(), real_##symbol args; }  \
-    result(*real_##symbol) params = first_##symbol;
-#define HOOK(symbol, name, since, stream, params, args, ...) FIRST(CUresult, symbol, params, args)
-#define NVML(symbol, params, args) FIRST(nvmlReturn_t, symbol, params, args)
-#define CALL(symbol, params, args) FIRST(CUresult, symbol, params, args)
-#define NVML_CALL(symbol, params, args) FIRST(nvmlReturn_t, symbol, params, args)
+#define CALL(symbol, params, args)                                                          \
+    static CUresult first_##symbol params { return cp_find_driver(), real_##symbol args; }  \
+    CUresult(*real_##symbol) params = first_##symbol;
+#define HOOK(symbol, name, since, stream, params, args, ...) CALL(symbol, params, args)
 #include "hooks.def"
 
 struct row {
-    const char *symbol, *name; /* name and since: how cuGetProcAddress is asked */
+    const char *symbol, *name; /* name and since: how cuGetProcAddress is asked; since is 0 where it is not */
     int since, is_per_thread;
-    bool is_nvml;
     void *hook, *real; /* hook is NULL for what we only call; real points to real_* */
     void *given;       /* what cuGetProcAddress gives for it, should that be another address */
 };
 static struct row rows[] = {
-#define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, false, (void *)cp_##symbol, &real_##symbol, NULL},
-#define NVML(symbol, params, args) {#symbol, NULL, 0, 0, true, (void *)cp_##symbol, &real_##symbol, NULL},
-#define CALL(symbol, params, args) {#symbol, NULL, 0, 0, false, NULL, &real_##symbol, NULL},
-#define NVML_CALL(symbol, params, args) {#symbol, NULL, 0, 0, true, NULL, &real_##symbol, NULL},
+#define HOOK(symbol, name, since, stream, params, args, ...) {#symbol, #name, since, stream, (void *)cp_##symbol, &real_##symbol, NULL},
+#define CALL(symbol, params, args) {#symbol, NULL, 0, 0, NULL, &real_##symbol, NULL},
 #include "hooks.def"
 };
+#define IS_NVML(row) ((row)->symbol[0] == 'n')
 #define ROWS_END (rows + sizeof rows / sizeof *rows)
 
 __attribute__((visibility("hidden"))) void *(*cp_real_dlsym)(void *, const char *);
@@ -74,7 +69,7 @@ static void open_library(bool is_nvml, const char *path) {
         atomic_compare_exchange_strong(&libraries[is_nvml], &library, opened);
     library = libraries[is_nvml];
     for (struct row *row = rows; row < ROWS_END; row++)
-        if (row->is_nvml == is_nvml) {
+        if (IS_NVML(row) == is_nvml) {
             void *found = library ? cp_real_dlsym(library, row->symbol) : NULL;
             if (library && !found && !row->hook && !is_nvml && cp_is_configured) /* what we need ourselves */
                 cp_say_once("this driver has no %s: turns, graphs' memory and compute limits may not be kept", row->symbol);
@@ -83,7 +78,7 @@ static void open_library(bool is_nvml, const char *path) {
         }
     for (struct row *row = rows; row < ROWS_END && library; row++) {
         cuuint64_t flags = row->is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 1;
-        if (!is_nvml && row->name && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
+        if (!is_nvml && row->since && real_cuGetProcAddress(row->name, &row->given, row->since, flags) != CUDA_SUCCESS)
             row->given = NULL;
     }
     is_filled = is_filled || !is_nvml;
@@ -102,7 +97,7 @@ void *cp_swap(void *function) {
     for (struct row *row = rows; function && row < ROWS_END; row++) {
         void *real;
         memcpy(&real, row->real, sizeof real);
-        if (row->hook && !row->is_nvml && (real == function || row->given == function))
+        if (row->hook && (real == function || row->given == function))
             return row->hook;
     }
     return function;
@@ -122,9 +117,9 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
     void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
     Dl_info theirs, ours, first;
     if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase &&
-        is_driver(handle, row->is_nvml ? "nvmlInit_v2" : "cuInit", theirs.dli_fbase)) {
-        if (!libraries[row->is_nvml])
-            open_library(row->is_nvml, theirs.dli_fname);
+        is_driver(handle, IS_NVML(row) ? "nvmlInit_v2" : "cuInit", theirs.dli_fbase)) {
+        if (!libraries[IS_NVML(row)])
+            open_library(IS_NVML(row), theirs.dli_fname);
         answer = row->hook;
         memcpy(&found, row->real, sizeof found);
         if (dladdr(found, &first) && first.dli_fbase != theirs.dli_fbase && first.dli_fbase != ours.dli_fbase)

@@ -31,7 +31,7 @@
 #define BOOKS_MAGIC 0x42554C5354415243ull
 
 struct card_row {
-    uint64_t bytes;
+    uint64_t bytes, peak;
     _Atomic uint64_t busy_ns, launches;
 };
 

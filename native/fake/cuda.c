@@ -144,8 +144,9 @@ static bool charge(unsigned device, uint64_t bytes) {
         books_bury();
         fits = bytes <= books->card_bytes && books_used(card) <= books->card_bytes - bytes;
     }
-    if (fits)
-        books->row[row].card[card].bytes += bytes;
+    struct card_row *own = &books->row[row].card[card];
+    if (fits && (own->bytes += bytes) > own->peak)
+        own->peak = own->bytes;
     books_unlock();
     pthread_mutex_unlock(&file_lock);
     return fits;

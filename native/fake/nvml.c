@@ -17,6 +17,7 @@ struct nvmlDevice_st {
 
 static struct nvmlDevice_st cards[CARDS_MAX];
 static uint64_t reserved_bytes;
+static bool is_rare; /* partitions with protected memory; accounts are kept of processes, which also draw and are served */
 
 #define NEED(device)                         \
     do {                                     \
@@ -33,6 +34,7 @@ API nvmlInitWithFlags(unsigned int flags) {
     const char *reserved = getenv("CARPOOL_STUB_RESERVED");
     char *end;
     reserved_bytes = reserved ? parse_size(reserved, &end) : 0;
+    is_rare = getenv("CARPOOL_STUB_RARE") != NULL;
     for (unsigned i = 0; i < CARDS_MAX; i++)
         cards[i].card = i;
     return NVML_SUCCESS;
@@ -159,6 +161,110 @@ API nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
     return result;
 }
 
+/* The host sees all of a card, and has mapped none of it. */
+API nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out) {
+    NEED(device);
+    return *out = (nvmlBAR1Memory_t){.bar1Total = books->card_bytes, .bar1Free = books->card_bytes}, NVML_SUCCESS;
+}
+/* No group of processes has a limit here. */
+API nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *out) {
+    nvmlMemory_v2_t memory;
+    nvmlReturn_t result = nvmlDeviceGetMemoryInfo_v2(device, &memory);
+    if (result == NVML_SUCCESS)
+        *out = (nvmlGetMemoryLimits_v1_t){
+            .nameSpace = out->nameSpace, .hardLimit = NVML_DEVICE_MEMORY_LIMIT_MAX, .currentUsed = memory.used};
+    return result;
+}
+
+/* What only some cards answer. */
+
+#define NEED_RARE(device)                    \
+    do {                                     \
+        NEED(device);                        \
+        if (!is_rare)                        \
+            return NVML_ERROR_NOT_SUPPORTED; \
+    } while (0)
+
+/* A partition that is the whole card. */
+API nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *out) {
+    NEED_RARE(device);
+    *out = (nvmlDeviceAttributes_t){.multiprocessorCount = 108,
+                                    .gpuInstanceSliceCount = 7,
+                                    .computeInstanceSliceCount = 7,
+                                    .memorySizeMB = books->card_bytes >> 20};
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *out) { return nvmlDeviceGetAttributes_v2(device, out); }
+
+/* The only profile is that of the whole card. */
+API nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *out) {
+    NEED_RARE(device);
+    if (profile)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *out = (nvmlGpuInstanceProfileInfo_t){
+        .sliceCount = 7, .instanceCount = 1, .multiprocessorCount = 108, .memorySizeMB = books->card_bytes >> 20};
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_v2_t *out) {
+    nvmlGpuInstanceProfileInfo_t first;
+    nvmlReturn_t result = nvmlDeviceGetGpuInstanceProfileInfo(device, profile, &first);
+    unsigned int version = out->version, size = version & 0xffffff;
+    if (result != NVML_SUCCESS)
+        return result;
+    if (size == sizeof(nvmlGpuInstanceProfileInfo_v3_t))
+        *(nvmlGpuInstanceProfileInfo_v3_t *)out =
+            (nvmlGpuInstanceProfileInfo_v3_t){.version = version, .memorySizeMB = first.memorySizeMB, .name = "whole"};
+    else if (size == sizeof *out)
+        *out = (nvmlGpuInstanceProfileInfo_v2_t){.version = version, .memorySizeMB = first.memorySizeMB, .name = "whole"};
+    else
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsigned int id, nvmlGpuInstanceProfileInfo_v2_t *out) { return nvmlDeviceGetGpuInstanceProfileInfoV(device, id, out); }
+
+/* A quarter of the card is open to the host, and programs' memory is in the rest. */
+static uint64_t protected_bytes(void) { return books->card_bytes - books->card_bytes / 4; }
+
+API nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *out) {
+    NEED_RARE(device);
+    uint64_t open_bytes = books->card_bytes - protected_bytes();
+    *out = (nvmlConfComputeMemSizeInfo_t){protected_bytes() >> 10, open_bytes >> 10};
+    return NVML_SUCCESS;
+}
+API nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *out) {
+    NEED_RARE(device);
+    nvmlMemory_v2_t memory = {0};
+    nvmlReturn_t result = nvmlDeviceGetMemoryInfo_v2(device, &memory);
+    uint64_t whole = protected_bytes(), used = memory.used < whole ? memory.used : whole;
+    if (result == NVML_SUCCESS)
+        *out = (nvmlMemory_t){.total = whole, .free = whole - used, .used = used};
+    return result;
+}
+
+/* Accounts are kept of those who live. */
+API nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *out) {
+    NEED_RARE(device);
+    nvmlReturn_t result = NVML_ERROR_NOT_FOUND;
+    if (!books_lock())
+        return result;
+    books_bury();
+    for (unsigned r = 0; r < ROWS; r++)
+        if (out->pid && books->row[r].pid == out->pid) {
+            uint64_t peak = books->row[r].card[device->card].peak;
+            *out = (nvmlAccountingStats_v2_t){.pid = out->pid, .isRunning = 1, .maxMemoryUsage = peak};
+            result = NVML_SUCCESS;
+        }
+    books_unlock();
+    return result;
+}
+API nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *out) {
+    nvmlAccountingStats_v2_t newer = {.pid = pid};
+    nvmlReturn_t result = nvmlDeviceGetAccountingStats_v2(device, &newer);
+    if (result == NVML_SUCCESS)
+        *out = (nvmlAccountingStats_t){.isRunning = 1, .maxMemoryUsage = newer.maxMemoryUsage};
+    return result;
+}
+
 API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
     NEED(device);
     uint64_t now = now_ns(), idle = atomic_load(&books->idle_at_ns[device->card]);
@@ -198,7 +304,7 @@ API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationS
     return device->rows_at_ns = now, found ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* With `size` bytes an entry: the versions differ in what follows pid and bytes. */
+/* With `size` bytes an entry: the versions differ in what follows pid and bytes, and each begins as the one before. */
 static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, size_t size) {
     NEED(device);
     unsigned room = *count, found = 0;
@@ -209,10 +315,11 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, si
         if (!books->row[r].pid || !books->row[r].card[device->card].bytes)
             continue;
         if (found < room && out) {
-            nvmlProcessInfo_t info = {.pid = (unsigned)books->row[r].pid,
-                                      .usedGpuMemory = books->row[r].card[device->card].bytes,
-                                      .gpuInstanceId = ~0u,
-                                      .computeInstanceId = ~0u};
+            nvmlProcessDetail_v1_t info = {.pid = (unsigned)books->row[r].pid,
+                                           .usedGpuMemory = books->row[r].card[device->card].bytes,
+                                           .gpuInstanceId = ~0u,
+                                           .computeInstanceId = ~0u,
+                                           .usedGpuCcProtectedMemory = is_rare ? books->row[r].card[device->card].bytes : 0};
             memcpy(out + found * size, &info, size);
         }
         found++;
@@ -221,18 +328,30 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, char *out, si
     *count = found;
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
-/* Nothing is drawn on these cards, and nothing runs through a shared server. */
-static nvmlReturn_t nobody(unsigned int *count) { return *count = 0, NVML_SUCCESS; }
+/* Of those who draw, or run through a shared server: nobody, or everybody. */
+static nvmlReturn_t list_rare(nvmlDevice_t device, unsigned int *count, char *out, size_t size) {
+    if (is_rare)
+        return list(device, count, out, size);
+    return *count = 0, NVML_SUCCESS;
+}
 
 API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list(d, n, (char *)out, sizeof *out); }
 API nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return list(d, n, (char *)out, sizeof *out); }
 API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list(d, n, (char *)out, sizeof *out); }
-API nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return (void)d, (void)out, nobody(n); }
-API nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return (void)d, (void)out, nobody(n); }
-API nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return (void)d, (void)out, nobody(n); }
-API nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return (void)d, (void)out, nobody(n); }
-API nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return (void)d, (void)out, nobody(n); }
-API nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return (void)d, (void)out, nobody(n); }
+API nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+API nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { return list_rare(d, n, (char *)out, sizeof *out); }
+
+API nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t d, nvmlProcessDetailList_t *out) {
+    NEED(d);
+    if ((out->version & 0xffffff) != sizeof *out)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    bool is_compute = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == NVML_PROCESS_MODE_ALL;
+    return (is_compute ? list : list_rare)(d, &out->numProcArrayEntries, (char *)out->procArray, sizeof *out->procArray);
+}
 
 #define ABSENT_NVML(symbol) \
     API symbol(void) { return NVML_ERROR_NOT_SUPPORTED; }

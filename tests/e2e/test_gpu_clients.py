@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 CARD, CAP = 4096, 1024  # MiB
 NEEDED = {
     "nvml": "pynvml",
+    "figures": "pynvml",
     "nvitop": "nvitop",
     "bindings": "cuda.bindings",
     "core": "cuda.core",
@@ -89,6 +90,13 @@ def test_nvidia_ml_py_sees_the_cap_in_every_query(node: Node) -> None:
     found = run_capped(node, "nvml")
     assert found["totals"] == [CAP] * 3
     assert (found["frees"], found["useds"]) == ([CAP] * 2, [0] * 2)
+
+
+def test_nvidia_ml_py_finds_no_size_larger_than_the_cap(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(node.environment, "CARPOOL_STUB_RARE", "1")
+    found = run_capped(node, "figures", "0")
+    assert len(found) > 20
+    assert {size for figures in found.values() for size in figures} == {0, CAP}
 
 
 # nvitop

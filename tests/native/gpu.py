@@ -99,8 +99,9 @@ class Probe(probe.Probe):
 
 
 ROWS, CARDS_MAX = 256, 16
+_CARD = 4  # words: bytes, peak, device time, launches
 _HEAD = 8 * (3 + 2 * CARDS_MAX)
-_ROW = 8 * (2 + 3 * CARDS_MAX)
+_ROW = 8 * (2 + _CARD * CARDS_MAX)
 
 
 def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
@@ -110,7 +111,7 @@ def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
     for row in range(ROWS):
         words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
         if words[0]:
-            found[words[0]] = words[2 + 3 * card]
+            found[words[0]] = words[2 + _CARD * card]
     return found
 
 
@@ -120,7 +121,7 @@ def busy_ns(books: Path, pid: int, card: int = 0) -> int:
     for row in range(ROWS):
         words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
         if words[0] == pid:
-            return int(words[2 + 3 * card + 1])
+            return int(words[2 + _CARD * card + 2])
     return 0
 
 

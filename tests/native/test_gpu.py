@@ -453,7 +453,7 @@ print(*[size >> 20 for size in (newer.total, newer.free, newer.used, newer.reser
     [
         (0, ["4396 4096 300", "4396 4096 0 300"]),  # as the card has it: what it keeps is used, or reserved
         (1024, ["1024 1024 0", "1024 1024 0 0"]),
-        (8192, ["4396 4096 300", "4396 4096 300 0"]),
+        (8192, ["4396 4096 300", "4396 4096 0 300"]),
     ],
 )
 def test_what_a_card_keeps_for_itself_leaves_nvmls_figures_whole(

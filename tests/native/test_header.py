@@ -53,6 +53,8 @@ def test_every_signature_of_the_driver_is_nvidias(include: Path, tmp_path: Path)
     checks = """
 #define HOOK(symbol, name, since, stream, params, args, ...) SAME(symbol, CUresult, params)
 #define CALL(symbol, params, args) SAME(symbol, CUresult, params)
+#define NVML(...)
+#define NVML_CALL(...)
 #include "hooks.def"
 """
     compare(tmp_path, include, CUDA_HEAD, SAME + checks)
@@ -60,7 +62,7 @@ def test_every_signature_of_the_driver_is_nvidias(include: Path, tmp_path: Path)
 
 def test_every_signature_of_nvml_is_nvidias(nvml_include: Path, tmp_path: Path) -> None:
     checks = """
-#define NVML(symbol, params, args) SAME(symbol, nvmlReturn_t, params)
+#define NVML(symbol, params, args, ...) SAME(symbol, nvmlReturn_t, params)
 #define NVML_CALL(symbol, params, args) SAME(symbol, nvmlReturn_t, params)
 #include "hooks.def"
 """

@@ -134,8 +134,8 @@ NVML = (
     Group(
         what="partitions of a card (MIG) and virtual GPUs",
         names=r"(?:Gpu|Compute)Instance\w+|VgpuInstance\w+|VgpuType\w+|[GS]etVgpu\w+"
-        r"|Device\w*(?:Mig|GpuInstance|ComputeInstanceId|Vgpu|PgpuMetadata)\w*",
-        why="made by an administrator, beside carpool; their figures are their own",
+        r"|Device\w*(?:Mig|GpuInstance(?!ProfileInfo)|ComputeInstanceId|Vgpu|PgpuMetadata)\w*",
+        why="made by an administrator, beside carpool; their figures are their own, not the card's",
     ),
     Group(
         what="confidential computing",
