@@ -286,7 +286,7 @@ bool cp_view(uint64_t *free, uint64_t *total, uint64_t *used) {
 
 bool cp_holds(uint64_t pid, unsigned long long *bytes) {
     unsigned s = CP_FIRST_LENT - 1;
-    while (s > 0 && (GET(cp_slot_at(s)[CP_S_PID]) != pid || cp_is_foreign(cp_slot_at(s))))
+    while (s > 0 && (GET(cp_slot_at(s)[CP_S_PID]) != pid || cp_is_foreign(GET(cp_slot_at(s)[CP_S_FLAGS]))))
         s--;
     int64_t live = s > 0 ? (int64_t)GET(cp_slot_at(s)[CP_S_LIVE]) : 0;
     *bytes = live > 0 ? (uint64_t)live : 0;
@@ -296,8 +296,7 @@ bool cp_holds(uint64_t pid, unsigned long long *bytes) {
 /* Load and exit */
 
 static void copy_setting(char *out, size_t size, const char *name) {
-    const char *value = getenv(name);
-    snprintf(out, size, "%s", value ? value : "");
+    snprintf(out, size, "%s", getenv(name) ? getenv(name) : "");
 }
 
 /* The settings are taken before the program can edit its environment, and the slot before a Python agent looks for one.
@@ -326,5 +325,5 @@ __attribute__((destructor)) static void cp_unload(void) {
     is_off = true;
     cp_must_cap = false; /* destructors that come after us may still allocate */
     if (slot && GET(slot[CP_S_PID]) == (uint64_t)getpid())
-        cp_wipe(slot, 0);
+        cp_wipe(slot, 0, 0);
 }

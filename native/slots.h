@@ -28,7 +28,7 @@
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "words shared between processes must not hide a lock");
 
-static uint64_t cp_namespace; /* of our pid; 0: not known */
+static uint64_t cp_flags; /* of a new slot of ours; its namespace is 0 where that is not known */
 static cp_word *cp_page; /* NULL until the page has passed every check */
 
 /* A stderr that is full or broken is left alone: writing would block the program or raise SIGPIPE in it. */
@@ -50,13 +50,14 @@ static bool cp_take(cp_word *slot, uint64_t from) {
     return atomic_compare_exchange_strong(&slot[CP_S_PID], &from, (uint64_t)getpid());
 }
 
-/* A pid means something only in its namespace. */
-static bool cp_is_foreign(cp_word *slot) { return GET(slot[CP_S_FLAGS]) >> CP_NAMESPACE_SHIFT != cp_namespace; }
+/* A pid means something only in its namespace. A slot without flags is being claimed or wiped: if who did that was
+ * killed, its pid is as good as one of ours, or nobody would ever clear it. */
+static bool cp_is_foreign(uint64_t flags) { return flags && (flags ^ cp_flags) >> CP_NAMESPACE_SHIFT; }
 
 /* The pid goes last, so that nobody claims half-wiped words. */
-static void cp_wipe(cp_word *slot, uint64_t next_pid) {
+static void cp_wipe(cp_word *slot, uint64_t next_pid, uint64_t flags) {
     for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
-        PUT(slot[word], 0);
+        PUT(slot[word], word == CP_S_FLAGS ? flags : 0);
     atomic_store(&slot[CP_S_PID], next_pid);
 }
 
@@ -74,32 +75,34 @@ static bool cp_is_gone(uint64_t pid) {
 }
 
 /* Who is in another namespace cannot tell whether this one lives, and leaves it alone. */
-static bool cp_is_dead(cp_word *slot, uint64_t pid) { return !cp_is_foreign(slot) && cp_is_gone(pid); }
+static bool cp_is_dead(cp_word *slot, uint64_t pid) { return !cp_is_foreign(GET(slot[CP_S_FLAGS])) && cp_is_gone(pid); }
 
 /* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
 static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
     uint64_t self = (uint64_t)getpid();
     cp_word *mine = NULL;
     struct stat facts;
-    cp_namespace = syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &facts, 0) == 0 ? (uint32_t)facts.st_ino : 0;
+    bool is_told = syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &facts, 0) == 0;
+    cp_flags = CP_FLAG_METERED | (is_told ? (uint64_t)facts.st_ino << CP_NAMESPACE_SHIFT : 0);
     for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
-        if (GET(cp_slot_at(s)[CP_S_PID]) != self || (GET(cp_slot_at(s)[CP_S_FLAGS]) && cp_is_foreign(cp_slot_at(s))))
+        if (GET(cp_slot_at(s)[CP_S_PID]) != self || cp_is_foreign(GET(cp_slot_at(s)[CP_S_FLAGS])))
             continue;
         if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
-            cp_wipe(mine, 0);
+            cp_wipe(mine, 0, 0);
         mine = cp_slot_at(s);
     }
     for (unsigned s = 1; s < 2 * CP_FIRST_LENT && !mine; s++) { /* free ones first: who is dead takes system calls to tell */
         cp_word *slot = cp_slot_at(s % CP_FIRST_LENT);
         uint64_t pid = GET(slot[CP_S_PID]);
-        if (slot != cp_page && (pid == 0 || (s > CP_FIRST_LENT && cp_is_dead(slot, pid))) && cp_take(slot, pid))
+        bool is_free = slot != cp_page && (pid == 0 || (s > CP_FIRST_LENT && cp_is_dead(slot, pid)));
+        /* first the number, then the slot: who is killed in between is seen by those who bury */
+        if (is_free && (cp_raise(&cp_page[CP_H_SLOTS_USED], s % CP_FIRST_LENT + 1), cp_take(slot, pid)))
             mine = slot;
     }
     if (!mine)
         return NULL;
-    cp_wipe(mine, self);
-    PUT(mine[CP_S_FLAGS], CP_FLAG_METERED | cp_namespace << CP_NAMESPACE_SHIFT);
-    cp_raise(&cp_page[CP_H_SLOTS_USED], (mine - cp_page) / CP_SLOT_WORDS + 1);
+    PUT(mine[CP_S_FLAGS], cp_flags); /* at once: until then who is in another namespace would take us for dead */
+    cp_wipe(mine, self, cp_flags);
     return mine;
 }
 
@@ -118,7 +121,7 @@ static uint64_t cp_held(bool bury_dead) {
             continue;
         if (bury_dead && cp_is_dead(slot, pid)) {
             if (s < CP_FIRST_LENT && cp_take(slot, pid))
-                cp_wipe(slot, 0);
+                cp_wipe(slot, 0, 0);
             continue;
         }
         int64_t live = (int64_t)GET(slot[CP_S_LIVE]);
