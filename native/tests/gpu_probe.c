@@ -4,7 +4,8 @@
  *
  * Also built as a library, for `carpool bench interposer`: whoever loads it calls main.
  *
- * Answers are `RESULT VALUE`: the driver's code, and a number. Slots 0 to 9999 hold what was allocated. */
+ * Answers are `RESULT VALUE`: the driver's code, and a number. Slots 0 to 9999 hold what was allocated. What one probe
+ * exports another imports through a pair of sockets that both were started with (PROBE_SOCKETS="WRITE READ"). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,7 +44,13 @@
     X(cuMemPoolCreate, cuMemPoolCreate, 11020, (CUmemoryPool *, const CUmemPoolProps *))                          \
     X(cuMemPoolDestroy, cuMemPoolDestroy, 11020, (CUmemoryPool))                                                  \
     X(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, (CUmemoryPool, size_t))                                            \
-    X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, (void *, CUdeviceptr))                                          \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, (struct ipc *, CUdeviceptr))                                    \
+    X(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle, 11000, (CUdeviceptr *, struct ipc, unsigned))                    \
+    X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010, (CUdeviceptr))                                              \
+    X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, 10020,                                          \
+      (void *, CUmemGenericAllocationHandle, int, unsigned long long))                                            \
+    X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020,                                      \
+      (CUmemGenericAllocationHandle *, void *, int))                                                              \
     X(cuMemCreate, cuMemCreate, 10020,                                                                            \
       (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                  \
     X(cuMemRelease, cuMemRelease, 10020, (CUmemGenericAllocationHandle))                                          \
@@ -83,6 +91,9 @@
     X(cuGraphExecDestroy, cuGraphExecDestroy, 10000, (CUgraphExec))                                               \
     X(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, 11040, (CUdevice))
 
+struct ipc {
+    char bytes[64];
+};
 #define DECLARE(symbol, name, since, params) \
     CUresult symbol params;                  \
     static CUresult(*p_##symbol) params;
@@ -95,8 +106,9 @@ static struct {
 } held[10000];
 static CUcontext context;
 static CUmodule module;
-static CUstream stream;
+static CUstream stream, other_stream;
 static CUgraph graph;
+static int sockets[2] = {-1, -1}; /* to write to, to read from */
 static uint64_t start_ns; /* cuInit, and the first context */
 
 static void find_functions(const char *door, const char *path) {
@@ -119,6 +131,14 @@ static void find_functions(const char *door, const char *path) {
     if (!p_##symbol)                                                                               \
         fprintf(stderr, "no %s\n", #symbol), exit(9);
     FUNCTIONS(FIND)
+}
+
+/* At an address of its own; the handle goes, the mapping keeps the memory. */
+static CUresult map_and_release(uint64_t *at, uint64_t size, CUmemGenericAllocationHandle handle) {
+    CUresult result = p_cuMemAddressReserve((CUdeviceptr *)at, size, 0, 0, 0);
+    result = result ? result : p_cuMemMap(*at, size, 0, handle, 0);
+    p_cuMemRelease(handle);
+    return result;
 }
 
 static CUresult allocate(const char *how, int slot, uint64_t size) {
@@ -149,9 +169,9 @@ static CUresult allocate(const char *how, int slot, uint64_t size) {
             p_cuMemPoolDestroy(pool);
         held[slot].handle = (uint64_t)(uintptr_t)pool;
     } else if (strcmp(how, "exported") == 0) {
-        char handle[64];
+        struct ipc handle;
         result = p_cuMemAlloc_v2((CUdeviceptr *)&at, size);
-        result = result ? result : p_cuIpcGetMemHandle(handle, at);
+        result = result ? result : p_cuIpcGetMemHandle(&handle, at);
     } else if (strcmp(how, "twice") == 0) { /* one handle, mapped at two addresses that follow each other */
         kind = 'w';
         result = p_cuMemCreate((CUmemGenericAllocationHandle *)&held[slot].handle, size, &prop, 0);
@@ -160,17 +180,14 @@ static CUresult allocate(const char *how, int slot, uint64_t size) {
             result = p_cuMemMap(at, size, 0, held[slot].handle, 0) | p_cuMemMap(at + size, size, 0, held[slot].handle, 0);
             p_cuMemRelease(held[slot].handle);
         }
-    } else if (strcmp(how, "vmm") == 0 || strcmp(how, "host_vmm") == 0) {
+    } else if (strcmp(how, "vmm") == 0 || strcmp(how, "host_vmm") == 0 || strcmp(how, "shareable") == 0) {
         kind = 'v';
+        prop.requestedHandleTypes = *how == 's';
         result = p_cuMemCreate((CUmemGenericAllocationHandle *)&at, size, &prop, 0);
-    } else if (strcmp(how, "mapped") == 0) { /* the handle goes, the mapping keeps the memory */
+    } else if (strcmp(how, "mapped") == 0) {
         kind = 'm';
         result = p_cuMemCreate((CUmemGenericAllocationHandle *)&held[slot].handle, size, &prop, 0);
-        if (!result) {
-            p_cuMemAddressReserve((CUdeviceptr *)&at, size, 0, 0, 0);
-            result = p_cuMemMap(at, size, 0, held[slot].handle, 0);
-            p_cuMemRelease(held[slot].handle);
-        }
+        result = result ? result : map_and_release(&at, size, held[slot].handle);
     } else if (strcmp(how, "array") == 0) {
         kind = 'a';
         CUDA_ARRAY_DESCRIPTOR desc = {.Width = 1000, .Height = size / 4000, .Format = 0x20, .NumChannels = 1};
@@ -193,6 +210,17 @@ static CUresult allocate(const char *how, int slot, uint64_t size) {
             result = p_cuGraphInstantiateWithFlags((CUgraphExec *)&at, graph, 0);
         if (!result)
             result = p_cuGraphLaunch((CUgraphExec)at, stream);
+    } else if (strcmp(how, "captured") == 0) { /* a graph with a node of memory, not launched yet */
+        kind = 'g';
+        result = p_cuStreamBeginCapture_v2(stream, 2);
+        result = result ? result : p_cuMemAllocAsync((CUdeviceptr *)&held[slot].handle, size, stream);
+        result = p_cuStreamEndCapture(stream, &graph) | result;
+        result = result ? result : p_cuGraphInstantiateWithFlags((CUgraphExec *)&at, graph, 0);
+    } else if (strcmp(how, "beside") == 0 || strcmp(how, "under") == 0) { /* a capture that it is not part of */
+        result = p_cuStreamBeginCapture_v2(stream, 2);
+        if (!result)
+            result = *how == 'b' ? p_cuMemAllocAsync((CUdeviceptr *)&at, size, other_stream) : p_cuMemAlloc_v2((CUdeviceptr *)&at, size);
+        result = p_cuStreamEndCapture(stream, &graph) | result;
     }
     if (!result) {
         held[slot].kind = kind;
@@ -216,6 +244,7 @@ static CUresult release(int slot, int is_async) {
     case 'm': result = p_cuMemUnmap(at, held[slot].size); break;
     case 'a': result = p_cuArrayDestroy((CUarray)at); break;
     case 'i': result = p_cuMipmappedArrayDestroy((CUmipmappedArray)at); break;
+    case 'c': result = p_cuIpcCloseMemHandle(at); break;
     case 'x': result = p_cuDestroyExternalMemory((CUexternalMemory)at); break;
     case 'g':
         result = p_cuGraphExecDestroy((CUgraphExec)at);
@@ -224,6 +253,58 @@ static CUresult release(int slot, int is_async) {
     default: result = 998;
     }
     held[slot].kind = 0;
+    return result;
+}
+
+/* Memory of this process for another one: an IPC handle, or an exported allocation, which is a file. */
+static CUresult export_to(int socket, int slot) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } with = {.head = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    struct ipc handle = {{0}};
+    struct iovec body = {&handle, sizeof handle};
+    struct msghdr message = {.msg_iov = &body, .msg_iovlen = 1};
+    int fd = -1;
+    CUresult result = held[slot].kind == 'v' ? p_cuMemExportToShareableHandle(&fd, held[slot].at, 1, 0)
+                                             : p_cuIpcGetMemHandle(&handle, held[slot].at);
+    if (fd >= 0) {
+        memcpy(CMSG_DATA(&with.head), &fd, sizeof fd);
+        message.msg_control = &with;
+        message.msg_controllen = sizeof with;
+    }
+    if (!result && sendmsg(socket, &message, 0) != sizeof handle)
+        result = 996;
+    if (fd >= 0)
+        close(fd);
+    return result;
+}
+
+static CUresult import_from(int socket, int slot, uint64_t size, bool is_mapped) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } with;
+    struct ipc handle;
+    struct iovec body = {&handle, sizeof handle};
+    struct msghdr message = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = &with, .msg_controllen = sizeof with};
+    uint64_t at = 0;
+    int fd = -1;
+    if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != sizeof handle)
+        return 996;
+    struct cmsghdr *found = CMSG_FIRSTHDR(&message);
+    CUresult result = 0;
+    held[slot].kind = found ? is_mapped ? 'm' : 'v' : 'c';
+    if (found) {
+        memcpy(&fd, CMSG_DATA(found), sizeof fd);
+        result = p_cuMemImportFromShareableHandle((CUmemGenericAllocationHandle *)&at, (void *)(intptr_t)fd, 1);
+        close(fd);
+        result = result || !is_mapped ? result : map_and_release(&at, size, at);
+    } else
+        result = p_cuIpcOpenMemHandle_v2((CUdeviceptr *)&at, handle, 1);
+    held[slot].at = at;
+    held[slot].size = size;
+    held[slot].kind = result ? 0 : held[slot].kind;
     return result;
 }
 
@@ -360,7 +441,13 @@ static void obey(const char *verb, char words[3][64]) {
         p_cuMemFree_v2(at);
         answer(result, memcmp(out, back, (size_t)a) != 0);
         free(out);
-    } else if (strcmp(verb, "sync") == 0)
+    } else if (strcmp(verb, "export") == 0)
+        answer(export_to(sockets[0], (int)a), 0);
+    else if (strcmp(verb, "import") == 0) /* into the slot `a` what has `b` bytes; the third word: mapped, or kept */
+        answer(import_from(sockets[1], (int)a, (uint64_t)b, strcmp(words[2], "mapped") == 0), 0);
+    else if (strcmp(verb, "run") == 0) /* the graph in this slot */
+        answer(p_cuGraphLaunch((CUgraphExec)held[a].at, stream), 0);
+    else if (strcmp(verb, "sync") == 0)
         answer(p_cuCtxSynchronize(), 0);
     else if (strcmp(verb, "threshold") == 0) {
         CUmemoryPool pool;
@@ -497,6 +584,9 @@ __attribute__((visibility("default"))) int main(int count, char **arguments) {
     result = result ? result : p_cuCtxSetCurrent(context);
     start_ns = now_ns() - start;
     result = result ? result : p_cuStreamCreate(&stream, 0);
+    result = result ? result : p_cuStreamCreate(&other_stream, 1); /* 1: does not wait for the default one */
+    if (getenv("PROBE_SOCKETS"))
+        sscanf(getenv("PROBE_SOCKETS"), "%d %d", &sockets[0], &sockets[1]);
     result = result ? result : p_cuModuleLoadData(&module, "");
     answer(result, (unsigned long long)getpid());
     while (fgets(line, sizeof line, stdin)) {

@@ -7,8 +7,10 @@ import os
 import shutil
 import struct
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 
 import pytest
 
@@ -83,8 +85,18 @@ def environment(built: Built, books: Path, *, cards: str = "1x4GiB", page: Path 
 class Probe(probe.Probe):
     """One running probe; answers are (the driver's code, a number)."""
 
-    def __init__(self, built: Built, env: dict[str, str], log: Path, door: str = "link", *more: str) -> None:
-        super().__init__([built.probe, door, *more], env, log)
+    def __init__(
+        self,
+        built: Built,
+        env: dict[str, str],
+        log: Path,
+        door: str = "link",
+        *more: str,
+        sockets: Sequence[socket] = (),
+    ) -> None:
+        """`sockets`: where it exports memory to, and imports from."""
+        fds = [each.fileno() for each in sockets]
+        super().__init__([built.probe, door, *more], env | {"PROBE_SOCKETS": " ".join(map(str, fds))}, log, keeps=fds)
         self.result, self.pid = self.first
 
     def alloc(self, how: str, slot: int, size: int) -> int:

@@ -52,7 +52,13 @@ class Probe:
     """
 
     def __init__(
-        self, command: Sequence[str | Path], env: dict[str, str], log: Path, *, stderr: int | None = None
+        self,
+        command: Sequence[str | Path],
+        env: dict[str, str],
+        log: Path,
+        *,
+        stderr: int | None = None,
+        keeps: Sequence[int] = (),
     ) -> None:
         self._log = log
         with log.open("wb") as own_log:
@@ -63,6 +69,7 @@ class Probe:
                 stdout=subprocess.PIPE,
                 stderr=own_log if stderr is None else stderr,
                 bufsize=0,
+                pass_fds=keeps,
             )
         self.first = self.answer()
 
