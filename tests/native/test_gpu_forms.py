@@ -312,6 +312,41 @@ def test_a_launch_on_several_devices_waits_for_the_turn_and_a_wait_for_a_context
     assert desk.steps == 1  # the second wait found nothing launched since the first
 
 
+OLD_LAUNCHES = """
+stream = ctypes.c_void_p()
+assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
+kernel = find(b"busy_1ms")
+for launch_old in (lambda: cuda.cuLaunch(kernel), lambda: cuda.cuLaunchGrid(kernel, 2, 2),
+                   lambda: cuda.cuLaunchGridAsync(kernel, 2, 2, stream)):
+    for _ in range(2):
+        wait()
+        assert launch_old() == 0
+        print("launched", flush=True)
+wait()
+"""
+
+
+def test_the_launches_of_cuda_2_reach_the_device_only_in_a_turn(job: Run, desk: Desk) -> None:
+    script = job(OLD_LAUNCHES)
+    for number in range(6):
+        assert script.line() == "ready"
+        if number:
+            desk.recall()
+        script.go()
+        if number:
+            assert isinstance(desk.take_until(m.Return), m.Return)
+        else:
+            message = desk.accept()
+            assert isinstance(message, m.Attach)
+            desk.base = slot_base(message.slot)
+            desk.take_until(m.Ask)
+        # It waits for the grant: nothing of this launch has reached the device.
+        assert busy_ns(desk.directory / "books", script.process.pid) == number * 1_000_000
+        desk.grant()
+        assert script.line() == "launched"
+    assert busy_ns(desk.directory / "books", script.process.pid) == 6_000_000
+
+
 # What pays for its device time.
 
 SHARES = """
