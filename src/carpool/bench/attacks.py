@@ -1,5 +1,5 @@
-"""Attacks on the limits of this machine: each tries to hold more device memory than its job's cap allows, or to
-use more of the device's time than its compute limit.
+"""Attacks on the limits of this machine: each tries to hold more device memory than its job's cap allows, to use
+more of the device's time than its compute limit, or to use the device without a turn.
 
 The attacks are `programs/attack.py`, run by `carpool run --memory` on a daemon of its own, on this machine's GPU or,
 where there is none, on the stand-in. Some of them carpool withstands, and promises to; the others are the known ways
@@ -34,7 +34,7 @@ class Attack:
 
     title: str
     name: str = ""
-    limit: str = "memory"  # or compute
+    limit: str = "memory"  # or compute, or turn
     is_promised: bool = True  # carpool says that it withstands this
     is_outside: bool = False  # run without carpool
     why: str
@@ -64,6 +64,7 @@ COUNTED = "bytes are counted before the driver is asked"
 LOOKUP = "whatever the program looks up leads to the library"
 UNLOADED = "a process without the library is not counted"
 PAID = "device time is paid before the launch"
+WAITS = "each gave the turn back and asked again"
 MAPPED = "a graph's memory is mapped and counted before its launch"
 ATTACKS = (
     Attack(title="plain memory", name="plain", why=COUNTED),
@@ -90,6 +91,9 @@ ATTACKS = (
     Attack(title="six processes at once", name="race", why="bytes are added first, then compared"),
     Attack(title="kill -9 while holding memory", name="killed", why="sums skip the dead"),
     Attack(title="memory shared by IPC handle", name="shared", why="it counts where it was made"),
+    Attack(title="another pid namespace", name="namespaces", why="who is outside is not taken for dead"),
+    Attack(title="launches without a turn", name="turn_launches", limit="turn", why=WAITS),
+    Attack(title="copies without a turn", name="turn_copies", limit="turn", why=WAITS),
     Attack(title="kernels in a loop", name="compute_plain", limit="compute", why=PAID),
     Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
     Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
@@ -130,6 +134,12 @@ ATTACKS = (
         name="child_unnamed",
         is_promised=False,
         why="the library does not know that it is in a job, and passes everything through",
+    ),
+    Attack(
+        title="shared memory whose maker has ended",
+        name="shared_left",
+        is_promised=False,
+        why="it counts where it was made, and nobody is there any more",
     ),
     Attack(
         title="writing a larger cap into the page",
@@ -173,9 +183,9 @@ def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
         tempfile.TemporaryDirectory(prefix="cpv-") as directory,
         open_node(policy="fair", device=name, settings=own_books(device, directory)) as node,
     ):
-        for limit, option in (("memory", str(CAP_BYTES)), ("compute", f"{SHARE_PERCENT}%")):
-            inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit == limit]
-            carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limit}", option, "--"]
+        for limits, option in ((("memory", "turn"), str(CAP_BYTES)), (("compute",), f"{SHARE_PERCENT}%")):
+            inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit in limits]
+            carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limits[0]}", option, "--"]
             command = [*carpool, *program, *[attack.name for attack in inside]]
             yield from run_attacks(command, node.environment, inside)
         outside = [attack for attack in ATTACKS if attack.is_outside]
@@ -218,6 +228,11 @@ def judge(attack: Attack, found: dict[str, object]) -> Outcome:
         return Outcome(
             attack=attack, verdict=verdict, why=f"{share:.0f} % under a limit of {SHARE_PERCENT} %: {attack.why}"
         )
+    if attack.limit == "turn":
+        passed = found["passed"]
+        assert isinstance(passed, list)
+        why = f"not by {', '.join(passed)}" if passed else attack.why
+        return Outcome(attack=attack, verdict=NOT_HELD if passed else HELD, why=why)
     held_bytes = int(str(found["held_bytes"]))
     if not held_bytes:
         return Outcome(attack=attack, verdict=NOT_HELD, why="it was given nothing, not even what the cap allows")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def verify(as_json: bool, device: str, strict: bool) -> int:
     """Attack the limits of this machine's GPU, and say which attacks they withstood.
 
-    Every attack is a small program under `carpool run --memory 256MiB` that tries to hold 384 MiB, or under
-    `--compute 25%` that tries to use all of the device. Known ways past a library that lives inside the program are
-    tried too, and shown as not held.
+    Every attack is a small program under `carpool run --memory 256MiB` that tries to hold 384 MiB or to use the
+    device without a turn, or under `--compute 25%` that tries to use all of it. Known ways past a library that lives
+    inside the program are tried too, and shown as not held.
 
     \b
     carpool verify

@@ -15,6 +15,7 @@ import sys
 
 import attack_compute
 import attack_doors
+import attack_turns
 from attack_driver import (
     AllocationProp,
     ArrayText,
@@ -29,6 +30,7 @@ from attack_driver import (
 )
 
 GRANULARITY = 2 << 20
+REPORTS = {"compute": "share_percent", "turn": "passed"}  # by the beginning of the attack's name
 CAP_WORD = 2  # as in carpool/wire/page.py
 STUB_ONLY = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CARPOOL_STUB", "CARPOOL_STUB_FILE", "PATH")
 
@@ -185,9 +187,9 @@ def command_of(name, size, *more):
     return [sys.executable, "-S", __file__, str(-(-size * 4 // 3)), name, *more]
 
 
-def again(name, size, env):
+def again(name, size, env, prefix=()):
     """The same program as a child, with another attack and this environment."""
-    done = subprocess.run(command_of(name, size), env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*prefix, *command_of(name, size)], env=env, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise NotHereError(f"the child failed: {done.stderr.strip()[-200:]}")
     found = json.loads(done.stdout)
@@ -300,6 +302,23 @@ def shared(size):
         maker.communicate()
 
 
+def shared_left(size):
+    """The same, but who made it ends, and somebody else still has it open."""
+    maker = subprocess.Popen(command_of("share", size), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    text = maker.stdout.readline().strip()
+    try:
+        if not text.startswith("handle "):
+            raise NotHereError("this driver shares no memory by handle")
+        cuda, at = Driver(), word()
+        handle = Handle.from_buffer_copy(bytes.fromhex(text.partition(" ")[2]))
+        cuda.good("cuIpcOpenMemHandle_v2", ctypes.byref(at), handle, 1)
+    finally:
+        maker.communicate()
+    held = size if cuda.plain(size) else 0
+    is_there = cuda("cuMemsetD8_v2", at, 1, ctypes.c_size_t(size)) == 0
+    return held + (size if is_there else 0)
+
+
 def share(size):
     cuda, at = Driver(), word()
     handle = ctypes.create_string_buffer(64)
@@ -308,6 +327,18 @@ def share(size):
     print(f"handle {handle.raw.hex()}", flush=True)
     sys.stdin.read()
     return size
+
+
+def namespaces(size):
+    """A process in a pid namespace of its own, as in a container: the pids of the others mean nothing there."""
+    for enter in (["--pid", "--fork"], ["--user", "--map-root-user", "--pid", "--fork"]):
+        if subprocess.run(["unshare", *enter, "true"], capture_output=True, check=False).returncode == 0:
+            break
+    else:
+        raise NotHereError("this machine allows no pid namespace")
+    cuda = Driver()
+    held = size if cuda.plain(size) else 0
+    return held + again("plain", size, dict(os.environ), prefix=["unshare", *enter])
 
 
 def page_written(size):
@@ -321,12 +352,15 @@ def page_written(size):
 
 
 def find_attack(name):
-    return globals().get(name) or getattr(attack_doors, name, None) or getattr(attack_compute, name)
+    for module in (attack_doors, attack_compute, attack_turns):
+        if hasattr(module, name):
+            return getattr(module, name)
+    return globals()[name]
 
 
 def attack_alone(cap, name):
     size = cap * 3 // 4 // GRANULARITY * GRANULARITY
-    kind = "share_percent" if name.startswith("compute_") else "held_bytes"
+    kind = REPORTS.get(name.partition("_")[0], "held_bytes")
     try:
         found = {"attack": name, kind: find_attack(name)(size), "why": ""}
     except NotHereError as error:

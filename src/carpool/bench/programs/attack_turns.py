@@ -1,0 +1,78 @@
+"""Attempts to use the device without a turn; each answers with the calls that went through.
+
+The word that says that the turn is wanted back is written as the daemon writes it. A call that waits for turns gives
+it back then, asks again, and finds the word cleared when it goes on; one that does not leaves it as it is.
+"""
+
+import ctypes
+import mmap
+import os
+
+from attack_compute import LaunchConfig, prepare
+from attack_driver import Driver, NotHereError, word
+
+SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 96  # as in carpool/wire/page.py
+LARGE_COPY = 2 << 20
+DIMENSIONS = 1, 1, 1, 1, 1, 1, 0
+
+
+def launches(cuda, kernel):
+    """Every way to start a kernel: of CUDA 2, of today, for per-thread streams, cooperative, by a graph."""
+    config, stream, run = LaunchConfig(dimensions=(ctypes.c_uint * 7)(*DIMENSIONS)), ctypes.c_void_p(), graph_of(cuda)
+    cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
+    yield "cuLaunch", (kernel,)
+    yield "cuLaunchGrid", (kernel, 1, 1)
+    yield "cuLaunchGridAsync", (kernel, 1, 1, stream)
+    for name in ("cuLaunchKernel", "cuLaunchKernel_ptsz"):
+        yield name, (kernel, *DIMENSIONS, stream, None, None)
+    for name in ("cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"):
+        yield name, (ctypes.byref(config), kernel, None, None)
+    for name in ("cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel_ptsz"):
+        yield name, (kernel, *DIMENSIONS, stream, None)
+    for name in ("cuGraphLaunch", "cuGraphLaunch_ptsz"):
+        yield name, (run, stream)
+
+
+def graph_of(cuda):
+    graph, run = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.good("cuGraphCreate", ctypes.byref(graph), 0)
+    cuda.good("cuGraphInstantiateWithFlags", ctypes.byref(run), graph, ctypes.c_ulonglong(0))
+    return run
+
+
+def copies(cuda):
+    at, back = word(), ctypes.create_string_buffer(LARGE_COPY)
+    size = ctypes.c_size_t(LARGE_COPY)
+    cuda.good("cuMemAlloc_v2", ctypes.byref(at), size)
+    for name in ("cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds"):
+        yield name, (at, back, size)
+    for name in ("cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"):
+        yield name, (back, at, size)
+
+
+def passed(cuda, calls):
+    """Which of these calls left the word as it was."""
+    path = os.environ.get("CARPOOL_PAGE")
+    if not path:
+        raise NotHereError("there is no page")
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as page, memoryview(page).cast("Q") as words:
+        own = [slot for slot in range(1, FIRST_LENT) if words[slot * SLOT_WORDS + S_PID] == os.getpid()]
+        if not own:
+            raise NotHereError("this process has no slot in the page")
+        return [name for name, arguments in calls if is_ignored(cuda, words, own[0], name, arguments)]
+
+
+def is_ignored(cuda, words, slot, name, arguments):
+    words[slot * SLOT_WORDS + S_RECALL] = 1
+    cuda.good(name, *arguments)
+    return words[slot * SLOT_WORDS + S_RECALL] != 0
+
+
+def turn_launches(_):
+    cuda, kernel = prepare()
+    return passed(cuda, launches(cuda, kernel))
+
+
+def turn_copies(_):
+    cuda = Driver()
+    return passed(cuda, copies(cuda))
