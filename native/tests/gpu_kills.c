@@ -30,7 +30,7 @@
 #define PAID_NS_MAX 1000000 /* two slices: the victim's and the watcher's */
 #define NOT_ALLOWED 77
 #define OUT_OF_MEMORY 2
-#define SECONDS_MAX 30
+#define SECONDS_MAX 60
 
 CUresult cuInit(unsigned), cuDevicePrimaryCtxRetain(CUcontext *, CUdevice), cuCtxSetCurrent(CUcontext), cuCtxSynchronize(void);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t), cuMemFree_v2(CUdeviceptr), cuMemGetInfo_v2(size_t *, size_t *);

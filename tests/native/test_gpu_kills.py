@@ -14,7 +14,7 @@ from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, environment
 from tests.native.probe import NATIVE, compile_c
 
 NOT_ALLOWED = 77
-SECONDS = 40  # the killer gives up by itself after 30; it takes one to five
+SECONDS = 70  # the killer gives up by itself after 60; it takes one to five
 # What is called, how many instructions of the guest that is at least, and what the driver or the guest answers.
 CALLS = {
     "first": (500, 0),  # the first allocation of a process: it claims its slot
@@ -40,7 +40,7 @@ def killer(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_kill_at_any_instruction_of_the_guest_leaves_right_books(
     built: Built, killer: Path, page: Page, books: Path, call: str
