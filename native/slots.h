@@ -79,12 +79,12 @@ static bool cp_is_dead(cp_word *slot, uint64_t pid) { return !cp_is_foreign(GET(
 
 /* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
 static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
-    uint64_t self = (uint64_t)getpid();
+    uint64_t self = (uint64_t)getpid(), used = GET(cp_page[CP_H_SLOTS_USED]);
     cp_word *mine = NULL;
     struct stat facts;
     bool is_told = syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &facts, 0) == 0;
     cp_flags = CP_FLAG_METERED | (is_told ? (uint64_t)facts.st_ino << CP_NAMESPACE_SHIFT : 0);
-    for (unsigned s = CP_FIRST_LENT - 1; s > 0; s--) {
+    for (uint64_t s = (used < CP_FIRST_LENT ? used : CP_FIRST_LENT) - 1; s > 0 && used; s--) {
         if (GET(cp_slot_at(s)[CP_S_PID]) != self || cp_is_foreign(GET(cp_slot_at(s)[CP_S_FLAGS])))
             continue;
         if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
