@@ -28,7 +28,7 @@
 
 #define CARDS_MAX 16
 #define ROWS 256
-#define BOOKS_MAGIC 0x42554C5354415243ull
+#define BOOKS_MAGIC 0x42554C5354415244ull /* another one for another layout */
 
 struct card_row {
     uint64_t bytes, peak;

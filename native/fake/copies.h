@@ -215,6 +215,11 @@ API cuMemcpy3DBatchAsync_ptsz(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t
 API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream s) { return (void)flags, copy_shapes(count, list, NULL, s); }
 API cuMemcpy3DBatchAsync_v2_ptsz(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream s) { return (void)flags, copy_shapes(count, list, NULL, s); }
 
+API cuMemcpyWithAttributesAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUmemcpyAttributes *attrs, CUstream s) { return (void)attrs, copy_batch(&to, &from, &n, 1, NULL, s); }
+API cuMemcpyWithAttributesAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t n, CUmemcpyAttributes *attrs, CUstream s) { return (void)attrs, copy_batch(&to, &from, &n, 1, NULL, s); }
+API cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream s) { return (void)flags, copy_shapes(1, op, NULL, s); }
+API cuMemcpy3DWithAttributesAsync_ptsz(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream s) { return (void)flags, copy_shapes(1, op, NULL, s); }
+
 /* Fills */
 
 static CUresult fill(CUdeviceptr at, size_t line, uint32_t value, size_t bytes, size_t width, size_t height) {

@@ -1109,6 +1109,7 @@ API cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
+API cuGraphAddNode_v3(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t n, CUgraphNodeParams *params) { return cuGraphAddNode_v2(out, graph, after, edges, n, params); }
 API cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraphNodeParams *params) { return cuGraphAddNode_v2(out, graph, after, NULL, n, params); }
 
 API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
@@ -1234,6 +1235,14 @@ API cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *af
         return CUDA_ERROR_INVALID_VALUE;
     return begin_capture(stream_of(s), mode, graph, true);
 }
+/* Nothing here compares a graph with what is captured again, or records for a graphics library. */
+API cuStreamBeginRecaptureToGraph(CUstream s, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback call, void *data) { return (void)s, (void)mode, (void)graph, (void)call, (void)data, CUDA_ERROR_NOT_SUPPORTED; }
+API cuStreamBeginRecaptureToGraph_ptsz(CUstream s, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback call, void *data) { return cuStreamBeginRecaptureToGraph(s, mode, graph, call, data); }
+API cuStreamBeginCaptureToCig(CUstream s, CUstreamCigCaptureParams *params) { return (void)s, (void)params, CUDA_ERROR_NOT_SUPPORTED; }
+API cuStreamBeginCaptureToCig_ptsz(CUstream s, CUstreamCigCaptureParams *params) { return cuStreamBeginCaptureToCig(s, params); }
+API cuStreamEndCaptureToCig(CUstream s) { return (void)s, CUDA_ERROR_NOT_SUPPORTED; }
+API cuStreamEndCaptureToCig_ptsz(CUstream s) { return cuStreamEndCaptureToCig(s); }
+
 static CUgraph leave_capture(CUstream s) {
     CUgraph made = s->capturing;
     global_captures -= s->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import struct
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from socket import socket
 
 import pytest
 
+from carpool.bench.shares import read_books, read_busy_ns
 from carpool.wire import page as wire
 from carpool.wire.page import Page, slot_base
 from tests.native import probe
@@ -110,31 +110,14 @@ class Probe(probe.Probe):
         return self.ask("info 0")[1], self.ask("info 1")[1]
 
 
-ROWS, CARDS_MAX = 256, 16
-_CARD = 4  # words: bytes, peak, device time, launches
-_HEAD = 8 * (3 + 2 * CARDS_MAX)
-_ROW = 8 * (2 + _CARD * CARDS_MAX)
-
-
 def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
     """Bytes each process holds on a card, by the stand-in's own books."""
-    raw = books.read_bytes()
-    found = {}
-    for row in range(ROWS):
-        words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
-        if words[0]:
-            found[words[0]] = words[2 + _CARD * card]
-    return found
+    return {pid: held for pid, (held, _, _, _) in read_books(books, card).items()}
 
 
 def busy_ns(books: Path, pid: int, card: int = 0) -> int:
     """Device time a process has used, by the stand-in's own books; what is launched counts at once."""
-    raw = books.read_bytes()
-    for row in range(ROWS):
-        words = struct.unpack_from(f"<{_ROW // 8}Q", raw, _HEAD + row * _ROW)
-        if words[0] == pid:
-            return int(words[2 + _CARD * card + 2])
-    return 0
+    return read_busy_ns(books, card).get(pid, 0)
 
 
 def live_bytes(page: Page, pid: int) -> int:

@@ -3,6 +3,7 @@ this machine, nvml.h of the package nvidia-nvml-dev. Skipped loudly where there 
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from tests.native import arrays
 from tests.native.declared import LIBRARIES, declared, text_of
 from tests.native.probe import NATIVE, compile_c, layout
 
-PLACES = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
+PLACES = [
+    *(Path(place) for place in [os.environ.get("CARPOOL_CUDA_INCLUDE", "")] if place),
+    Path("/usr/local/cuda/include"),
+    *sorted(Path("/usr/local").glob("cuda-*/include")),
+]
 BESIDE = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")  # need other libraries' headers: only looked at
 
 
@@ -31,6 +36,21 @@ def nvml_include() -> Path:
     if place is None:
         pytest.skip("no nvidia-nvml-dev: carpool's own declarations of NVML are NOT compared with NVIDIA's")
     return place
+
+
+def version(include: Path) -> int:
+    found = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text())
+    assert found
+    return int(found[1])
+
+
+def known_hooks(include: Path) -> str:
+    """hooks.def without what came after this header."""
+    rows = (NATIVE / "hooks.def").read_text().splitlines()
+    since = re.compile(r"(?:HOOK|GATE)\(\w+, \w+, (\d+), ")
+    return (
+        "\n".join(row for row in rows if not (found := since.match(row)) or int(found[1]) <= version(include)) + "\n"
+    )
 
 
 def compare(place: Path, include: Path, head: str, checks: str) -> None:
@@ -55,9 +75,8 @@ def test_every_signature_of_the_driver_is_nvidias(include: Path, tmp_path: Path)
 #define CALL(symbol, params, args) SAME(symbol, CUresult, params)
 #define NVML(...)
 #define NVML_CALL(...)
-#include "hooks.def"
 """
-    compare(tmp_path, include, CUDA_HEAD, SAME + checks)
+    compare(tmp_path, include, CUDA_HEAD, SAME + checks + known_hooks(include))
 
 
 def test_every_signature_of_nvml_is_nvidias(nvml_include: Path, tmp_path: Path) -> None:
@@ -150,9 +169,7 @@ def test_every_format_of_an_array_is_known(include: Path) -> None:
 def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:
     text = (include / "cudaTypedefs.h").read_text()
     known = set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text))
-    listed = re.findall(
-        r"^(?:HOOK|GATE)\((\w+), (\w+), (\d+), ([01])", (NATIVE / "hooks.def").read_text(), re.MULTILINE
-    )
+    listed = re.findall(r"^(?:HOOK|GATE)\((\w+), (\w+), (\d+), ([01])", known_hooks(include), re.MULTILINE)
     assert listed
     for symbol, name, since, stream in listed:
         endings = ("_ptsz", "_ptds") if stream == "1" else ("",)
@@ -174,7 +191,11 @@ def test_every_entry_point_is_hooked_left_or_harmless_and_only_one_of_them(inclu
     found = {name: coverage.places(name, definition) for name in sorted(names)}
     assert {name: where for name, where in found.items() if len(where) != 1} == {}
     if all((include / header).exists() for header in BESIDE):
-        assert {name for name in coverage.rows(definition) if name.startswith("cu")} - names == set()
+        listed = re.findall(r"^(?:DOOR|ABSENT)\((\w+), \w+, (\d+)", doors.TARGET.read_text(), re.MULTILINE)
+        newer = {symbol for symbol, since in listed if int(since) > version(include)}
+        assert {name for name in coverage.rows(definition) if name.startswith("cu")} - names == newer & set(
+            coverage.rows(definition)
+        )
 
 
 def test_every_function_of_nvml_is_hooked_left_or_harmless_and_only_one_of_them(nvml_include: Path) -> None:

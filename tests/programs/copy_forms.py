@@ -85,7 +85,7 @@ class Call:
 
     def __init__(self, form, count, src, dst, stream):
         self.form, self.count, self.src, self.dst = form, count, src, dst
-        is_old = not re.search(r"_v2|Peer|Batch|Prefetch|Memset\w+Async|cuMemcpy(Async)?(_pt|$)", form)
+        is_old = not re.search(r"_v2|Peer|Batch|Prefetch|Attributes|Memset\w+Async|cuMemcpy(Async)?(_pt|$)", form)
         self.number, self.pointer = (half, half) if is_old else (word, ctypes.c_ulonglong)
         self.failed = [] if "_v2" in form else [ctypes.byref(word())]
         self.kinds = "D", "D"
@@ -94,7 +94,8 @@ class Call:
             (r"cuMemcpy[HDA]to", self.between_kinds),
             (r"cuMemcpyPeer", self.peer),
             (r"cuMemcpyBatch", self.batch),
-            (r"cuMemcpy3DBatch", self.shapes),
+            (r"cuMemcpyWith", self.with_attributes),
+            (r"cuMemcpy3D(?:Batch|With)", self.shapes),
             (r"cuMemcpy[23]D", self.shape),
             (r"cuMemcpy", self.plain),
             (r"cuMemset", self.fill),
@@ -106,6 +107,9 @@ class Call:
 
     def plain(self):
         return [self.pointer(self.dst.card), self.pointer(self.src.card), word(self.count)]
+
+    def with_attributes(self):
+        return [*self.plain(), None]
 
     def unpack(self):
         return [None, word(0), half(0), None]
@@ -130,6 +134,8 @@ class Call:
         lines = self.count // LINE
         sides = [Operand(1, Pointer(at.card, LINE, lines, (1, 0))) for at in (self.src, self.dst)]
         operation = Operation(*sides, (LINE, lines, 1), 1, 0)
+        if "With" in self.form:
+            return [ctypes.byref(operation), ctypes.c_ulonglong(0)]
         return [word(1), ctypes.byref(operation), *self.failed, ctypes.c_ulonglong(0)]
 
     def shape(self):

@@ -28,9 +28,10 @@ TENTH_WAITED = "loop {ms} 10 busy_1ms"  # the probe's words: kernels of 1 ms, a 
 LEARN_S, WINDOW_S, EVERY_S = 1.0, 5.0, 0.1
 START_S = 60.0
 TRIES, STOLEN_MAX = 3, 0.01  # of the time of all processors
-# As native/fake/books.h: a header, then rows of pid, birth and three words a card.
+# As native/fake/books.h: a header, then rows of pid, birth and some words a card.
 CARDS, ROWS = 16, 256
-HEAD_BYTES, ROW_BYTES = 8 * (3 + 2 * CARDS), 8 * (2 + 3 * CARDS)
+CARD_WORDS = 4
+HEAD_BYTES, ROW_BYTES = 8 * (3 + 2 * CARDS), 8 * (2 + CARD_WORDS * CARDS)
 # A job of several processes: this one starts the others, hands on what it is told and says what they answer.
 CROWD = """
 import subprocess, sys
@@ -174,15 +175,20 @@ def _watch(look: Callable[[], dict[int, int]], jobs: list[list[int]], seconds: f
     return samples
 
 
-def read_busy_ns(books: Path, card: int = 0) -> dict[int, int]:
-    """Device time of every process on a card, by the stand-in's books."""
+def read_books(books: Path, card: int = 0) -> dict[int, tuple[int, ...]]:
+    """What the stand-in's books have of every process on a card: bytes, their peak, device time in ns, launches."""
     raw = books.read_bytes() if books.exists() else b""
     found = {}
     for row in range(ROWS if raw else 0):
         words = struct.unpack_from(f"<{ROW_BYTES // 8}Q", raw, HEAD_BYTES + row * ROW_BYTES)
         if words[0]:
-            found[int(words[0])] = int(words[2 + 3 * card + 1])
+            found[int(words[0])] = words[2 + CARD_WORDS * card :][:CARD_WORDS]
     return found
+
+
+def read_busy_ns(books: Path, card: int = 0) -> dict[int, int]:
+    """Device time of every process on a card, by the stand-in's books."""
+    return {pid: busy_ns for pid, (_, _, busy_ns, _) in read_books(books, card).items()}
 
 
 def mean_percent(samples: Samples) -> float:

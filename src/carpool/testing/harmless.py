@@ -21,8 +21,8 @@ class Group:
 CUDA = (
     Group(
         what="questions about devices",
-        names=r"Init|DriverGetVersion|GetError(?:Name|String)|DeviceGet(?:Attribute|ByPCIBusId|Count|DefaultMemPool|DevResource"
-        r"|ExecAffinitySupport|HostAtomicCapabilities|Luid|MemPool|Name|NvSciSyncAttributes|P2PAtomicCapabilities|P2PAttribute"
+        names=r"Init|DriverGetVersion|GetError(?:Name|String)|DeviceGet(?:Attribute|ByPCIBusId|Clique(?:Count|Info)|Count|DefaultMemPool|DevResource"
+        r"|ExecAffinitySupport|FabricClusterUuid|HostAtomicCapabilities|Luid|MemPool|Name|NvSciSyncAttributes|P2PAtomicCapabilities|P2PAttribute"
         r"|PCIBusId|Properties|Texture1DLinearMaxWidth|Uuid|Uuid_v2)?|DeviceCanAccessPeer"
         r"|DeviceComputeCapability|DevicePrimaryCtxGetState|Dev(?:Resource|SmResource)\w+"
         r"|GLInit|W?GLGetDevices?|VDPAUGetDevice",
@@ -53,7 +53,7 @@ CUDA = (
         names=r"GraphAdd(?:BatchMemOp|ChildGraph|Empty|EventRecord|EventWait|ExternalSemaphores(?:Signal|Wait)|Host|Kernel"
         r"|MemFree|Memcpy|Memset)Node(?:_v2)?|Graph(?:Add|Remove)Dependencies(?:_v2)?|Graph\w*Node(?:Get|Set)\w+"
         r"|GraphKernelNodeCopyAttributes|GraphNodeFindInClone|GraphClone|GraphConditionalHandleCreate|GraphCreate"
-        r"|GraphDebugDotPrint|GraphDestroy(?:Node)?|GraphExecGetFlags|GraphExecUpdate(?:_v2)?"
+        r"|GraphDebugDotPrint|GraphDestroy(?:Node)?|GraphExecGet(?:Flags|Id)|GraphGetId|GraphExecUpdate(?:_v2)?"
         r"|GraphGet(?:Edges|Nodes|RootNodes)(?:_v2)?|Graph(?:Retain|Release)UserObject|UserObject\w+"
         r"|Device[GS]etGraphMemAttribute",
         why="a graph computes and allocates when it is launched, which is hooked",
@@ -71,8 +71,8 @@ CUDA = (
     ),
     Group(
         what="questions about memory",
-        names=r"Array(?:3D)?Get\w+|MipmappedArrayGet\w+|MemGet(?:Access|AddressRange|Allocation)\w*|MemHostGet\w+"
-        r"|MemPoolGet\w+|MemRangeGet\w+|Pointer[GS]et\w+|MulticastGetGranularity",
+        names=r"Array(?:3D)?Get\w+|MipmappedArrayGet\w+|MemGet(?:Access|AddressRange|Allocation|LocationInfo)\w*|MemHostGet\w+"
+        r"|MemPoolGet\w+|MemRangeGet\w+|Pointer[GS]et\w+|MulticastGetGranularity|LogicalEndpoint(?:GetLimits|Query)",
         why="about what the program made itself, whose bytes it knows",
     ),
     Group(
