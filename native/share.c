@@ -34,7 +34,7 @@
 #define REST_NS_MAX 5000000u /* what nobody needs to hurry for */
 #define PATIENCE_NS 2000000000
 #define AWAY_NS (450ull << 22) /* 1.9 s: so much less for who does something else meanwhile; leaves the pid as it is */
-#define EVERY 64
+#define EVERY 96
 #define EVERY_NS 1000000
 #define RISE_AFTER 32
 #define PROBES 4 /* what does not fit pushes out what is there */
