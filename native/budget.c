@@ -290,7 +290,7 @@ bool cp_holds(uint64_t pid, unsigned long long *bytes) {
         s--;
     int64_t live = s > 0 ? (int64_t)GET(cp_slot_at(s)[CP_S_LIVE]) : 0;
     *bytes = live > 0 ? (uint64_t)live : 0;
-    return s > 0;
+    return s > 0 && pid != 0; /* slots that nobody has are of no process */
 }
 
 /* Load and exit */
@@ -325,5 +325,5 @@ __attribute__((destructor)) static void cp_unload(void) {
     is_off = true;
     cp_must_cap = false; /* destructors that come after us may still allocate */
     if (slot && GET(slot[CP_S_PID]) == (uint64_t)getpid())
-        cp_wipe(slot, 0, 0);
+        cp_wipe(slot, 0);
 }

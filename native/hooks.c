@@ -44,9 +44,10 @@ static int current_device(void) {
 /* Memory of a size that is known before. Inside a capture nothing is allocated: it becomes a node, whose bytes appear
  * before the graph's launch. A pool of host memory gives nothing of the device's. */
 
-/* What neither the cap nor the card has room for, if the user allowed it; a graph's node (UINT64_MAX) cannot be had so. */
+/* What neither the cap nor the card has room for, if the user allowed it; a graph's node (UINT64_MAX)
+ * cannot be had so, and beside a capture managed memory would break it. */
 static CUresult spill(CUdeviceptr *out, uint64_t bytes) {
-    if (!cp_may_spill || bytes == UINT64_MAX || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
+    if (!cp_may_spill || !bytes || bytes == UINT64_MAX || GET(cp_captures) || real_cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
     cp_note(CP_SPILLED, *out, cp_context(), bytes);
     cp_spill(bytes);
@@ -346,7 +347,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 /* Copies, waits, captures */
 
 /* `after`: a copy back to the host returns when the data is there, and is a wait for what was launched before it. */
-#define COPY(symbol, params, args, bytes, on, after) AROUND(symbol, params, args, if ((bytes) >= LARGE_COPY) cp_pass_turn(on), after)
+#define COPY(symbol, params, args, bytes, on, after) AROUND(symbol, params, args, MARK((on) == PER_THREAD); if ((bytes) >= LARGE_COPY) cp_pass_turn(on), after)
 #define SHAPE(copy, depth) (copy ? product(product(copy->WidthInBytes, copy->Height), depth) : 0)
 #define TO_HOST(copy) (copy && copy->dstMemoryType == CU_MEMORYTYPE_HOST)
 #define WAIT(symbol, params, args, finished) AROUND(symbol, params, args, cp_read_samples(), cp_end_step(result ? 0 : finished))

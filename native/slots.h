@@ -54,10 +54,11 @@ static bool cp_take(cp_word *slot, uint64_t from) {
  * killed, its pid is as good as one of ours, or nobody would ever clear it. */
 static bool cp_is_foreign(uint64_t flags) { return flags && (flags ^ cp_flags) >> CP_NAMESPACE_SHIFT; }
 
-/* The pid goes last, so that nobody claims half-wiped words. */
-static void cp_wipe(cp_word *slot, uint64_t next_pid, uint64_t flags) {
+/* The pid goes last, so that nobody claims half-wiped words. The flags stay ours, also of a slot that nobody has then: who
+ * is in another namespace leaves it alone meanwhile. */
+static void cp_wipe(cp_word *slot, uint64_t next_pid) {
     for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
-        PUT(slot[word], word == CP_S_FLAGS ? flags : 0);
+        PUT(slot[word], word == CP_S_FLAGS ? cp_flags : 0);
     atomic_store(&slot[CP_S_PID], next_pid);
 }
 
@@ -88,7 +89,7 @@ static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
         if (GET(cp_slot_at(s)[CP_S_PID]) != self || cp_is_foreign(GET(cp_slot_at(s)[CP_S_FLAGS])))
             continue;
         if (mine) /* an exec stopped the clearing of a dead slot half-way; see cp_held */
-            cp_wipe(mine, 0, 0);
+            cp_wipe(mine, 0);
         mine = cp_slot_at(s);
     }
     for (unsigned s = 1; s < 2 * CP_FIRST_LENT && !mine; s++) { /* free ones first: who is dead takes system calls to tell */
@@ -102,7 +103,7 @@ static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
     if (!mine)
         return NULL;
     PUT(mine[CP_S_FLAGS], cp_flags); /* at once: until then who is in another namespace would take us for dead */
-    cp_wipe(mine, self, cp_flags);
+    cp_wipe(mine, self);
     return mine;
 }
 
@@ -121,7 +122,7 @@ static uint64_t cp_held(bool bury_dead) {
             continue;
         if (bury_dead && cp_is_dead(slot, pid)) {
             if (s < CP_FIRST_LENT && cp_take(slot, pid))
-                cp_wipe(slot, 0, 0);
+                cp_wipe(slot, 0);
             continue;
         }
         int64_t live = (int64_t)GET(slot[CP_S_LIVE]);
@@ -140,7 +141,7 @@ static cp_word *cp_map_page(const char *path, const char **why) {
     else if (!S_ISREG(facts.st_mode) || facts.st_uid != geteuid() || facts.st_mode & 077)
         *why = "the page is not a private file of this user";
     else if (facts.st_size < CP_PAGE_BYTES)
-        *why = "the page is too short";
+        *why = "the page is too short, restart the job";
     else if ((page = mmap(NULL, CP_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
         *why = strerror(errno);
     if (fd >= 0)

@@ -226,7 +226,9 @@ static CUresult fill(CUdeviceptr at, size_t line, uint32_t value, size_t bytes, 
     NEED_CONTEXT;
     if (at % bytes || (height > 1 && line < width * bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t y = 0; y < height; y++)
+    for (size_t y = 0; y < height && bytes == 1; y++)
+        memset((char *)(uintptr_t)at + y * line, (int)value, width);
+    for (size_t y = 0; y < height && bytes > 1; y++)
         for (size_t x = 0; x < width; x++)
             memcpy((char *)(uintptr_t)at + y * line + x * bytes, &value, bytes); /* the low bytes come first */
     return CUDA_SUCCESS;

@@ -207,6 +207,8 @@ static unsigned walk(void) {
     if (!is("exit"))
         ptrace(PTRACE_CONT, pid, NULL, NULL); /* it says what the call answered */
     waitpid(pid, NULL, 0);
+    if (length == sizeof path / sizeof *path)
+        fail("instructions of the guest in one call, too many to try", length, 0);
     return length;
 }
 

@@ -104,7 +104,8 @@ def test_what_is_promised_holds_on_the_stand_in_and_what_is_not_is_said() -> Non
     assert set(promised.values()) == {HELD}
     assert verdicts["child without LD_PRELOAD"] == verdicts["shared memory whose maker has ended"] == NOT_HELD
     assert verdicts["static binary, own ioctl calls"] == NOT_TRIED
-    if namespaces == NOT_TRIED:
+    [why] = [each["why"] for each in found["attacks"] if each["attack"] == "another pid namespace"]
+    if namespaces == NOT_TRIED and "the child failed" not in why:
         pytest.skip("this machine allows no pid namespace: processes of another one are NOT tried")
     assert namespaces == HELD
 

@@ -23,8 +23,7 @@ def desk() -> Iterator[Desk]:
     """The daemon's side, played by the test; whoever was connected may be gone when it closes."""
     desk = Desk()
     yield desk
-    desk.die()
-    desk.page.close()
+    desk.close()
 
 
 @pytest.fixture

@@ -84,6 +84,10 @@ many = [stream() for _ in range(80)]
 run('busy_3s', many[-1]), cuda.cuStreamSynchronize(b)""",
     "another stream than the thread's own": """
 run('busy_1us', a), run('busy_3s', None, cuda.cuLaunchKernel_ptsz), cuda.cuStreamSynchronize(a)""",
+    "another stream than the thread's own, which copies": """
+run('busy_1us', a)
+assert allocate(4096) == cuda.cuMemcpyDtoDAsync_v2_ptsz(at, at, ctypes.c_size_t(4096), None) == 0
+cuda.cuStreamSynchronize(a)""",
 }
 IDLE = {
     "the stream": "run('busy_20ms', a); cuda.cuStreamSynchronize(a)",

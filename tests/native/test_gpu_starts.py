@@ -41,7 +41,7 @@ def env(built: Built, page: Page, books: Path) -> Env:
 # Starts.
 
 STARTS, AT_ONCE = 300, 20
-START_ADDED_MAX = 0.02  # of its instructions; a look at one more slot is less than a hundred-thousandth
+START_ADDED_MAX = 0.005  # of its instructions; a look at one more slot is less than a ten-thousandth
 
 
 def start_instructions(built: Built, env: Env) -> int:
@@ -61,13 +61,12 @@ def test_three_hundred_starts_leave_the_account_clean_and_the_next_start_as_quic
     can_count = shutil.which("valgrind") is not None
     before = start_instructions(built, env) if can_count else 0
     for batch in range(STARTS // AT_ONCE):
-        probes = [Probe(built, env, tmp_path / f"log{number}") for number in range(AT_ONCE)]
-        assert [probe.alloc("plain", 0, MIB) for probe in probes] == [0] * AT_ONCE, batch
-        for number, probe in enumerate(probes):
-            if number % 4 == 0:  # no last words
+        with ExitStack() as stack:
+            probes = [stack.enter_context(Probe(built, env, tmp_path / f"log{n}")) for n in range(AT_ONCE)]
+            assert [probe.alloc("plain", 0, MIB) for probe in probes] == [0] * AT_ONCE, batch
+            for probe in probes[::4]:  # no last words
                 probe.process.send_signal(signal.SIGKILL)
-            probe.__exit__()
-            assert probe.said() == ""
+        assert [probe.said() for probe in probes] == [""] * AT_ONCE
     with Probe(built, env, tmp_path / "last") as probe:
         assert probe.alloc("plain", 0, CAP) == 0
         assert probe.alloc("plain", 1, 1) == OUT_OF_MEMORY
@@ -161,6 +160,9 @@ def fds():
     return len(os.listdir("/proc/self/fd"))
 def cycle(count):
     for number in range(count):
+        if IN_TURNS and number % 33 == 1:
+            print("turn", flush=True)
+            sys.stdin.readline()
         assert cuda.cuInit(0) == 0 and allocate(4096) == 0 and launch(b"busy_1us") == 0
         assert cuda.cuCtxSynchronize() == 0 and cuda.cuMemFree_v2(at) == 0 and allocate(1 << 40) == 2
         if number % 20 == 0:
@@ -179,7 +181,7 @@ print(before, fds(), flush=True)
 
 @pytest.mark.slow
 def test_a_thousand_cycles_and_fifty_forks_leave_no_descriptor_open(env: Env) -> None:
-    with Script(env, f"MUST_LOSE = 0\n{CYCLES}") as script:
+    with Script(env, f"MUST_LOSE, IN_TURNS = 0, False\n{CYCLES}") as script:
         before, after = script.line().split()
         assert before == after
 
@@ -188,20 +190,23 @@ def test_a_thousand_cycles_and_fifty_forks_leave_no_descriptor_open(env: Env) ->
 def test_a_thousand_cycles_in_turns_need_one_descriptor(built: Built, desk: Desk) -> None:
     """The connection is the only one; a child closes its copy of it: one less, which the exit code 255 says."""
     desk.words[wire.H_CAP] = CAP
-    with Script(job(built, desk), f"MUST_LOSE = 255\n{CYCLES}") as script:
+    with Script(job(built, desk), f"MUST_LOSE, IN_TURNS = 255, True\n{CYCLES}") as script:
         message = desk.accept()
         assert isinstance(message, m.Attach)
         desk.base = wire.slot_base(message.slot)
         desk.answer(m.Ask)
-        for _ in range(30):
+        turns = 0
+        while (line := script.line()) == "turn":
+            turns += 1
             desk.recall()
+            script.go()
             returned = desk.take_until(m.Return)
             assert isinstance(returned, m.Return)
             if not returned.wants_more:
                 desk.take_until(m.Ask)
             desk.grant()
-        before, after = script.line().split()
-        assert before == after
+        before, after = line.split()
+        assert (before, turns) == (after, 32)
 
 
 # System calls.
@@ -256,7 +261,9 @@ def test_launches_that_are_paid_for_make_no_system_call_while_there_is_time_to_s
     counted: Callable[[Env, str], int], env: Env, page: Page
 ) -> None:
     page.words[wire.H_PRICE] = PRICE_ONE
-    assert added_calls(counted, env, LAUNCH) <= CALLS // 20, "a few, where it waited or measured"
+    assert added_calls(counted, env, LAUNCH) <= CALLS // 4, (
+        "some, where it waited or measured: more on a busy machine"
+    )
 
 
 @pytest.mark.slow
@@ -270,7 +277,9 @@ def test_launches_in_a_turn_make_no_system_call(built: Built, desk: Desk, tmp_pa
         desk.answer(m.Ask)
         assert probe.answer()[0] == 0
         trace = tmp_path / "trace"
-        watching = subprocess.Popen(["strace", "-o", trace, "-p", str(probe.pid)], stderr=subprocess.PIPE, text=True)
+        command = ["strace", "-o", str(trace), "-p", str(probe.pid)]
+        watching = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        stack.callback(watching.kill)
         assert watching.stderr
         if "attached" not in watching.stderr.readline():
             pytest.skip("this machine lets nobody trace a process: the guest's system calls are NOT counted")

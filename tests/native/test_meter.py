@@ -644,7 +644,7 @@ def make_somebody_elses(page: Page) -> str:
 def make_short(page: Page) -> str:
     page.path.unlink()
     page.path.touch(mode=0o600)
-    return "the page is too short"
+    return "the page is too short, restart the job"
 
 
 def make_without_magic(page: Page) -> str:

@@ -182,7 +182,9 @@ class Page:
             if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
                 raise PeerError(f"the shared page {path} is not a private file of this user; it is not used")
             if facts.st_size < PAGE_BYTES:
-                raise PeerError(f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}")
+                raise PeerError(
+                    f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}; restart the job"
+                )
             mapping = mmap.mmap(fd, PAGE_BYTES)
         finally:
             os.close(fd)

@@ -11,13 +11,13 @@ import os
 from attack_compute import LaunchConfig, prepare
 from attack_driver import Driver, NotHereError, word
 
-SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 96  # as in carpool/wire/page.py
+SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 448  # as in carpool/wire/page.py
 LARGE_COPY = 2 << 20
 DIMENSIONS = 1, 1, 1, 1, 1, 1, 0
 
 
 def launches(cuda, kernel):
-    """Every way to start a kernel: of CUDA 2, of today, for per-thread streams, cooperative, by a graph."""
+    """Ways to start a kernel: of CUDA 2, of today, for per-thread streams, cooperative, by a graph."""
     config, stream, run = LaunchConfig(dimensions=(ctypes.c_uint * 7)(*DIMENSIONS)), ctypes.c_void_p(), graph_of(cuda)
     cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
     yield "cuLaunch", (kernel,)
