@@ -77,6 +77,14 @@ class Desk:
         self.take_until(wanted)
         self.grant()
 
+    def answer_return(self) -> None:
+        """Wait for the turn to come back, until it is asked for again, and grant it."""
+        returned = self.take_until(m.Return)
+        assert isinstance(returned, m.Return)
+        if not returned.wants_more:
+            self.take_until(m.Ask)
+        self.grant()
+
     def is_closed(self) -> bool:
         """Whether the member closed the connection; waits for it."""
         assert self._peer is not None

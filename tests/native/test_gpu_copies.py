@@ -16,6 +16,7 @@ from carpool.wire.page import slot_base
 from tests.agent.desk import Desk
 from tests.native.gpu import Built, environment
 from tests.native.probe import NATIVE
+from tests.native.test_gpu_turns import job
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "copy_forms.py"
 FORMS = re.findall(r"^HOOK\((\w+), .*\), COPY, ", (NATIVE / "hooks.def").read_text(), re.MULTILINE)
@@ -85,23 +86,8 @@ def test_whatever_the_form_the_bytes_arrive(built: Built, tmp_path: Path) -> Non
             assert (form, program.line()) == (form, good_end(form))
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
-    yield desk
-    desk.close()
-
-
-def of_a_job(built: Built, desk: Desk) -> dict[str, str]:
-    return environment(built, desk.directory / "books", page=desk.page.path) | {
-        "CARPOOL_JOB": "job-1",
-        "CARPOOL_SOCKET": str(desk.directory / "socket"),
-        "CARPOOL_VERSION": "1.2.3",
-    }
-
-
 def test_a_large_one_waits_for_the_turn_and_a_small_one_does_not(built: Built, desk: Desk) -> None:
-    with talking(of_a_job(built, desk)) as program:
+    with talking(job(built, desk)) as program:
         assert program.line() == "begun"
         program.prepare(FORMS[0], LARGE)
         program.tell("")

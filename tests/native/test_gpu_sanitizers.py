@@ -113,9 +113,5 @@ def test_turns_of_four_threads_that_launch_are_clean(built: Built, desk: Desk, t
         for _ in range(8):
             time.sleep(0.05)
             desk.recall()
-            returned = desk.take_until(m.Return)
-            assert isinstance(returned, m.Return)
-            if not returned.wants_more:
-                desk.take_until(m.Ask)
-            desk.grant()
+            desk.answer_return()
         assert probe.answer()[0] == 0

@@ -200,11 +200,7 @@ def test_a_thousand_cycles_in_turns_need_one_descriptor(built: Built, desk: Desk
             turns += 1
             desk.recall()
             script.go()
-            returned = desk.take_until(m.Return)
-            assert isinstance(returned, m.Return)
-            if not returned.wants_more:
-                desk.take_until(m.Ask)
-            desk.grant()
+            desk.answer_return()
         before, after = line.split()
         assert (before, turns) == (after, 32)
 

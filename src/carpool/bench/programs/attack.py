@@ -5,6 +5,7 @@ many bytes it holds at the end, or why it could not be tried here. With several 
 one after another. Runs inside a job of `carpool verify`, and outside as the control; by its absolute path.
 """
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -287,8 +288,9 @@ def hold(size):
     return held
 
 
-def shared(size):
-    """Memory of another process of the job, opened by handle: it counts where it was made."""
+@contextlib.contextmanager
+def opened(size):
+    """The driver, and the address of memory that another process of the job made, which ends with this."""
     maker = subprocess.Popen(command_of("share", size), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     text = maker.stdout.readline().strip()
     try:
@@ -297,23 +299,21 @@ def shared(size):
         cuda, at = Driver(), word()
         handle = Handle.from_buffer_copy(bytes.fromhex(text.partition(" ")[2]))
         cuda.good("cuIpcOpenMemHandle_v2", ctypes.byref(at), handle, 1)
-        return size + (size if cuda.plain(size) else 0)
+        yield cuda, at
     finally:
         maker.communicate()
+
+
+def shared(size):
+    """Memory of another process of the job, opened by handle: it counts where it was made."""
+    with opened(size) as (cuda, _):
+        return size + (size if cuda.plain(size) else 0)
 
 
 def shared_left(size):
     """The same, but who made it ends, and somebody else still has it open."""
-    maker = subprocess.Popen(command_of("share", size), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    text = maker.stdout.readline().strip()
-    try:
-        if not text.startswith("handle "):
-            raise NotHereError("this driver shares no memory by handle")
-        cuda, at = Driver(), word()
-        handle = Handle.from_buffer_copy(bytes.fromhex(text.partition(" ")[2]))
-        cuda.good("cuIpcOpenMemHandle_v2", ctypes.byref(at), handle, 1)
-    finally:
-        maker.communicate()
+    with opened(size) as (cuda, at):
+        pass
     held = size if cuda.plain(size) else 0
     is_there = cuda("cuMemsetD8_v2", at, 1, ctypes.c_size_t(size)) == 0
     return held + (size if is_there else 0)
