@@ -6,7 +6,7 @@
  *
  * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
- * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 64 or in a millisecond of device
+ * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 96 or in a millisecond of device
  *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
  *     the least, for then the others' work lies between the events too. While this thread asked for the launch and the
  *     second event the device may have been idle: the host kept it from its processor, or the driver loaded the kernel. So

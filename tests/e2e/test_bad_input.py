@@ -64,6 +64,7 @@ def assert_refused(done: Ended, code: int, *words: str) -> None:
         (["--weight", "nan"], ["--weight nan must be above 0"]),
         (["--weight", "inf"], ["--weight inf must be above 0"]),
         (["--priority", str(10**30)], ["--priority"]),
+        (["--name", "n" * 73], ["--name has 73 characters; 60 are the most"]),
         (["--name", "runs/3"], ["--name runs/3 has a slash", "call it runs-3"]),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else None,

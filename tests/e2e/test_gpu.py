@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.node import PYTHON, Node, Started, wait_until
 from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, busy_ns, true_bytes
 
+GIB = 1024 * MIB
+
 pytestmark = pytest.mark.slow
 
 
@@ -94,6 +96,26 @@ def test_two_programs_take_turns_at_their_kernel_launches(node: Node, built: Bui
         assert node.turns(name) >= 5
     assert min(counts) > 0.6 * max(counts)
     assert all(app.started.err == "" for app in apps)
+
+
+def test_a_job_is_promised_what_all_its_processes_hold(node: Node) -> None:
+    """Three of 3 GiB each: a neighbour that would need what they have waits, and says for what."""
+    node.start(device="stub:16GiB", quantum="20ms")
+    crowd = ["crowd_on_card.py", "--gib", "3", "--processes"]
+    three = node.run(*crowd, "3", options=["--name", "three"], stdin=subprocess.PIPE)
+
+    def is_booked() -> bool:
+        job = node.find("three")
+        return job is not None and job["live_bytes"] == 9 * GIB <= job["promised_bytes"]
+
+    wait_until(is_booked, "the promise is what the processes hold")
+    other = node.run(*crowd, "1", options=["--name", "other", "--memory", "10GiB"], stdin=subprocess.PIPE)
+    wait_until(lambda: node.state("other") == "queued", "it waits")
+    assert "memory" in node.job("other")["reason"]
+    for job in (three, other):
+        assert job.process.stdin
+        job.process.stdin.close()
+        assert job.wait().code == 0
 
 
 @pytest.mark.parametrize("or_kill", [False, True], ids=["parked if it can be", "--or-kill"])

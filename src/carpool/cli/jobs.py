@@ -227,7 +227,8 @@ def allowance(job: dict[str, Any]) -> str:
     weight = f"weight {job.get('weight_milli', 1000) / 1000:g}"
     if (least, most) == (0, 1000):
         return f"{cap}, {weight}, any share"
-    return f"{cap}, {weight}, share: {format_share(least)} of {job['device']} at least, {format_share(most)} at most"
+    device = job["device"] or "its device"
+    return f"{cap}, {weight}, share: {format_share(least)} of {device} at least, {format_share(most)} at most"
 
 
 def _is_resized(job: dict[str, Any]) -> bool:

@@ -145,6 +145,8 @@ def _check_reached(places: Places, program: str, options: dict[str, Any]) -> Non
     if any(device["kind"] == "cuda" for device in devices):
         limits = format_list(asked)
         raise RefusedError(f"{limits} cannot be kept for {program} on a GPU: {why}, or run it without {limits}")
+    if options["memory"] is not None:
+        say(f"--memory is not kept for {program}: {why}")
 
 
 def _say_how_it_went(places: Places, runner: Runner, *, summary: bool) -> None:
@@ -178,6 +180,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
     if abs(options["priority"]) > PRIORITY_MAX:
         raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+    if len(options["name"] or "") > NAME_MAX:
+        raise UsageError(f"--name has {len(options['name'])} characters; {NAME_MAX} are the most")
     if options["on_hog"] not in ON_HOG:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["policy"] is not None and options["policy"] not in POLICIES:

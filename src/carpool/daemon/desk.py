@@ -137,7 +137,9 @@ class Desk:
                 if not message.passed:  # else it was collected
                     self._return(live, member, wants_more=message.wants_more)
             case m.Measured():
-                event = needs_from(live.id, message)
+                member.measured = message
+                measured = [live.measured(each) for each in live.members.values()]
+                event = needs_from(live.id, measured, step_ns=message.step_ns)
                 live.file.needs = event.needs
                 live.save_or_warn()
                 self._loop.tell(event)

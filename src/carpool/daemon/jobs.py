@@ -53,6 +53,7 @@ class Member:
     parked: m.Parked | None = None  # its answer, while its tensors are on the host
     park_bytes: int = 0  # what it may move at most, as it was told last
     gradient_bytes: int = 0  # of what it keeps between turns
+    measured: m.Measured | None = None  # None until it says what it needs, to this daemon
 
 
 @dataclass(slots=True, eq=False)
@@ -283,6 +284,11 @@ class LiveJob:
             return 0
         claimed = self.page.pids()
         return sum(self.page.live_bytes(slot) for slot, pid in claimed.items() if processes.is_alive(pid))
+
+    def measured(self, member: Member) -> m.Measured:
+        """What one of its processes needs; until it says so, what it holds."""
+        held = self.page.live_bytes(member.slot) if self.page is not None else 0
+        return member.measured or m.Measured(persistent_bytes=held, ephemeral_bytes=0, overhead_bytes=0, step_ns=0)
 
     def pending_bytes(self) -> int:
         """Bytes for which allocations of its living processes wait; those under the cap are being made just now."""

@@ -5,6 +5,7 @@ Other modules of the daemon dispatch messages and events and may know both; none
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -77,15 +78,16 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def needs_from(job: JobId, message: m.Measured) -> NeedsMeasured:
+def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> NeedsMeasured:
+    """What the processes of a job need together: they hold their memory, and compute, at the same time."""
     return NeedsMeasured(
         job=job,
         needs=Needs(
-            persistent_bytes=message.persistent_bytes,
-            ephemeral_bytes=message.ephemeral_bytes,
-            overhead_bytes=message.overhead_bytes,
+            persistent_bytes=sum(each.persistent_bytes for each in measured),
+            ephemeral_bytes=sum(each.ephemeral_bytes for each in measured),
+            overhead_bytes=sum(each.overhead_bytes for each in measured),
         ),
-        step_ns=message.step_ns or None,
+        step_ns=step_ns or None,
     )
 
 
