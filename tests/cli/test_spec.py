@@ -56,13 +56,15 @@ def test_the_script_in_a_command_line(argv: list[str], expected: str | None) -> 
     assert script_of(argv) == (Path(expected) if expected else None)
 
 
-def test_a_job_is_named_after_its_script_or_its_program(script: str) -> None:
+def test_a_job_is_named_after_its_script_or_its_program(script: str, tmp_path: Path) -> None:
     assert make_spec([sys.executable, script], OPTIONS)["name"] == "train"
     assert make_spec(["/bin/true"], OPTIONS)["name"] == "true"
     assert make_spec(["/bin/true"], {**OPTIONS, "name": "mine"})["name"] == "mine"
-    long = make_spec(["/bin/true"], {**OPTIONS, "name": "x" * 500})["name"]
-    assert isinstance(long, str)
-    assert len(long) == 60
+    long = tmp_path / f"{'x' * 100}.py"
+    long.touch()
+    assert make_spec([sys.executable, str(long)], OPTIONS)["name"] == "x" * 60
+    with pytest.raises(UsageError, match="--name has 500 characters; 60 are the most"):
+        make_spec(["/bin/true"], {**OPTIONS, "name": "x" * 500})
 
 
 def test_units_become_numbers(script: str) -> None:
