@@ -52,8 +52,8 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="[TIME]",
             is_flag=False,
             flag_value="24h",
-            help="Where memory is short an allocation waits, this long (24h), before it fails; on a GPU: for processes"
-            " of its own job.",
+            help="Where memory is short an allocation waits, this long (24h), before it fails; on a GPU: for"
+            " processes of its own job.",
         ),
         click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
         click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
