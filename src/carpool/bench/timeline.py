@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def read_turns(journal: Path, *, since_ns: int) -> dict[str, list[tuple[float, f
             granted.setdefault(job, at_ns)
         elif job in granted:
             turns[names[job]].append(((granted.pop(job) - since_ns) / 1e9, (at_ns - since_ns) / 1e9))
+    for job, from_ns in granted.items():  # it has the turn still, or its end is not in the journal yet
+        turns[names[job]].append(((from_ns - since_ns) / 1e9, (time.monotonic_ns() - since_ns) / 1e9))
     return turns
 
 
