@@ -80,7 +80,13 @@ class Arm:
         def row(run: Run) -> Row:
             job, had = run.job, tuple(turns.get(run.job.name, ()))
             ended_s = run.ended_s if run.ended_s is not None else self.now_s
-            return Row(name=job.name, steps=job.steps, arrived_s=job.arrives_s, ended_s=ended_s, turns=had)
+            return Row(
+                name=job.name,
+                steps=job.steps,
+                arrived_s=job.arrives_s,
+                ended_s=ended_s,
+                turns=tuple((at, min(end, ended_s)) for at, end in had),
+            )
 
         return Panel(title=title, rows=tuple(map(row, self.runs)))
 
