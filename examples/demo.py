@@ -46,7 +46,6 @@ except ModuleNotFoundError as missing:
 DEVICE, POLICY = "cpu:6GiB", "srtf"
 LINE_SECONDS = 5.0  # how often there is a line where there is no terminal
 BAR_WIDTH = 22
-NOTICE_SECONDS = 5.0  # until the daemon has noticed that a program ended
 # Both parts are the same work; in the second only start-ups overlap. Beyond this the machine's speed has changed.
 PACE_MIN, PACE_MAX = 0.8, 1.6
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -172,9 +171,6 @@ def play_shared(jobs: tuple[Job, ...], directory: Path) -> tuple[Arm, Panel]:
         with open_screen() as show:
             arm.play(show)
         places = find_places()
-        deadline = time.monotonic() + NOTICE_SECONDS
-        while call(places, "ps", all=False)["jobs"] and time.monotonic() < deadline:
-            time.sleep(0.02)  # of the last one the daemon may not have noticed the end
         call(places, "ps", all=True)  # the daemon writes its journal before it answers this
         turns = timeline.read_turns(places.journal, since_ns=arm.began_ns)
         return arm, arm.panel(f"Shared with carpool, policy {POLICY}", turns)
