@@ -26,9 +26,7 @@ PACKAGE = ROOT / "src" / "carpool"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
-MODULE_LINES_MAX = 400
-CORE_LINES_MAX = 5300  # the node's brain with all that moves memory; not its policies, nor the cluster's
-CLUSTER_PARTS = {"policies", "placement", "cluster", "orders"}
+MODULE_LINES_MAX = 500  # a bound on what one reads at once; what is watched is knowledge (carpool.testing.house)
 GUEST_LINES_MAX = 1499  # of C inside any CUDA program, without comments and blank lines
 NOT_WRITTEN = {"page.h", "driver.h"}  # made from wire/page.py; NVIDIA's types, as the driver declares them
 
@@ -266,18 +264,13 @@ def test_what_is_special_to_cuda_in_a_job_stands_in_one_module() -> None:
     complain({path: list(cuda_faults(name_of(path), path.read_text())) for path in MODULES})
 
 
-def test_no_module_is_longer_than_four_hundred_lines() -> None:
+def test_no_module_is_longer_than_five_hundred_lines() -> None:
     faults = {}
     for path in MODULES:
         lines = len(path.read_text().splitlines())
         if lines > MODULE_LINES_MAX:
             faults[path] = [(lines, f"{lines} lines; {MODULE_LINES_MAX} are allowed")]
     complain(faults)
-
-
-def test_the_brain_of_a_node_stays_small() -> None:
-    core = [path for path in (PACKAGE / "core").rglob("*.py") if path.parent.name not in CLUSTER_PARTS]
-    assert sum(len(path.read_text().splitlines()) for path in core) <= CORE_LINES_MAX
 
 
 def test_the_cuda_guest_stays_small() -> None:
@@ -331,7 +324,7 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         ("daemon/loop.py", "from carpool.sim.engine import Engine", "siblings never import each other"),
         ("daemon/loop.py", "from carpool.agent.link import Link", "only remote, serve use the agent"),
         ("sim/engine.py", "from ..daemon import loop", "siblings never import each other"),
-        ("agent/turns.py", "from carpool.core.model import JobId", "the core stays outside jobs"),
+        ("agent/turns.py", "from carpool.core.node.model import JobId", "the core stays outside jobs"),
         ("agent/turns.py", "import msgspec", "is loaded into jobs and imports msgspec"),
         ("agent/turns.py", "import torch", "the program's own import comes first"),
         ("wire/framing.py", "import msgspec", "is loaded into jobs and imports msgspec"),
@@ -350,9 +343,9 @@ def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("core/lanes.py", "from collections.abc import Mapping\nfrom carpool.core.model import Job"),
+        ("core/lanes.py", "from collections.abc import Mapping\nfrom carpool.core.node.model import Job"),
         ("core/node.py", "from carpool.units import MS\nfrom carpool.errors import InternalError"),
-        ("daemon/translate.py", "from carpool.core.model import Job\nfrom carpool.wire import messages"),
+        ("daemon/translate.py", "from carpool.core.node.model import Job\nfrom carpool.wire import messages"),
         ("serve/app.py", "import torch\nfrom carpool.agent.session import turn"),
         ("cli/bench.py", "from carpool.bench import jct"),
         ("units.py", "from carpool.errors import UsageError"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.effects import Effect, ParkJob, StartJob, StopJob, TrimJob, UnparkJob
-from carpool.core.model import AWAY, ENDED, JobId, JobState
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.effects import Effect, ParkJob, StartJob, StopJob, TrimJob, UnparkJob
+from carpool.core.node.model import AWAY, ENDED, JobState
+from carpool.core.node.settings import Settings
 from carpool.units import GIB, MS, SECOND
 from tests.chaos.plan import SEEDS, Fault, plan
-from tests.core.driver import CoreDriver, needs
+from tests.core.node.driver import CoreDriver, needs
 
 KNOWN = needs(3 * GIB, 2 * GIB)
 FAULTS_EACH = 25

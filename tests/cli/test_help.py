@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from carpool import __version__
 from carpool.cli.main import carpool
-from carpool.core.model import JobSpec
+from carpool.core.node.model import JobSpec
 from carpool.daemon.environment import job_environment
 from carpool.daemon.files import JobFile
 from carpool.devices.base import find_devices
@@ -125,7 +125,13 @@ def test_a_command_loads_only_what_it_needs(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
     assert "carpool.cli.reach" in loaded
-    assert not loaded & {"asyncio", "carpool.core.scheduler", "carpool.core.events", "carpool.sim", "carpool.bench"}
+    assert not loaded & {
+        "asyncio",
+        "carpool.core.node.scheduler",
+        "carpool.core.node.events",
+        "carpool.sim",
+        "carpool.bench",
+    }
     assert command not in ("run", "submit") or "rich" not in loaded
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.events import DeviceAdded, JobAdopted, JobDetached, LeaseAsked
-from carpool.core.model import DeviceId, JobId, JobSpec, Needs
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.events import DeviceAdded, JobAdopted, JobDetached, LeaseAsked
+from carpool.core.node.model import JobSpec, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.files import JobFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.model import JobSpec
+from carpool.core.node.model import JobSpec
 from carpool.daemon.environment import job_environment, preloadable
 from carpool.daemon.files import JobFile
 from carpool.devices.base import DeviceFacts

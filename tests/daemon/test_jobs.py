@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.model import JobId, JobSpec
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.model import JobSpec
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import page as pages

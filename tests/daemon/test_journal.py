@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from carpool.core.model import Account
+from carpool.core.node.model import Account
 from carpool.daemon.journal import Journal
 from carpool.units import SECOND
 

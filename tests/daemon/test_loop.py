@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.events import DeviceAdded, Tick
-from carpool.core.model import Account, DeviceId, JobId, JobSpec
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.events import DeviceAdded, Tick
+from carpool.core.node.model import Account, JobSpec
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.daemon import loop as loops
 from carpool.daemon.door import Door
 from carpool.daemon.files import JobFile

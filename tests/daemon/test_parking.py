@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.events import JobParked
-from carpool.core.model import JobId, JobSpec, JobState
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.events import JobParked
+from carpool.core.node.model import JobSpec, JobState
 from carpool.daemon import parking
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob, Member

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.events import DeviceAdded, JobAdopted, JobExited, JobResized, LeaseAsked, Tick
-from carpool.core.model import DeviceId, JobId, JobSpec, JobState, Needs
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.events import DeviceAdded, JobAdopted, JobExited, JobResized, LeaseAsked, Tick
+from carpool.core.node.model import JobSpec, JobState, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.daemon.journal import Journal

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from carpool.core import lanes, ledger
-from carpool.core.model import Device, DeviceId, Job, JobId, JobSpec, JobState, LaneId, Needs
+from carpool.core.kernel.ids import DeviceId, JobId, LaneId
+from carpool.core.node.memory import lanes, ledger
+from carpool.core.node.model import Device, Job, JobSpec, JobState, Needs
 
 few_bytes = st.integers(0, 60)
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from carpool.core.placement.base import RULES, Outlook, Rule, make_rule
-from carpool.core.placement.model import Fleet, NodeSpec, Placement, Request
-from carpool.core.placement.placer import Placer
+from carpool.core.cluster.placement.base import RULES, Outlook, Rule, make_rule
+from carpool.core.cluster.placement.model import Fleet, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.placer import Placer
 from tests.properties.effort import share_of_profile
 
 MODELS = ("", "", "", "A10", "T4")

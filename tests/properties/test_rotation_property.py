@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.model import AWAY, ENDED, JobState
-from carpool.core.node import Settings
+from carpool.core.node.model import AWAY, ENDED, JobState
+from carpool.core.node.settings import Settings
 from carpool.units import GIB, MS, SECOND
-from tests.core.driver import CoreDriver, needs
+from tests.core.node.driver import CoreDriver, needs
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from carpool.core.events import (
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos, TenantId
+from carpool.core.node.events import (
     CancelAsked,
     DeviceAdded,
     Event,
@@ -31,9 +32,9 @@ from carpool.core.events import (
     SuspendAsked,
     Tick,
 )
-from carpool.core.lifecycle import may_move
-from carpool.core.model import ENDED, SHARE_ONE, DeviceId, History, JobId, JobSpec, JobState, Nanos, Needs, TenantId
-from carpool.core.node import Settings
+from carpool.core.node.lifecycle import may_move
+from carpool.core.node.model import ENDED, History, JobSpec, JobState, Needs
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.units import MS, SECOND
 from tests.properties.effort import share_of_profile

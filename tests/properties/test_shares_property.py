@@ -6,9 +6,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.shares import BURST_NS
+from carpool.core.node.turns.shares import BURST_NS
 from carpool.units import MIB, MS, SECOND
-from tests.core.driver import CoreDriver, needs
+from tests.core.node.driver import CoreDriver, needs
 
 SPAN = 5 * SECOND
 LEEWAY = 3 * SPAN // 100

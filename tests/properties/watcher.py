@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from carpool.core.effects import (
+from carpool.core.kernel.ids import SHARE_ONE, JobId, Nanos
+from carpool.core.node.effects import (
     CloseJob,
     DenyMemory,
     Effect,
@@ -27,7 +28,7 @@ from carpool.core.effects import (
     TrimJob,
     UnparkJob,
 )
-from carpool.core.events import (
+from carpool.core.node.events import (
     CancelAsked,
     DeviceAdded,
     Event,
@@ -47,12 +48,12 @@ from carpool.core.events import (
     ProgressSeen,
     Tick,
 )
-from carpool.core.lifecycle import may_move
-from carpool.core.model import AWAY, ENDED, HOLDING, RESIDENT, SHARE_ONE, HogStep, JobId, JobState, Nanos
-from carpool.core.node import Settings
+from carpool.core.node.lifecycle import may_move
+from carpool.core.node.model import AWAY, ENDED, HOLDING, RESIDENT, HogStep, JobState
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
+from carpool.core.node.words.views import DevicePicture, JobPicture, NodePicture
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
-from carpool.core.views import DevicePicture, JobPicture, NodePicture
 
 NUMBER = re.compile(r"\d")
 

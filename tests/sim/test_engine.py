@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.core.cluster.model import Settings
-from carpool.core.placement.model import NodeSpec
+from carpool.core.cluster.placement.model import NodeSpec
 from carpool.sim.engine import Plan, Result, make_books, members_of, simulate
 from carpool.sim.studies import itp, muri, philly
 from carpool.sim.traces import TraceJob, load

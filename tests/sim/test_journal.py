@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.effects import Effect
-from carpool.core.events import Event
-from carpool.core.model import JobSpec, Needs, TenantId
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import TenantId
+from carpool.core.node.effects import Effect
+from carpool.core.node.events import Event
+from carpool.core.node.model import JobSpec, Needs
+from carpool.core.node.settings import Settings
 from carpool.daemon.journal import Journal
 from carpool.errors import UsageError
 from carpool.sim import journal

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.core.model import JobSpec, Needs
-from carpool.core.node import Settings
+from carpool.core.node.model import JobSpec, Needs
+from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
 from carpool.sim.node_engine import Machine, NodeEngine, Script

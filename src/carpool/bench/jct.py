@@ -44,7 +44,7 @@ from statistics import mean
 
 from carpool.bench.node import Node, Side, open_node, python, read_stamps, run_at_once, wait_all, wait_files
 from carpool.bench.report import Report, Say, Target, percentile
-from carpool.core.model import JobSpec, Needs
+from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import PeerError, UsageError
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
 from carpool.sim.node_engine import Machine, NodeEngine, Script

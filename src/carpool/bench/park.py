@@ -43,9 +43,9 @@ from typing import Any
 from carpool.bench.node import Node, Side, open_node, python, run_at_once, run_plain, wait_all
 from carpool.bench.report import Report, Say, Target
 from carpool.cli.reach import call
-from carpool.core.effects import Effect, ParkJob
-from carpool.core.events import Event
-from carpool.core.model import JobSpec, Needs
+from carpool.core.node.effects import Effect, ParkJob
+from carpool.core.node.events import Event
+from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import AnsweredError, PeerError, RefusedError
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.wire.places import Places

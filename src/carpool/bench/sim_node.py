@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 
 from carpool.bench.report import Report, Say, Target
-from carpool.core.events import DeviceAdded, JobSubmitted, LeaseAsked, LeaseReturned
-from carpool.core.model import DeviceId, JobId, JobSpec, JobState, TenantId
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import DeviceId, JobId, TenantId
+from carpool.core.node.events import DeviceAdded, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.node.model import JobSpec, JobState
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.units import GIB, MS
 
 RESIDENT = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.core.model import ENDED, took_no_turns
+from carpool.core.node.model import ENDED, took_no_turns
 from carpool.units import format_ns
 
 ROWS = {

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from carpool.cli.reach import call
-from carpool.core.model import ENDED
+from carpool.core.node.model import ENDED
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
 from carpool.wire.checkpoint import CheckpointFile, digest_of

@@ -16,7 +16,7 @@ from carpool.cli.reach import call
 from carpool.cli.run import weight_milli
 from carpool.cli.tables import NO_JOBS, job_table, remark_on, show, silence_of
 from carpool.cli.values import parsed
-from carpool.core.model import ENDED
+from carpool.core.node.model import ENDED
 from carpool.errors import AnsweredError, CarpoolError, RefusedError, UsageError
 from carpool.units import format_bytes, format_share, parse_bytes, parse_share
 from carpool.wire.places import find_places

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from carpool.cli.jobs import give_order
-from carpool.core.model import ENDED
+from carpool.core.node.model import ENDED
 from carpool.errors import RefusedError, UsageError
 
 

@@ -21,7 +21,7 @@ from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.cli.values import origin, parsed
-from carpool.core.model import ENDED
+from carpool.core.node.model import ENDED
 from carpool.core.policies.base import POLICIES
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from carpool.core.model import ENDED
+from carpool.core.node.model import ENDED
 from carpool.units import MS, SECOND, format_bytes, format_ns
 
 if TYPE_CHECKING:  # loaded with the simulator, not with every command

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
-from carpool.core.lifecycle import may_move
-from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobState
-from carpool.core.views import JobPicture
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId
+from carpool.core.node.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
+from carpool.core.node.lifecycle import may_move
+from carpool.core.node.model import JobState
+from carpool.core.node.words.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.loop import Loop

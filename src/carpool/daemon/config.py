@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.core.model import WEIGHT_ONE, Nanos
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
+from carpool.core.node.settings import Settings
+from carpool.core.node.turns.shares import SHARE_POLICIES
 from carpool.core.policies.base import POLICIES
-from carpool.core.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError

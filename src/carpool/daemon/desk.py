@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 from carpool import __version__
-from carpool.core.events import Event, JobDetached, JobSubmitted, LeaseAsked, LeaseReturned
-from carpool.core.model import AWAY, HOLDING, JobId, JobState
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.events import Event, JobDetached, JobSubmitted, LeaseAsked, LeaseReturned
+from carpool.core.node.model import AWAY, HOLDING, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.files import End, JobFile, load_file

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import carpool
-from carpool.core.model import SHARE_ONE, JobSpec
+from carpool.core.kernel.ids import SHARE_ONE
+from carpool.core.node.model import JobSpec
 from carpool.daemon.files import JobFile
 from carpool.devices import cpu
 from carpool.devices.base import DeviceFacts
@@ -20,7 +21,7 @@ from carpool.wire.places import Places
 PYTHONS = ("python", "torchrun", "accelerate")
 PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and without them ends in a fatal error
 GRACE_NS = 2 * SECOND  # the core counts the time; a program whose daemon is gone counts itself, so much longer
-FORLORN_NS = 60 * SECOND  # the same where nobody said how long: longer than the core lets it wait (core/waiting.py)
+FORLORN_NS = 60 * SECOND  # the same where nobody said how long: longer than the core lets it wait (memory/waiting.py)
 _UNFIT = re.compile(r"[\s:]")
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 

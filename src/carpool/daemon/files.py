@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.core.model import JobSpec, Needs
+from carpool.core.node.model import JobSpec, Needs
 
 
 class JobFile(msgspec.Struct, kw_only=True):

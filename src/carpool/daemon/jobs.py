@@ -20,8 +20,9 @@ from typing import Protocol
 
 import msgspec
 
-from carpool.core.events import JobAdopted, ProgressSeen
-from carpool.core.model import SHARE_ONE, Account, DeviceId, JobId
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId
+from carpool.core.node.events import JobAdopted, ProgressSeen
+from carpool.core.node.model import Account
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.errors import PeerError

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from carpool.core.effects import (
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.effects import (
     CloseJob,
     DenyMemory,
     Effect,
@@ -38,9 +39,9 @@ from carpool.core.effects import (
     TrimJob,
     UnparkJob,
 )
-from carpool.core.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
-from carpool.core.model import Account, JobId, JobState
-from carpool.core.scheduler import Scheduler
+from carpool.core.node.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
+from carpool.core.node.model import Account, JobState
+from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import parking
 from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob

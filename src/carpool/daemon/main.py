@@ -16,10 +16,10 @@ from collections.abc import Coroutine
 import msgspec
 
 from carpool import __version__
-from carpool.core.events import DeviceAdded, HistoryLoaded
-from carpool.core.model import DeviceId
+from carpool.core.kernel.ids import DeviceId
+from carpool.core.node.events import DeviceAdded, HistoryLoaded
+from carpool.core.node.scheduler import Scheduler
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.daemon import processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig

@@ -8,8 +8,8 @@ those that follow what is left.
 
 from __future__ import annotations
 
-from carpool.core.events import Event, JobParked, JobUnparked, MoveFailed
-from carpool.core.model import JobState
+from carpool.core.node.events import Event, JobParked, JobUnparked, MoveFailed
+from carpool.core.node.model import JobState
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import messages as m
 

@@ -14,8 +14,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from carpool.core.effects import GrantLease
-from carpool.core.model import JobId
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.effects import GrantLease
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.wire import page as pages
 

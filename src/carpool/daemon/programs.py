@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carpool.core.events import JobDetached, JobExited
+from carpool.core.node.events import JobDetached, JobExited
 from carpool.daemon import processes
 from carpool.daemon.files import End
 from carpool.daemon.isolation import why_kept_out

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from carpool.core.events import JobExited
-from carpool.core.model import DeviceId
+from carpool.core.kernel.ids import DeviceId
+from carpool.core.node.events import JobExited
 from carpool.daemon import processes
 from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.files import JobFile

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.core.effects import Effect, GrantLease
-from carpool.core.events import NeedsMeasured
-from carpool.core.model import SHARE_ONE, DeviceId, JobId, JobSpec, JobState, Needs, TenantId
-from carpool.core.views import JobPicture
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, TenantId
+from carpool.core.node.effects import Effect, GrantLease
+from carpool.core.node.events import NeedsMeasured
+from carpool.core.node.model import JobSpec, JobState, Needs
+from carpool.core.node.words.views import JobPicture
 from carpool.daemon.files import End, JobFile
 from carpool.errors import UsageError
 from carpool.units import format_bytes

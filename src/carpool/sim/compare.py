@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.node import Settings
-from carpool.core.placement.model import NodeSpec
+from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
 from carpool.errors import UsageError
 from carpool.sim.clusters import bytes_of, cards_of

@@ -16,8 +16,9 @@ from typing import get_args
 
 import msgspec
 
-from carpool.core.effects import CloseJob, Effect, GrantLease, RevokeLease, StartJob
-from carpool.core.events import (
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.effects import CloseJob, Effect, GrantLease, RevokeLease, StartJob
+from carpool.core.node.events import (
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -31,10 +32,10 @@ from carpool.core.events import (
     NeedsMeasured,
     Tick,
 )
-from carpool.core.model import JobId, JobSpec, Needs
-from carpool.core.node import Settings
+from carpool.core.node.model import JobSpec, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, UsageError
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import SECOND, parse_duration_ns, parse_tenants

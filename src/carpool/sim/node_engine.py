@@ -15,7 +15,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from carpool.core.effects import (
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.effects import (
     Effect,
     GrantLease,
     ParkJob,
@@ -25,7 +26,7 @@ from carpool.core.effects import (
     StartJob,
     UnparkJob,
 )
-from carpool.core.events import (
+from carpool.core.node.events import (
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -39,10 +40,10 @@ from carpool.core.events import (
     ProgressSeen,
     Tick,
 )
-from carpool.core.model import DeviceId, History, JobId, JobSpec, Needs
-from carpool.core.node import Settings
+from carpool.core.node.model import History, JobSpec, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.errors import InternalError
 from carpool.sim.outcome import JobOutcome, Outcome, Span
 from carpool.units import GIB, SECOND

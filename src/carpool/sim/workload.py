@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from carpool.core.model import JobSpec, Needs, TenantId
+from carpool.core.kernel.ids import TenantId
+from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import UsageError
 from carpool.sim.node_engine import Script
 from carpool.sim.traces import USER_COLUMNS, WHOLE_CARD, TraceJob, read_alibaba, read_itp, read_philly, read_salus

@@ -1,4 +1,4 @@
-"""Draws the state diagrams of docs/lease.md from the tables in core/lifecycle.py (`make docs`)."""
+"""Draws the state diagrams of docs/lease.md from the tables in core/node/lifecycle.py (`make docs`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from carpool.core.lifecycle import JOB_MOVES, LEASE_MOVES
+from carpool.core.node.lifecycle import JOB_MOVES, LEASE_MOVES
 
 PAGE = Path(__file__).parents[3] / "docs" / "lease.md"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from carpool.core.model import JobId, TenantId
+from carpool.core.kernel.ids import JobId, TenantId
+from carpool.core.node.words.views import JobView
 from carpool.core.policies.base import Policy
-from carpool.core.views import JobView
 
 ROUNDS = 200
 SECOND_NS = 1_000_000_000

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from carpool.core.effects import CloseJob, Effect, GrantLease, RecallLease, RefuseJob, StartJob
-from carpool.core.model import JobSpec, Needs
+from carpool.core.node.effects import CloseJob, Effect, GrantLease, RecallLease, RefuseJob, StartJob
+from carpool.core.node.model import JobSpec, Needs
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import MIB, parse_bytes, parse_duration_ns
 

@@ -28,9 +28,9 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.model import Settings, State
 from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.placement.model import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
-from carpool.core.model import JobId, TenantId
-from carpool.core.placement.model import NodeSpec, Request
+from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
 
 

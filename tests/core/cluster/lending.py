@@ -11,9 +11,9 @@ from carpool.core.cluster.effects import Effect, ParkJob, PlaceJob, RevokeJob
 from carpool.core.cluster.events import Event, JobArrived, JobEnded, JobParked, ShareGiven, Tick
 from carpool.core.cluster.model import Settings
 from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.placement.model import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
-from carpool.core.model import JobId, TenantId
-from carpool.core.placement.model import NodeSpec, Request
+from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
 
 DEADLINE_NS = 60 * SECOND

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from carpool.core.cluster.books import CardBooks
 from carpool.core.cluster.model import Job
+from carpool.core.cluster.placement.model import NodeSpec, Placement, Request
 from carpool.core.cluster.shelves import Shelves
-from carpool.core.model import JobId, TenantId
-from carpool.core.placement.model import NodeSpec, Placement, Request
+from carpool.core.kernel.ids import JobId, TenantId
 
 
 def whole(cards: int) -> Request:

@@ -10,11 +10,11 @@ from carpool.core.cluster.books import PlacerBooks
 from carpool.core.cluster.events import JobArrived, ShareGiven
 from carpool.core.cluster.model import Settings, State
 from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.placement.base import make_rule
+from carpool.core.cluster.placement.model import Fleet, NodeSpec, Request
+from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.scheduler import ClusterScheduler
-from carpool.core.model import JobId, TenantId
-from carpool.core.placement.base import make_rule
-from carpool.core.placement.model import Fleet, NodeSpec, Request
-from carpool.core.placement.placer import Placer
+from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 

@@ -10,8 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from carpool.core.placement.model import WHOLE_MILLI, NodeSpec, Placement, Request
-from carpool.core.placement.placer import Placer
+from carpool.core.cluster.placement.model import WHOLE_MILLI, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.placer import Placer
 from carpool.errors import InternalError
 
 

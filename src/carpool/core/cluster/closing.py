@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.model import Job, State
 from carpool.core.cluster.packing import GAIN_MILLI
+from carpool.core.cluster.placement.model import WHOLE_MILLI, Request
 from carpool.core.cluster.rates import Mixture, join, mixture_of
-from carpool.core.placement.model import WHOLE_MILLI, Request
-from carpool.core.tenants import Pool
+from carpool.core.cluster.tenants import Pool
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, Job, Key, Settin
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.rates import Rates
 from carpool.core.cluster.shelves import Shelves
-from carpool.core.model import JobId, Nanos, TenantId
-from carpool.core.tenants import Pool
+from carpool.core.cluster.tenants import Pool
+from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.errors import InternalError
 
 EVERYBODY = TenantId("")  # the one pool where nobody was given a share

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.model import JobId, Nanos
-from carpool.core.placement.model import Placement
+from carpool.core.cluster.placement.model import Placement
+from carpool.core.kernel.ids import JobId, Nanos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

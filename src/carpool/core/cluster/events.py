@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carpool.core.model import WEIGHT_ONE, JobId, Nanos, TenantId
-from carpool.core.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
 
 DEFAULT_TENANT = TenantId("default")
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 from carpool.core.cluster.books import Books
 from carpool.core.cluster.model import Job
-from carpool.core.placement.model import Placement, Request
+from carpool.core.cluster.placement.model import Placement, Request
 
 Rank = Callable[[Job], tuple[int, ...]]  # the lowest is parked first
 Choice = tuple[int, list[Job]]  # on which node, who leaves

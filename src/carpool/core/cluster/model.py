@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from carpool.core.model import WEIGHT_ONE, JobId, Nanos, TenantId
-from carpool.core.placement.model import Placement, Request
+from carpool.core.cluster.placement.model import Placement, Request
+from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.units import SECOND
 
 Key = tuple[int, int]  # a job's place in its order: lower goes first; no two jobs have the same

@@ -34,10 +34,10 @@ from carpool.core.cluster.events import (
 from carpool.core.cluster.model import Job, Settings, State
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
+from carpool.core.cluster.placement.model import Request
 from carpool.core.cluster.sharing import fit_shares, least_level, lend, settle, split_by_weight
-from carpool.core.model import JobId, Nanos
-from carpool.core.placement.model import Request
-from carpool.core.tenants import Pool
+from carpool.core.cluster.tenants import Pool
+from carpool.core.kernel.ids import JobId, Nanos
 from carpool.errors import InternalError, UsageError
 
 

@@ -8,8 +8,8 @@ from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.floor import Room
 from carpool.core.cluster.model import NO_KEY, Job, Key
 from carpool.core.cluster.packing import find_host
-from carpool.core.model import WEIGHT_ONE
-from carpool.core.tenants import Pool, victim_rank
+from carpool.core.cluster.tenants import Pool, victim_rank
+from carpool.core.kernel.ids import WEIGHT_ONE
 from carpool.errors import InternalError
 
 Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from carpool.core.cluster.model import Entry, Job, Key
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 from carpool.errors import InternalError
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from carpool.core.model import JobId, Nanos
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node.words.views import JobView
 from carpool.core.policies.fair import Fair
 from carpool.core.policies.fifo import Fifo
 from carpool.core.policies.las import LeastServed
 from carpool.core.policies.pack import Pack
 from carpool.core.policies.priority import Priority
 from carpool.core.policies.srtf import ShortestRemaining
-from carpool.core.views import JobView
 
 
 class Policy(Protocol):

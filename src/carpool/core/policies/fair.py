@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from carpool.core.model import JobId, Nanos
-from carpool.core.views import JobView
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node.words.views import JobView
 from carpool.units import MS, format_ns
 
 _RANK = attrgetter("tenant_level", "tenant", "level", "arrived_ns", "id")

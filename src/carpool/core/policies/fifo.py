@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.core.model import JobId, Nanos
-from carpool.core.views import JobView
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node.words.views import JobView
 from carpool.units import format_ns
 
 

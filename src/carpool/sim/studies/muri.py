@@ -18,7 +18,7 @@ from functools import cache
 from itertools import permutations
 
 from carpool.core.cluster.model import Settings
-from carpool.core.placement.model import NodeSpec
+from carpool.core.cluster.placement.model import NodeSpec
 from carpool.sim.engine import Plan, Result, simulate
 from carpool.sim.report import Study, Table, Target
 from carpool.sim.traces import TraceJob, load

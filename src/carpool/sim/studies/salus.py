@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from carpool.core.effects import StartJob
-from carpool.core.events import DeviceAdded, HistoryLoaded, JobSubmitted
-from carpool.core.model import DeviceId, History, JobId, JobSpec, Needs
-from carpool.core.node import Settings
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.effects import StartJob
+from carpool.core.node.events import DeviceAdded, HistoryLoaded, JobSubmitted
+from carpool.core.node.model import History, JobSpec, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.sim.outcome import Outcome

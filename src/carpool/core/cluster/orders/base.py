@@ -19,7 +19,7 @@ from carpool.core.cluster.orders.priority import Priority
 from carpool.core.cluster.orders.srsf import ShortestService
 from carpool.core.cluster.orders.srtf import ShortestTime
 from carpool.core.cluster.orders.tiresias import Tiresias
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 
 
 class Order(Protocol):

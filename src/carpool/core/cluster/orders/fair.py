@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.cluster.model import NO_KEY, Job, Key
 from carpool.core.cluster.orders.levels import FIRST
-from carpool.core.model import WEIGHT_ONE, Nanos
+from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 
 LEVELS = 160  # beyond any job
 

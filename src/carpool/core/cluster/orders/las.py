@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.cluster.model import Job, Key
 from carpool.core.cluster.orders.levels import raise_level, rest_of_level
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 
 
 class LeastAttained:

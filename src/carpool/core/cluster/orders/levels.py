@@ -11,7 +11,7 @@ late. docs/results.md has the figures from which 4 was chosen over 2.
 from __future__ import annotations
 
 from carpool.core.cluster.model import Job
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 from carpool.units import SECOND
 
 FIRST = 600 * SECOND * 1000  # nanoseconds × thousandths of a card: ten minutes of one card

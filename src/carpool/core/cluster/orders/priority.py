@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.cluster.model import Job, Key
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 
 
 class Priority:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.cluster.model import NO_KEY, Job, Key
-from carpool.core.model import Nanos
+from carpool.core.kernel.ids import Nanos
 from carpool.units import SECOND
 
 LIMITS = (3_250 * SECOND * 1000, 7_200 * SECOND * 1000)  # GPU-seconds at which the first and second queue end

@@ -1,0 +1,313 @@
+"""Nodes, their cards, and the books of what is taken: the ground that every placement rule stands on.
+
+A member of a job asks one node for cards, CPU and memory. It takes whole cards, which nobody else then uses, or a
+share of each card (`card_milli`), which others may use too. Both kinds live in one cluster and on one node: a card
+is whole or shared by what is on it now, never by configuration.
+
+Rules, asserted by `Fleet.check_invariants`
+  P1  The time taken of a card is never above its limit: 1000 thousandths, or what `overcommit_percent` adds to that.
+  P2  A whole card has exactly one user; only an untouched card becomes one.
+  P3  The bytes taken of a card are never above the card's, overcommit or not. A card of unknown size counts none.
+  P4  The CPU and memory taken of a node are never above the node's.
+  P5  Labels are kept: see labels.py.
+  P6  What is given back was taken before, and everything given back leaves the fleet as it was built.
+  P7  A node that is gone has nothing, and nothing is on it. It keeps its number, and has it again if it comes back.
+
+What is deliberately not here: which of several places is best (the rules), which job goes first (the cluster's
+order), and time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from carpool.core.cluster.placement.labels import Labels, check_company
+from carpool.errors import InternalError, UsageError
+
+WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
+CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
+BOOKS = (
+    *("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "shapes"),
+    *("sizes", "members", "taken_milli", "labels"),
+)
+NO_MODELS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one member of a job wants of one node. Equal requests share cached scores. The labels: see labels.py."""
+
+    cards: int  # 0 = CPU only
+    card_milli: int  # thousandths of each card's time, 1..1000; 1000 = whole, exclusive cards; 0 with no cards
+    card_bytes: int = 0  # memory on each card; 0 = not said: the same share of the card's bytes as of its time
+    cpu_milli: int = 0
+    memory_bytes: int = 0  # of the host
+    models: frozenset[str] = NO_MODELS  # allowed card models; empty = any
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cards < 0 or not (0 < self.card_milli <= WHOLE_MILLI if self.cards else self.card_milli == 0):
+            raise UsageError(f"{self.cards} cards of {self.card_milli} m: a card's share is 1 to 1000 thousandths")
+        if min(self.card_bytes, self.cpu_milli, self.memory_bytes) < 0:
+            raise UsageError("a request for less than nothing: bytes and CPU are zero or more")
+
+    @property
+    def is_whole(self) -> bool:
+        return self.card_milli == WHOLE_MILLI
+
+    @property
+    def total_milli(self) -> int:
+        """The card time asked for, over all cards."""
+        return self.cards * self.card_milli
+
+    @property
+    def size(self) -> int:
+        """How many whole cards; 0 for shares of cards."""
+        return self.cards if self.is_whole else 0
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.affinity or self.anti_affinity or self.exclusion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a node has when nothing is on it."""
+
+    name: str
+    cards: int
+    model: str = ""
+    card_bytes: int = 0  # of each card; 0 = unknown, then card memory is not counted
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a member goes: the node's number in the fleet, and its cards in rising order."""
+
+    node: int
+    cards: tuple[int, ...]
+
+
+class Lots(Protocol):
+    """The part of `random.Random` that is used; whoever passes it in has seeded it."""
+
+    def random(self) -> float: ...
+
+
+class Fleet:
+    """The books of all nodes. Read anything; change only by `take` and `give`.
+
+    The order of the nodes is part of the specification: rules break ties in favour of the first.
+    """
+
+    def __init__(self, nodes: Sequence[NodeSpec], *, overcommit_percent: int = 0) -> None:
+        if overcommit_percent < 0:
+            raise UsageError(f"overcommit of {overcommit_percent} %: it is zero or more")
+        self.overcommit_percent = overcommit_percent
+        self.limit_milli = WHOLE_MILLI * (100 + overcommit_percent) // 100
+        self.nodes: list[NodeSpec] = []
+        self.node_cpu_milli_max = 0
+        self.node_milli_max = 0
+        self.free_cpu_milli: list[int] = []
+        self.free_memory_bytes: list[int] = []
+        self.free_milli: list[list[int]] = []
+        self.shapes: list[tuple[int, ...]] = []  # the same, sorted: nodes that look alike are alike
+        self.free_bytes: list[list[int]] = []
+        self._kinds: dict[NodeSpec, int] = {}
+        self.kinds: list[int] = []  # nodes of one kind differ only by name
+        self.members: list[int] = []
+        self.sizes: list[Counter[int]] = []  # members with cards, by Request.size
+        self.held: Counter[tuple[Request, Placement]] = Counter()
+        self.rebuilt = 0  # how often nodes came or went: what was known of all nodes is then void
+        self._changes: list[int] = []  # nodes, in the order of their changes
+        self._forgotten = 0  # how many changes came before those
+        self._empty: Fleet | None = None  # one node of each kind with nothing on it
+        self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
+        self.capacity_milli = 0
+        self.labels = Labels()
+        for node in nodes:
+            self.add(node)
+
+    # --- nodes come and go ---------------------------------------------------------------------------------------
+
+    def add(self, spec: NodeSpec) -> int:
+        """A node more, behind all others; its number."""
+        self.nodes.append(spec)
+        for books in (self.free_cpu_milli, self.free_memory_bytes, self.kinds, self.members):
+            books.append(0)
+        self.free_milli.append([])
+        self.free_bytes.append([])
+        self.shapes.append(())
+        self.sizes.append(Counter())
+        self.refit(len(self.nodes) - 1, spec)
+        return len(self.nodes) - 1
+
+    def refit(self, node: int, spec: NodeSpec) -> None:
+        """Another machine in the place of one that nobody is on; of one that is gone, nothing but its name (P7)."""
+        if self.members[node]:
+            raise InternalError(f"P7 broken: {self.members[node]} members are on {spec.name}, which changes")
+        self.capacity_milli += WHOLE_MILLI * (spec.cards - len(self.free_milli[node]))
+        self.nodes[node] = spec
+        self.free_cpu_milli[node] = spec.cpu_milli
+        self.free_memory_bytes[node] = spec.memory_bytes
+        self.free_milli[node] = [self.limit_milli] * spec.cards
+        self.shapes[node] = tuple(self.free_milli[node])
+        self.free_bytes[node] = [spec.card_bytes] * spec.cards
+        self.kinds[node] = self._kinds.setdefault(replace(spec, name=""), len(self._kinds))
+        self.node_cpu_milli_max = max(self.node_cpu_milli_max, spec.cpu_milli)
+        self.node_milli_max = max(self.node_milli_max, WHOLE_MILLI * spec.cards)
+        self.rebuilt += 1
+        self._empty = None
+
+    def untouched_cards(self, node: int) -> list[int]:
+        """The cards of a node that nobody uses."""
+        limit = self.limit_milli
+        return [card for card, free in enumerate(self.free_milli[node]) if free == limit]
+
+    @property
+    def change_count(self) -> int:
+        """How often `take` and `give` were called: a cache notes it, and asks later what changed since."""
+        return self._forgotten + len(self._changes)
+
+    def changed_since(self, count: int) -> Iterable[int]:
+        """The nodes that changed after so many changes, each once; every node if that is too long ago to know."""
+        if count < self._forgotten:
+            return range(len(self.nodes))
+        return set(self._changes[count - self._forgotten :])
+
+    # --- what fits -----------------------------------------------------------------------------------------------
+
+    def fits(self, request: Request, node: int) -> bool:
+        return self.usable_cards(request, node) is not None
+
+    def usable_cards(self, request: Request, node: int) -> list[int] | None:
+        """The cards of the node that the request may use, at least as many as it wants; None if it does not fit."""
+        if request.cpu_milli > self.free_cpu_milli[node] or request.memory_bytes > self.free_memory_bytes[node]:
+            return None
+        if not request.cards:
+            return []
+        if request.models and self.nodes[node].model not in request.models:
+            return None
+        least = self.limit_milli if request.is_whole else request.card_milli
+        shape = self.shapes[node]
+        if len(shape) < request.cards or shape[-request.cards] < least:
+            return None
+        usable = [card for card, free in enumerate(self.free_milli[node]) if free >= least]
+        if self.nodes[node].card_bytes:
+            wanted, left = self.bytes_on_card(request, node), self.free_bytes[node]
+            usable = [card for card in usable if left[card] >= wanted]
+        if self.labels or request.is_labelled:
+            usable = self._beside_others(request, node, usable)
+        return usable if len(usable) >= request.cards else None
+
+    def _beside_others(self, request: Request, node: int, cards: list[int]) -> list[int]:
+        """Those of the cards on which labels allow the request (P5)."""
+        if not self.labels.allow_node(request, node, self.sizes[node].total()):
+            return []
+        free, untouched = self.free_milli[node], self.limit_milli
+        return [card for card in cards if free[card] == untouched or self.labels.allow_card(request, node, card)]
+
+    def bytes_on_card(self, request: Request, node: int) -> int:
+        """What the request takes of each card's memory; all of it if the card is whole.
+
+        A share that names no bytes gets its part of the limit, so that overcommitted time never overcommits memory.
+        """
+        total = self.nodes[node].card_bytes
+        if request.is_whole:
+            return max(total, request.card_bytes)
+        return request.card_bytes or total * request.card_milli // self.limit_milli
+
+    def could_ever_fit(self, request: Request) -> bool:
+        """Whether some node would hold the request if nothing else were there."""
+        if self._empty is None:
+            kinds = [replace(node, name="") for node in self.nodes]
+            self._empty = Fleet([*dict.fromkeys(kinds)], overcommit_percent=self.overcommit_percent)
+        return any(self._empty.fits(request, node) for node in range(len(self._empty.nodes)))
+
+    # --- the two changes -----------------------------------------------------------------------------------------
+
+    def take(self, request: Request, placement: Placement) -> None:
+        """Enter a member into the books; the caller has found that it fits."""
+        usable, cards = self.usable_cards(request, placement.node), set(placement.cards)
+        is_count = len(placement.cards) == len(cards) == request.cards
+        if usable is None or not is_count or not cards.issubset(usable):
+            raise InternalError(f"{request} does not fit at {placement}")
+        self.held[request, placement] += 1
+        self._move(request, placement, sign=1)
+
+    def give(self, request: Request, placement: Placement) -> None:
+        """Take a member out of the books again."""
+        if not self.held[request, placement]:
+            raise InternalError(f"P6 broken: {request} was never taken at {placement}")
+        self.held[request, placement] -= 1
+        if not self.held[request, placement]:
+            del self.held[request, placement]
+        self._move(request, placement, sign=-1)
+
+    def _move(self, request: Request, placement: Placement, *, sign: int) -> None:
+        node = placement.node
+        self.free_cpu_milli[node] -= sign * request.cpu_milli
+        self.free_memory_bytes[node] -= sign * request.memory_bytes
+        milli = self.limit_milli if request.is_whole else request.card_milli
+        count = self.bytes_on_card(request, node) if self.nodes[node].card_bytes else 0
+        for card in placement.cards:
+            self.free_milli[node][card] -= sign * milli
+            self.free_bytes[node][card] -= sign * count
+        self.shapes[node] = tuple(sorted(self.free_milli[node]))
+        self.taken_milli += sign * request.total_milli
+        if request.is_labelled and request.cards:
+            self.labels.note(request, placement, sign)
+        if request.cards:
+            sizes = self.sizes[node]
+            sizes[request.size] += sign
+            if not sizes[request.size]:
+                del sizes[request.size]
+        self.members[node] += sign
+        self._changes.append(node)
+        if len(self._changes) > CHANGES_KEPT:
+            self._forgotten += CHANGES_KEPT // 2
+            del self._changes[: CHANGES_KEPT // 2]
+
+    # --- the rules -----------------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Assert P1 to P6 against a second set of books, built anew from what is held; a failure is a bug."""
+        again = Fleet(self.nodes, overcommit_percent=self.overcommit_percent)
+        for (request, placement), count in self.held.items():
+            for _ in range(count):
+                again._move(request, placement, sign=1)
+        for name in BOOKS:
+            if getattr(self, name) != getattr(again, name):
+                raise InternalError(f"P6 broken: {name} is not what the members held add up to")
+        self._check_company()
+        for node, spec in enumerate(self.nodes):
+            if self.free_cpu_milli[node] < 0 or self.free_memory_bytes[node] < 0:
+                raise InternalError(f"P4 broken on {spec.name}: more CPU or memory taken than there is")
+            if min(self.free_milli[node], default=0) < 0:
+                raise InternalError(f"P1 broken on {spec.name}: more than {self.limit_milli} m taken of a card")
+            if min(self.free_bytes[node], default=0) < 0:
+                raise InternalError(f"P3 broken on {spec.name}: more bytes taken of a card than it has")
+
+    def _check_company(self) -> None:
+        on_card: dict[tuple[int, int], list[Request]] = {}
+        on_node: dict[int, list[Request]] = {}
+        for (request, placement), count in self.held.items():
+            if placement.cards:
+                on_node.setdefault(placement.node, []).extend([request] * count)
+            for card in placement.cards:
+                on_card.setdefault((placement.node, card), []).extend([request] * count)
+        for (node, card), users in on_card.items():
+            where = f"on card {card} of {self.nodes[node].name}"
+            if len(users) > 1 and any(user.is_whole for user in users):
+                raise InternalError(f"P2 broken {where}: a whole card with {len(users)} users")
+            check_company(where, users)
+        for node, users in on_node.items():
+            if any(user.is_whole for user in users):
+                check_company(f"on {self.nodes[node].name}", users)

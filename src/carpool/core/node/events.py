@@ -1,0 +1,196 @@
+"""What happened: facts a driver hands to `Scheduler.handle`. Past tense, frozen, ids only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.node.model import Account, History, JobSpec, Needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAdded:
+    device: DeviceId
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryLoaded:
+    """What an earlier run of a program was measured to need."""
+
+    fingerprint: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    job: JobId
+    spec: JobSpec
+    account: Account | None = None  # it waited in the queue of a driver that is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdopted:
+    """A job that already runs came back after the driver was restarted; `holding` if it kept its turn, `is_waiting`
+    if it waits at a boundary for one."""
+
+    job: JobId
+    spec: JobSpec
+    device: DeviceId
+    holding: bool
+    steps: int
+    live_bytes: int
+    needs: Needs | None
+    is_parked: bool = False
+    parked_bytes: int = 0
+    is_suspended: bool = False
+    account: Account | None = None
+    is_paced: bool = False
+    is_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAsked:
+    """The job wants a turn; `is_paced` if its programs keep to a compute limit themselves."""
+
+    job: JobId
+    is_paced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReturned:
+    """The job finished its turn at a boundary; `wants_more` if it waits for the next one."""
+
+    job: JobId
+    wants_more: bool
+    steps: int  # finished since it started, in all
+    idle_ns: Nanos = 0  # how long it had had nothing on the device before it was taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedsMeasured:
+    """The first turns of a job were measured, or it outgrew what was known of it."""
+
+    job: JobId
+    needs: Needs
+    step_ns: Nanos | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSeen:
+    """What the shared page and the operating system say of a job right now; totals, not differences."""
+
+    job: JobId
+    steps: int
+    cpu_ns: Nanos
+    live_bytes: int
+    stall_ns: Nanos = 0  # waited for its own input
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
+    pending_bytes: int = 0  # what its allocations wait for, beyond `live_bytes`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetached:
+    """The job goes on without taking turns."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExited:
+    job: JobId
+    code: int | None  # None: ended, but nobody could read its exit code
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    """Somebody wants the job to end; `is_told` if its program knows already (a Ctrl-C reached it)."""
+
+    job: JobId
+    is_told: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResized:
+    """Somebody gives a job more or less than before; None leaves a thing as it is."""
+
+    job: JobId
+    cap_bytes: int | None = None
+    weight_milli: int | None = None
+    share_milli: tuple[int, int] | None = None  # of its device: guaranteed, and at most
+    may_end: bool = False  # end it if it cannot do with less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendAsked:
+    """Somebody wants the job to stop at its next boundary and its memory to leave the device."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeAsked:
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateAsked:
+    """Somebody wants the job to go on on another device of this node."""
+
+    job: JobId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParked:
+    """The job's persistent bytes are on the host; `resident_bytes` is what stayed on the device."""
+
+    job: JobId
+    parked_bytes: int
+    resident_bytes: int
+    move_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUnparked:
+    """Everything is where it was; the job waits for its turn."""
+
+    job: JobId
+    move_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveFailed:
+    """The job could not be parked, or not be brought back; it is where it was before and has lost nothing."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed; sent when `next_wakeup` says so."""
+
+
+JobEvent = (
+    JobSubmitted
+    | JobAdopted
+    | LeaseAsked
+    | LeaseReturned
+    | NeedsMeasured
+    | ProgressSeen
+    | JobDetached
+    | JobExited
+    | CancelAsked
+    | JobResized
+    | SuspendAsked
+    | ResumeAsked
+    | MigrateAsked
+    | JobParked
+    | JobUnparked
+    | MoveFailed
+)
+Event = DeviceAdded | HistoryLoaded | JobEvent | Tick

@@ -1,0 +1,274 @@
+"""Who may be resident: which queued job starts, on which device, with which promise.
+
+Rules
+  M1  A job starts only with a promise that keeps L1 true.
+  M2  A declared cap, or a share of the device for a job nobody knows, is promised as one sum until the first turns
+      are measured; then the sum is split into persistent bytes and a lane, and the rest is free again.
+  M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
+  M4  A job that can never fit on any device it may use is refused at once.
+  M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.core.kernel.ids import Nanos
+from carpool.core.node.memory import lanes, ledger
+from carpool.core.node.model import Device, Job, JobState, Lane, Needs
+from carpool.core.node.node import Node
+from carpool.core.node.turns import shares
+from carpool.core.node.words import reasons
+from carpool.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A device that can take the job now, the place in it, and the sum to promise."""
+
+    device: Device
+    fit: lanes.Fit
+    promise_bytes: int
+
+
+def with_margin(measured: Needs, known: Needs | None, percent: int) -> Needs:
+    """What was measured plus a margin; what is known stands while the measurement is within its margin."""
+
+    def more(count: int, before: int) -> int:
+        wanted = count + count * percent // 100
+        return before if count <= before < wanted else wanted
+
+    return Needs(
+        persistent_bytes=more(measured.persistent_bytes, known.persistent_bytes if known else 0),
+        ephemeral_bytes=more(measured.ephemeral_bytes, known.ephemeral_bytes if known else 0),
+        overhead_bytes=measured.overhead_bytes,
+    )
+
+
+def allowed_devices(node: Node, job: Job) -> list[Device]:
+    if job.spec.device is not None:
+        named = node.devices.get(job.spec.device)
+        return [named] if named is not None else []
+    return list(node.devices.values())
+
+
+def total_need_bytes(job: Job) -> int | None:
+    """The most the job is known to hold at once; None if nobody knows."""
+    known = job.needs if job.needs is not None else job.history.needs if job.history is not None else None
+    if job.spec.cap_bytes is not None:
+        return job.spec.cap_bytes
+    return known.total_bytes if known is not None else None
+
+
+def refusal(node: Node, job: Job) -> str | None:
+    """Why the job can never run here, or None (M4)."""
+    devices = allowed_devices(node, job)
+    if not devices:
+        return reasons.no_device(node, job)
+    need = total_need_bytes(job)
+    largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
+    if need is not None and need > largest.capacity_bytes:
+        return reasons.never_fits(job, need, largest)
+    return shares.refusal(node, job.spec)
+
+
+def find_offer(node: Node, job: Job, devices: list[Device]) -> Offer | None:
+    """The best of these devices for a queued job: fewest residents, then most free bytes, then by name."""
+    offers = [offer for device in devices if (offer := _offer_on(node, job, device))]
+    if not offers:
+        return None
+    return min(
+        offers,
+        key=lambda offer: (len(offer.device.promised), -ledger.free_bytes(offer.device), offer.device.id),
+    )
+
+
+def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
+    wanted = starting_needs(node, job, device)
+    fit = lanes.find_fit(
+        device,
+        resident_bytes=wanted.resident_bytes,
+        ephemeral_bytes=wanted.ephemeral_bytes,
+        lanes_max=node.policy.lanes_max,
+    )
+    if fit is None:
+        return None
+    is_known = total_need_bytes(job) is not None
+    promise_bytes = wanted.resident_bytes if is_known else open_promise_bytes(node, device)
+    return Offer(device=device, fit=fit, promise_bytes=promise_bytes)
+
+
+def starting_needs(node: Node, job: Job, device: Device) -> Needs:
+    """The least with which a queued job is started: its cap, what it needed last time, or the floor (M2)."""
+    if job.spec.cap_bytes is not None:
+        return Needs(persistent_bytes=job.spec.cap_bytes, ephemeral_bytes=0)
+    if job.history is not None and job.history.needs is not None:
+        return job.history.needs
+    return Needs(persistent_bytes=start_floor_bytes(node, device), ephemeral_bytes=0)
+
+
+def merging_lets_in(node: Node, job: Job, device: Device) -> bool:
+    """Whether the job, queued or outgrown, would have room if all lanes of the device were one."""
+    wanted = job.needs if job.device is not None else starting_needs(node, job, device)
+    if wanted is None:
+        return False
+    return lanes.merging_would_fit(
+        device,
+        resident_bytes=wanted.resident_bytes - job.promised_bytes,
+        ephemeral_bytes=wanted.ephemeral_bytes,
+    )
+
+
+def open_promise_bytes(node: Node, device: Device) -> int:
+    """What a job nobody knows is promised until it is measured: a share of the device, or all that is left.
+
+    Before its first turn a job holds only what stays between turns; what comes and goes inside a turn appears when
+    it is alone on the device. So several may start side by side (docs/design/0003-unknown-jobs.md).
+    """
+    share = max(start_floor_bytes(node, device), device.capacity_bytes // node.settings.open_share_divisor)
+    return min(ledger.free_bytes(device), share)
+
+
+def start_floor_bytes(node: Node, device: Device) -> int:
+    """The least that must be unpromised before a job of unknown size is started."""
+    return device.capacity_bytes // node.settings.start_floor_divisor
+
+
+def accept(job: Job, offer: Offer) -> None:
+    job.device = offer.device.id
+    lanes.place(offer.device, job, offer.fit)
+    ledger.promise(offer.device, job, offer.promise_bytes)
+    if job.spec.cap_bytes is None and job.history is not None:
+        job.needs = job.history.needs
+
+
+def enter_lane(node: Node, device: Device, job: Job) -> Lane:
+    """Put a resident job into a lane without asking for room: as large as fits, covered later (M5)."""
+    fit = lanes.find_fit(device, resident_bytes=0, ephemeral_bytes=0, lanes_max=node.policy.lanes_max)
+    if fit is None:
+        raise InternalError(f"no lane of {device.id} takes a job without needs")
+    return lanes.place(device, job, fit)
+
+
+def cover(node: Node, job: Job) -> bool:
+    """Make the promises hold what the job needs, if L1 allows (M2, M5). True if they do now."""
+    device = node.device_of(job)
+    if job.state is JobState.UNMANAGED:
+        return _cover_unmanaged(node, device, job)
+    needs = job.needs
+    lane = node.lane_of(job)
+    if job.state is JobState.BLOCKED:
+        return True  # waiting.py sees to it
+    if needs is None:
+        return _cover_sum(device, job)
+    if lane is None:
+        return True
+    if _resize_in_place(device, job, needs, lane):
+        return True
+    if lane.holder == job.id:
+        return ledger.covers(device, job)
+    old_promise, old_lane = job.promised_bytes, lane.id
+    ledger.release(device, job)
+    fit = lanes.find_fit(
+        device,
+        resident_bytes=needs.resident_bytes,
+        ephemeral_bytes=needs.ephemeral_bytes,
+        lanes_max=len(device.lanes),
+    )
+    if fit is None or fit.lane == old_lane:
+        ledger.promise(device, job, old_promise)
+        return ledger.covers(device, job)
+    lanes.remove(device, job)
+    lanes.place(device, job, fit)
+    ledger.promise(device, job, needs.resident_bytes)
+    return True
+
+
+def _cover_sum(device: Device, job: Job) -> bool:
+    """Promise a job that is not measured yet its whole cap, which may have grown (M2), as far as there is room."""
+    wanted = job.spec.cap_bytes if job.spec.cap_bytes is not None and job.lane is not None else 0
+    if job.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+    return job.promised_bytes >= wanted
+
+
+def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
+    """Promise what it may hold as far as there is room; never less than before."""
+    wanted = unmanaged_bytes(node, job)
+    if job.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
+    return job.promised_bytes >= wanted
+
+
+def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
+    """Promise what was measured within the job's own lane, if L1 allows."""
+    lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
+    resident_bytes = max(needs.resident_bytes, job.promised_bytes if job.is_given else 0)
+    growth = resident_bytes - job.promised_bytes + lane_bytes - lane.bytes
+    if growth > ledger.free_bytes(device):
+        return False
+    lane.bytes = lane_bytes
+    ledger.promise(device, job, resident_bytes)
+    return True
+
+
+def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
+    """Halve the open promise of a job that has been starting or idle for long while others need room (M2)."""
+    settings = node.settings
+    for job in node.jobs_on(device):
+        if not is_open_and_quiet(job) or now - job.state_since_ns < settings.start_patience_ns:
+            continue
+        smaller = smaller_promise_bytes(node, device, job)
+        if smaller < job.promised_bytes:
+            ledger.promise(device, job, smaller)
+            return True
+    return False
+
+
+def smaller_promise_bytes(node: Node, device: Device, job: Job) -> int:
+    """What is left of an open promise when it is halved once more; it is never less than twice what the job holds."""
+    return max(2 * job.live_bytes, start_floor_bytes(node, device) // 2, job.promised_bytes // 2)
+
+
+def is_open_and_quiet(job: Job) -> bool:
+    """Whether the job holds an open promise and wants no turn in which it could be measured."""
+    is_open = job.needs is None and job.spec.cap_bytes is None
+    return is_open and job.state in (JobState.STARTING, JobState.IDLE)
+
+
+def unmanaged_bytes(node: Node, job: Job) -> int:
+    """What to promise a job that takes no turns: all it was seen to need, since it may hold it at any time."""
+    if job.needs is not None:
+        return job.needs.total_bytes
+    if job.spec.cap_bytes is not None:
+        return job.spec.cap_bytes
+    return max(2 * job.live_bytes, start_floor_bytes(node, node.device_of(job)))
+
+
+def room_bytes(node: Node, job: Job) -> int:
+    """What the job may hold at most: its declared cap, or all that others do not use of the device.
+
+    A neighbour that is still being measured counts with what it holds, not with its open promise: nobody is
+    refused a byte because somebody else might want it.
+    """
+    if job.state is JobState.BLOCKED:
+        return min(job.live_bytes, job.cap_sent_bytes or job.live_bytes)  # it gets bytes with its turn (W2)
+    if job.spec.cap_bytes is not None:
+        if job.squeeze is None:
+            return job.spec.cap_bytes
+        known = job.needs.total_bytes if job.needs is not None else 0
+        return max(job.spec.cap_bytes, known, job.cap_sent_bytes or 0)  # Z2
+    return room_on(node, node.device_of(job), job)
+
+
+def room_on(node: Node, device: Device, job: Job) -> int:
+    """What others do not use of a device that may only be imagined (rotation.py)."""
+    others = 0
+    for other_id, promised_bytes in device.promised.items():
+        other = node.jobs[other_id]
+        if other_id != job.id:
+            is_open = other.needs is None and other.spec.cap_bytes is None
+            others += min(promised_bytes, other.live_bytes) if is_open else promised_bytes
+    lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
+    kept = sum(device.kept.values())
+    return max(job.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)

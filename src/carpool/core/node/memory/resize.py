@@ -1,0 +1,106 @@
+"""A running job is given more or less: a larger cap at once, a smaller one when it can keep it.
+
+Rules
+  Z1  A larger cap, a new weight and a new share count from now on: the job is told in the same call.
+  Z2  A smaller cap is told to a job only when it is known to need no more. Until then it keeps the old one and gets
+      no turn; at its next boundary it gives back what it can spare and is measured anew.
+  Z3  One that needs more all the same leaves the device until its cap is raised; it is ended only if that was asked.
+  Z4  A cap larger than every device the job may use, and a smaller one for a job of which nobody knows what it needs,
+      are refused and change nothing; so is a share that others are guaranteed (S3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from carpool.core.node.effects import Effect, StopJob, TrimJob
+from carpool.core.node.events import JobResized
+from carpool.core.node.memory import admission
+from carpool.core.node.model import Device, Job, JobState, Squeeze
+from carpool.core.node.node import Node
+from carpool.core.node.turns import shares
+from carpool.core.node.words import reasons
+
+
+def refusal(node: Node, job: Job, event: JobResized) -> str | None:
+    """Why the job cannot be resized like this, or None (Z4)."""
+    trouble = shares.trouble(node, job, event.share_milli[0]) if event.share_milli is not None else None
+    if trouble is not None or event.cap_bytes is None:
+        return trouble
+    devices = [node.device_of(job)] if job.device is not None else admission.allowed_devices(node, job)
+    largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
+    if event.cap_bytes > largest.capacity_bytes:
+        return reasons.resized_beyond(job, event.cap_bytes, largest)
+    told = job.cap_sent_bytes
+    if job.state is JobState.UNMANAGED and event.cap_bytes < job.live_bytes and not event.may_end:
+        return reasons.resized_outside(job, event.cap_bytes)
+    is_known = job.is_measured or job.state in (JobState.QUEUED, JobState.UNMANAGED)
+    if not is_known and told is not None and event.cap_bytes < told:
+        return reasons.resized_unmeasured(job, event.cap_bytes, told)
+    return None
+
+
+def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
+    """Take in what is not refused."""
+    spec = job.spec
+    guaranteed, limit = event.share_milli or (spec.guaranteed_milli, spec.limit_milli)
+    job.spec = replace(
+        spec,
+        cap_bytes=spec.cap_bytes if event.cap_bytes is None else event.cap_bytes,
+        weight_milli=spec.weight_milli if event.weight_milli is None else event.weight_milli,
+        guaranteed_milli=guaranteed,
+        limit_milli=limit,
+    )
+    if event.cap_bytes is None:
+        return []
+    job.may_end = event.may_end
+    if job.state is JobState.UNMANAGED and event.cap_bytes < job.live_bytes:
+        return _end(node, job)
+    if fits(job):
+        job.squeeze = None
+    elif job.squeeze is not Squeeze.TOO_LARGE:
+        job.squeeze = Squeeze.ASKED
+    elif job.may_end:
+        return _end(node, job)
+    return []
+
+
+def fits(job: Job) -> bool:
+    """Whether the job is known to need no more than its cap, or nobody knows what it needs."""
+    if job.spec.cap_bytes is None or job.needs is None:
+        return True
+    return needed_bytes(job) <= job.spec.cap_bytes
+
+
+def needed_bytes(job: Job) -> int:
+    """What was measured, without the margin that is promised beyond it."""
+    if job.needs is None:
+        return job.live_bytes
+    return job.measured_bytes if job.measured_bytes is not None else job.needs.total_bytes
+
+
+def trim_waiting(node: Node, device: Device) -> list[Effect]:
+    """Tell the jobs that are to become smaller and wait at a boundary to give back what they can (Z2)."""
+    effects: list[Effect] = []
+    for job in node.jobs_on(device):
+        if job.squeeze is Squeeze.ASKED and job.state is JobState.WAITING:
+            job.squeeze = Squeeze.TRIMMING
+            effects.append(TrimJob(job=job.id))
+    return effects
+
+
+def judge(node: Node, job: Job) -> list[Effect]:
+    """A job was measured: one that is to become smaller keeps its cap from now on, or cannot (Z2, Z3)."""
+    if fits(job):
+        job.squeeze = None
+    elif job.squeeze is Squeeze.TRIMMING:
+        job.squeeze = Squeeze.TOO_LARGE
+        job.move_retry_ns = 0
+        return _end(node, job) if job.may_end else []
+    return []
+
+
+def _end(node: Node, job: Job) -> list[Effect]:
+    job.is_cancelled = True
+    job.end_reason = reasons.too_large(job, needed_bytes(job))
+    return [StopJob(job=job.id)]

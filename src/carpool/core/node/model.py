@@ -1,0 +1,305 @@
+"""What the scheduler knows: jobs, devices, lanes and leases. Plain data; the rules live in the other modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, JobId, LaneId, Nanos, TenantId
+from carpool.units import MS
+
+RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"  # accepted; its process is not started because there is no room yet
+    STARTING = "starting"  # its process runs but has not asked for a turn
+    WAITING = "waiting"  # resident and wants a turn
+    PROFILING = "profiling"  # holds one of its first turns, alone on the device, while its needs are measured
+    RUNNING = "running"  # holds a turn
+    BLOCKED = "blocked"  # inside a turn that was taken from it: an allocation of it waits for memory
+    IDLE = "idle"  # resident and wants no turn now: loads data, saves, or stopped computing
+    PARKING = "parking"  # blocked at a boundary while its persistent bytes are copied to the host
+    PARKED = "parked"  # blocked at a boundary; its persistent bytes are on the host
+    UNPARKING = "unparking"  # its bytes are promised again and are being copied back
+    UNMANAGED = "unmanaged"  # runs outside carpool's turns; its bytes still count
+    FINISHED = "finished"  # ended by itself with exit code 0
+    FAILED = "failed"  # ended by itself otherwise, or was refused
+    CANCELLED = "cancelled"  # ended because somebody asked for it
+
+
+# What every decision asks of every job: a member looked up in its class costs 0.1 µs, ten times a name of a module.
+WAITING: Final = JobState.WAITING
+BLOCKED: Final = JobState.BLOCKED
+
+ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
+RESIDENT = frozenset(JobState) - ENDED - {JobState.QUEUED}
+AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
+# Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
+# Node.set_row and accounts.py tell apart further: a waiting job that lacks memory, or has had what its limit lets it
+# have, and what its own input took.
+ROWS = {
+    JobState.QUEUED: "memory",
+    JobState.STARTING: "start",
+    JobState.WAITING: "turn",
+    JobState.PROFILING: "run",
+    JobState.RUNNING: "run",
+    JobState.BLOCKED: "memory",
+    JobState.IDLE: "idle",
+    JobState.PARKING: "move",
+    JobState.PARKED: "parked",
+    JobState.UNPARKING: "move",
+    JobState.UNMANAGED: "unmanaged",
+}
+BEFORE_TURNS = frozenset({"memory", "start"})  # the rows of a job that has not asked for a turn yet
+HOLDING = frozenset({JobState.PROFILING, JobState.RUNNING})
+WANTING = HOLDING | {JobState.WAITING, JobState.BLOCKED}
+
+
+class HogStep(StrEnum):
+    """What was done about a job that does not reach a boundary (hogs.py)."""
+
+    WARNED = "warned"  # it is named
+    LAST = "put last"  # others go first for a while, once it gives its turn back
+    SENT_AWAY = "sent away"  # it leaves the device at its next boundary
+    ENDED = "ended"
+
+
+class Squeeze(StrEnum):
+    """What becomes of a job whose cap was made smaller than what it needs (resize.py); None for all others."""
+
+    ASKED = "asked"  # it gets no turn; at its next boundary it gives back what it can spare
+    TRIMMING = "trimming"  # it was told to
+    TOO_LARGE = "too large"  # it needs more all the same: it leaves the device until its cap is raised
+
+
+class LeaseState(StrEnum):
+    HELD = "held"  # granted; the job may compute
+    RECALLED = "recalled"  # the job was told to give it back at its next boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job was measured to need on a device."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    overhead_bytes: int = 0  # the framework's own share (a context, a loaded library's heap)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays on the device between turns: the job's term in L1."""
+        return self.persistent_bytes + self.overhead_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """The most it holds at once."""
+        return self.resident_bytes + self.ephemeral_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is remembered of a finished job, for the next one with the same fingerprint."""
+
+    needs: Needs | None
+    steps: int
+    step_ns: Nanos | None
+    served_ns: Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where a job's time went until `at_ns`, and what it did then: outlives the driver that kept it."""
+
+    arrived_ns: Nanos
+    at_ns: Nanos
+    row: str | None
+    row_since_ns: Nanos
+    spent_ns: dict[str, Nanos]
+    waited_for_ns: dict[JobId, Nanos]
+    served_ns: Nanos
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user said about a job."""
+
+    name: str
+    tenant: TenantId = TenantId("default")
+    weight_milli: int = WEIGHT_ONE
+    priority: int = 0
+    cap_bytes: int | None = None
+    wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
+    on_hog: str = "suspend"  # how far to go if it stops reaching boundaries: warn, suspend or kill
+    may_oversubscribe: bool = False  # what has no room is managed memory, inside the program
+    guaranteed_milli: int = 0  # the part of its device it is to have when it wants it …
+    limit_milli: int = SHARE_ONE  # … and the part it may have at most
+    steps: int | None = None
+    device: DeviceId | None = None
+    fingerprint: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """A turn that was granted and not yet returned."""
+
+    state: LeaseState
+    lane: LaneId
+    granted_ns: Nanos
+    recalled_ns: Nanos | None = None
+    hog_steps: int = 0  # how many of the steps against a hog were taken, or need not be considered any more
+    hog_step: HogStep | None = None  # the last one taken
+
+
+class Mark(NamedTuple):
+    """A job's progress at a moment since which the same jobs have been running; one is made at every grant."""
+
+    steps: int
+    served_ns: Nanos
+    mates: tuple[JobId, ...]  # the other holders of its device
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    arrived_ns: Nanos
+    state: JobState = JobState.QUEUED
+    state_since_ns: Nanos = 0
+    device: DeviceId | None = None
+    lane: LaneId | None = None
+    lease: Lease | None = None
+    needs: Needs | None = None  # learnt; None until the first turns were measured
+    measured_bytes: int | None = None  # both kinds together, as last measured; `needs` has a margin beyond it
+    is_measured: bool = False  # in this run: until then `needs` is what an earlier one needed
+    history: History | None = None
+    promised_bytes: int = 0  # this job's term in the ledger
+    cap_sent_bytes: int | None = None
+    steps: int = 0
+    step_ns: Nanos | None = None
+    last_step_ns: Nanos | None = None  # when `steps` last grew
+    last_active_ns: Nanos = 0  # when it last made a step or used its processor
+    looked_ns: Nanos = 0  # when a holder was last looked at
+    silent_ns: Nanos = 0  # how long it was silent until then, as far as it was looked at
+    cpu_ns: Nanos = 0
+    live_bytes: int = 0
+    pending_bytes: int = 0  # what its allocations wait for
+    is_given: bool = False  # in this turn it has what they waited for, promised to it until the turn ends (W2)
+    asked_ns: Nanos = 0  # since when they do
+    denied_ns: Nanos | None = None  # when they were told that there is no memory
+    denial: str = ""  # what they were told last
+    served_ns: Nanos = 0  # device time it held
+    charged_ns: Nanos = 0  # up to when its held time is already charged
+    row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over
+    row_since_ns: Nanos = 0
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
+    waited_for_ns: dict[JobId, Nanos] = field(default_factory=dict)  # of its row `turn`: who had it meanwhile
+    stall_ns: Nanos = 0  # how long it waited for its own input, in all
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
+    level: int = 0  # weighted device time, for fair sharing within its tenant
+    mark: Mark | None = None  # where the present measurement of its step time began
+    solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
+    packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
+    guaranteed_milli: int = 0  # its share as the share policy made it (shares.py)
+    limit_milli: int = SHARE_ONE
+    limit_told_milli: int | None = None  # what its programs know of it
+    owed_from_ns: Nanos = 0
+    free_from_ns: Nanos = 0
+    is_paced: bool = False  # its programs keep to the limit themselves
+    is_cancelled: bool = False  # somebody asked for its end
+    end_reason: str = ""  # why the core ended it
+    squeeze: Squeeze | None = None
+    may_end: bool = False  # it may be ended where it cannot be squeezed
+    is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
+    suspended_ns: Nanos = 0  # when that was first asked
+    is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
+    gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
+    rests_until_ns: Nanos = 0  # it was a hog: until then others go first
+    leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
+    came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
+    wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
+    parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
+    stayed_bytes: int = 0  # of a parked job: what did not leave the device
+    move_ns: Nanos = 0  # how long its last copy took, out or in
+    move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
+    move_trouble: str = ""  # why the last move failed; empty after one that went well
+    move_fails: int = 0  # how often in a row it could not be parked for another
+    moving_to: DeviceId | None = None  # somebody asked that it goes on there; None again once it is booked there
+    moving_from: DeviceId | None = None  # booked on its target but not arrived: where its room is kept (V2)
+    move_refused: str = ""  # why the last move to another device came to nothing
+    is_outlook_told: bool = False  # its user heard that others are to be parked for it
+    reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
+
+    @property
+    def start_ns(self) -> Nanos:
+        """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
+        if self.limit_milli >= SHARE_ONE or self.is_paced or not self.free_from_ns:
+            return 0
+        return self.free_from_ns + RESUME_NS
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it may have no turn because it is to leave the device."""
+        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is Squeeze.TOO_LARGE:
+            return True
+        return self.leaving_for is not None or self.moving_to is not None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it may have no turn, whatever is free: it is leaving, or is to become smaller.
+
+        Not by way of `is_leaving`: every decision asks this of every job.
+        """
+        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is not None:
+            return True
+        return self.leaving_for is not None or self.moving_to is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """A slice of a device's bytes for ephemeral memory; one of its jobs runs at a time."""
+
+    id: LaneId
+    bytes: int = 0
+    jobs: list[JobId] = field(default_factory=list)
+    holder: JobId | None = None
+    successor: JobId | None = None  # who gets the lane when its recalled turn comes back (D5)
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    id: DeviceId
+    capacity_bytes: int
+    lanes: dict[LaneId, Lane] = field(default_factory=dict)
+    promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
+    kept: dict[JobId, int] = field(default_factory=dict)  # room of jobs that left for another device (V2)
+    tenants: dict[TenantId, Tenant] = field(default_factory=dict)
+    tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
+    lanes_made: int = 0
+    claimant: JobId | None = None  # the job for which others are being parked (R3)
+    moved_ns: Nanos = 0  # what moving has cost since the last quiet span began
+    quiet_ns: Nanos = 0  # how long that span is
+    quiet_until_ns: Nanos = 0  # and its end (R4)
+    moves_bytes: int = 0  # of all moves so far, there and back …
+    moves_ns: Nanos = 0  # … and what they took: how fast moving is here
+    is_concerned: bool = False  # an allocation waits there, or somebody is or is to be away for one (waiting.py)
+    is_pressed: bool = False  # and who is to leave for it may be told at any boundary
+    has_shares: bool = False  # some job on it has a guarantee or a limit
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenant:
+    """One tenant's account on one device."""
+
+    id: TenantId
+    weight_milli: int = WEIGHT_ONE
+    level: int = 0  # device time of all its jobs, by its weight
+    jobs_floor: int = 0  # no job of it begins to want turns below this level; never falls
+
+
+def took_no_turns(steps: int, spent_ns: Mapping[str, Nanos]) -> bool:
+    """Whether a job that is over, with such an account, ran and never asked for a turn."""
+    return not steps and "start" in spent_ns and spent_ns.keys() <= BEFORE_TURNS

@@ -1,0 +1,189 @@
+"""Who would have to leave the device so that a claimant has room (rotation.py says who is a claimant, and when).
+
+Everything here looks at the device as it would be if some of its jobs were parked; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from carpool.core.kernel.ids import Nanos
+from carpool.core.node.accounts import view_of
+from carpool.core.node.memory import admission, lanes
+from carpool.core.node.model import Device, Job, JobState, Lane, Needs
+from carpool.core.node.moves import parking
+from carpool.core.node.node import Node
+from carpool.core.node.words import reasons
+from carpool.units import SECOND
+
+IDLE_PATIENCE_NS = 2 * SECOND  # a job between two turns is asked to leave if it was there not longer than this
+FIRST_STAY_NS = 2 * SECOND  # before anybody was moved, nobody knows how fast moving is
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who would have to leave for a claimant; nobody, with the reason, if that is not to be."""
+
+    leaving: tuple[Job, ...] = ()
+    why_not: str = ""
+
+
+def is_exempt(node: Node, claimant: Job) -> bool:
+    return claimant.state is JobState.QUEUED and node.quantum_ns == 0
+
+
+def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
+    """Who would leave for this claimant; changes nothing."""
+    wanted = _wanted(node, device, claimant)
+
+    def has_room(trial: Device) -> bool:
+        resident_bytes = max(0, wanted.resident_bytes - claimant.promised_bytes)
+        fit = lanes.find_fit(
+            trial,
+            resident_bytes=resident_bytes,
+            ephemeral_bytes=wanted.ephemeral_bytes,
+            lanes_max=node.policy.lanes_max,
+        )
+        merged = lanes.merging_would_fit(trial, resident_bytes=resident_bytes, ephemeral_bytes=wanted.ephemeral_bytes)
+        return fit is not None or merged
+
+    return _plan(node, device, claimant, has_room, now=now)
+
+
+def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device], bool], *, now: Nanos) -> Plan:
+    movable = [job for job in node.jobs_on(device) if job.id != claimant.id and may_leave(job, now=now)]
+    movable = [job for job in movable if job.needs is not None or job.served_ns]  # measured, or it never will be
+    if not has_room(without(node, device, movable)):
+        return Plan()
+    stuck = next((job for job in movable if now < job.move_retry_ns), None)
+    able = [job for job in movable if now >= job.move_retry_ns]
+    if stuck is not None and not has_room(without(node, device, able)):
+        return Plan(why_not=reasons.cannot_leave(stuck))
+
+    def not_yet(why: str) -> Plan:
+        """It is only a matter of time, unless the host will be too full for it then."""
+        last = in_order(node, device, able, now=now) if node.settings.host_bytes_max is not None else []
+        return Plan(why_not=_host_trouble(node, device, claimant, fewest(node, device, last, has_room)) or why)
+
+    after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
+    if not has_room(without(node, device, after)):
+        first = next(job for job in able if job not in after)
+        return not_yet(reasons.not_before(node.policy.name, first))
+    new = [] if is_exempt(node, claimant) else [job for job in after if now < stays_until(node, device, job)]
+    after = [job for job in after if job not in new]
+    if new and not has_room(without(node, device, after)):
+        stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
+        return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
+    leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
+    stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
+    if stranded is not None:
+        return Plan(why_not=reasons.would_strand(stranded, device))
+    full = _host_trouble(node, device, claimant, leaving)
+    return Plan(why_not=full) if full else Plan(leaving=tuple(leaving))
+
+
+def _host_trouble(node: Node, device: Device, claimant: Job, leaving: Sequence[Job]) -> str:
+    """Why the host cannot take them; empty if it can. When they come back, the claimant has to go while they are
+    still there, so there must be room for it too."""
+    limit = node.settings.host_bytes_max
+    moved_bytes = sum(map(parking.bytes_to_move, leaving))
+    if claimant.state is not JobState.PARKED:
+        moved_bytes += _wanted(node, device, claimant).resident_bytes
+    if limit is None or node.host_bytes() + moved_bytes <= limit:
+        return ""
+    return reasons.host_is_full(moved_bytes, node.host_bytes(), limit)
+
+
+def stays_until(node: Node, device: Device, job: Job) -> Nanos:
+    """Until when a resident job is left there, so that its way out and back is worth it (R4)."""
+    percent = node.settings.move_percent
+    if not device.moves_bytes:
+        return job.came_ns + FIRST_STAY_NS
+    both_ways_ns = 2 * parking.bytes_to_move(job) * device.moves_ns // device.moves_bytes
+    return job.came_ns + max(node.settings.quiet_ns_min, both_ways_ns * (100 - percent) // percent)
+
+
+def fewest(node: Node, device: Device, order: Sequence[Job], has_room: Callable[[Device], bool]) -> list[Job]:
+    """From the last of the order on, as many as make room; then without those that are not needed for it."""
+    leaving: list[Job] = []
+    for job in reversed(order):
+        if has_room(without(node, device, leaving)):
+            break
+        leaving.append(job)
+    for job in leaving[:-1]:
+        rest = [other for other in leaving if other is not job]
+        if has_room(without(node, device, rest)):
+            leaving = rest
+    return leaving
+
+
+def may_leave(job: Job, *, now: Nanos) -> bool:
+    """Whether the job will be at a boundary soon and is not on its way already."""
+    if job.is_leaving or job.lane is None:
+        return False
+    return job.state in (JobState.WAITING, JobState.RUNNING) or _is_briefly_idle(job, now=now)
+
+
+def still_leaves(job: Job, *, now: Nanos) -> bool:
+    """Whether a leaver will be gone soon: it was not seen to be unable to."""
+    holds = job.state in (JobState.WAITING, JobState.RUNNING, JobState.PROFILING, JobState.PARKING)
+    return now >= job.move_retry_ns and (holds or _is_briefly_idle(job, now=now))
+
+
+def _is_briefly_idle(job: Job, *, now: Nanos) -> bool:
+    return job.state is JobState.IDLE and now - job.state_since_ns < IDLE_PATIENCE_NS
+
+
+def _wanted(node: Node, device: Device, claimant: Job) -> Needs:
+    if claimant.state is JobState.QUEUED:
+        return admission.starting_needs(node, claimant, device)
+    return parking.returning_needs(node, claimant, device)
+
+
+def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
+    """The device as it would be if these jobs were parked."""
+    gone = {job.id for job in leaving}
+    trial = Device(id=device.id, capacity_bytes=device.capacity_bytes)
+    trial.promised, trial.kept = dict(device.promised), dict(device.kept)
+    for job in leaving:
+        trial.promised[job.id] = _staying_bytes(job)
+    for lane in device.lanes.values():
+        stay = [job_id for job_id in lane.jobs if job_id not in gone]
+        if stay:
+            trial.lanes[lane.id] = Lane(id=lane.id, bytes=lane.bytes, jobs=stay)
+    lanes.shrink(trial, node.jobs)
+    return trial
+
+
+def _staying_bytes(job: Job) -> int:
+    """What a job leaves on the device when it is parked: as the last time, else what its framework takes."""
+    overhead = job.needs.overhead_bytes if job.needs is not None else 0
+    return min(job.promised_bytes, job.stayed_bytes or overhead)
+
+
+def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool:
+    """Whether the leaver could not come back though all others were parked (R6)."""
+    others = [job for job in node.jobs_on(device) if job.id not in (leaver.id, claimant.id)]
+    left = sum(job.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others)
+    wanted = _wanted(node, device, claimant)
+    needs = leaver.needs
+    own = needs.total_bytes if needs is not None else leaver.promised_bytes
+    return left + wanted.overhead_bytes + own > device.capacity_bytes
+
+
+def _goes_before(node: Node, device: Device, claimant: Job, resident: Job, *, now: Nanos) -> bool:
+    views = [view_of(node, job, now=now, on=device) for job in (claimant, resident)]
+    return node.policy.pick(views, now=now) == claimant.id
+
+
+def in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos, at_most: int | None = None) -> list[Job]:
+    """The jobs as the policy would have them go; only the first of them if so many are enough."""
+    left = {job.id: view_of(node, job, now=now, on=device) for job in jobs}
+    ordered: list[Job] = []
+    while left and (at_most is None or len(ordered) < at_most):
+        picked = node.policy.pick(list(left.values()), now=now)
+        chosen = picked if picked is not None else next(iter(left))
+        ordered.append(node.jobs[chosen])
+        del left[chosen]
+    return ordered

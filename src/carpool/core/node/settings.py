@@ -1,0 +1,32 @@
+"""The numbers a node runs by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carpool.core.kernel.ids import Nanos
+from carpool.units import MS, SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The numbers a node runs by; each is a bound or a patience, none changes what is right."""
+
+    quantum_ns: Nanos | None = None  # None: the policy's own
+    lapse_ns: Nanos = 500 * MS  # a holder that neither steps nor uses its processor this long loses its turn
+    watch_ns: Nanos = 250 * MS  # how often holders are looked at while somebody waits
+    hog_factor: int = 10  # a recalled holder is a hog after this many usual steps …
+    hog_floor_ns: Nanos = 2 * SECOND  # … but not before this
+    pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
+    start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
+    start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
+    open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
+    tenant_weights_milli: Mapping[str, int] = field(default_factory=dict)  # WEIGHT_ONE for those not named
+    margin_percent: int = 5  # added to what was measured
+    share_policy: str = "fixed"  # a row of shares.SHARE_POLICIES
+    share_slots: int = 0  # where parts are even: at least so many
+    host_bytes_max: int | None = None  # what parked jobs may hold on the host together; None: no limit
+    move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
+    move_percent: int = 5  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
+    quiet_ns_min: Nanos = 500 * MS  # and this long nobody is, however quick moving was

@@ -1,0 +1,102 @@
+"""Jobs that were asked for their turn and do not reach a boundary: what happens to them, step by step.
+
+Rules
+  H1  A step is taken when the job is late by so many times its patience, each once a turn, in the order of the table.
+      For the warning that is since it was asked; for the others since somebody has waited for what it holds as well.
+  H2  Which steps are taken at all is the job's own choice (`on_hog`); nobody is ended who did not choose it.
+  H3  A job that was put last lets others go first for as long as it kept them waiting, and then counts as before.
+  H4  One that is sent away leaves the device at its next boundary, and comes back by itself when nobody else wants
+      anything of it, or when it is resumed. One that cannot be parked goes on.
+"""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import Nanos
+from carpool.core.node.effects import Effect, NameHog, StopJob
+from carpool.core.node.model import Device, HogStep, Job, JobState, Squeeze
+from carpool.core.node.moves import rotation
+from carpool.core.node.node import Node
+from carpool.core.node.words import reasons
+
+# In this order, when late by so many times its patience (H1).
+STEPS: tuple[tuple[HogStep, int], ...] = (
+    (HogStep.WARNED, 1),
+    (HogStep.LAST, 2),
+    (HogStep.SENT_AWAY, 10),
+    (HogStep.ENDED, 20),
+)
+# How far it goes, by what was said with --on-hog (H2).
+FURTHEST = {"warn": HogStep.LAST, "suspend": HogStep.SENT_AWAY, "kill": HogStep.ENDED}
+
+
+def patience_ns(node: Node, job: Job) -> Nanos:
+    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
+
+
+def deadline(node: Node, job: Job) -> Nanos | None:
+    """When a recalled holder becomes a hog; None if its turn is not recalled."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return None
+    return job.lease.recalled_ns + patience_ns(node, job)
+
+
+def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+    """Take every step that is due and was not taken in this turn."""
+    lease = job.lease
+    if lease is None or lease.recalled_ns is None:
+        return []
+    effects: list[Effect] = []
+    late_ns, patience = now - lease.recalled_ns, patience_ns(node, job)
+    kept_ns = kept_waiting_ns(node, job, now=now) if late_ns > patience else 0
+    for step, times in STEPS[lease.hog_steps :]:
+        if (late_ns if step is HogStep.WARNED else kept_ns) < times * patience:
+            break
+        lease.hog_steps, lease.hog_step = lease.hog_steps + 1, step
+        effects.append(NameHog(job=job.id, step=step, reason=reasons.hog(job, late_ns, step)))
+        if step is HogStep.SENT_AWAY:
+            job.is_sent_away = True
+        if step is HogStep.ENDED:
+            job.is_cancelled, job.end_reason = True, reasons.hog(job, late_ns, step)
+            effects.append(StopJob(job=job.id))
+        if step is FURTHEST[job.spec.on_hog]:
+            lease.hog_steps = len(STEPS)
+    return effects
+
+
+def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
+    """How long somebody has waited for the lane or the memory of a holder since it was asked; 0 if nobody does: its
+    owner may have asked for the turn, to move it say, and no other job is the worse for its being late."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return 0
+    device = node.device_of(job)
+    queued = [other for other in map(node.jobs.__getitem__, node.queue) if other.spec.device in (None, device.id)]
+    since = [
+        other.state_since_ns
+        for other in node.jobs_on(device) + queued
+        if other.state is JobState.BLOCKED
+        or rotation.wants_memory(node, other, now=now)
+        or (node.wants_turn(other) and (other.lane == job.lane or other.needs is None))
+    ]
+    return now - max(job.lease.recalled_ns, min(since, default=now))
+
+
+def turn_ended(node: Node, job: Job, *, now: Nanos) -> None:
+    """A hog gives its turn back at last: it rests for as long as the others waited (H3)."""
+    step = job.lease.hog_step if job.lease is not None else None
+    if step is not None and step is not HogStep.WARNED:
+        job.rests_until_ns = now + kept_waiting_ns(node, job, now=now)
+
+
+def first_those_who_do_not_rest(jobs: list[Job], *, now: Nanos) -> list[Job]:
+    return [job for job in jobs if job.rests_until_ns <= now] or jobs
+
+
+def forgive(node: Node, device: Device) -> None:
+    """Let those who were sent away come back when nobody else wants anything (H4)."""
+    here = node.jobs_on(device)
+    queued = [node.jobs[job_id] for job_id in node.queue]
+    others = [job for job in queued if job.spec.device in (None, device.id)]
+    others += [job for job in here if not job.is_sent_away and job.state is not JobState.UNMANAGED]
+    if all(job.is_suspended or job.squeeze is Squeeze.TOO_LARGE for job in others):
+        for job in here:
+            job.is_sent_away = False

@@ -1,0 +1,200 @@
+"""Compute shares: how much of a device's time a job is guaranteed, and how much it may have at most.
+
+A share is counted in thousandths of the device. Both sides are one moment a job: `owed_from_ns` is when its guarantee
+next owes it a turn, `free_from_ns` when its limit next lets it have one. Held time moves both on by held / share, so
+at a guarantee of 250 a turn of 20 ms moves the first on by 80 ms.
+
+Rules
+  S1  Over any span a job holds its device no longer than limit x span, plus BURST_NS of it and the turn that was
+      under way: a turn is not cut inside a step, but paid back before the next one.
+  S2  A waiting job that is owed goes before everybody who is not, and before those owed later; while it waits, the
+      holder keeps its turn for SHARE_QUANTUM_NS only. Where nobody is owed, the policy chooses: what one does not use
+      is for the others.
+  S3  The guarantees of the jobs on a device are at most the whole device; a job that finds less waits in the queue.
+  S4  Time not used is not saved up beyond BURST_NS, as a claim or a right; others' idle time is not held against one.
+  S5  A job that paces itself (its programs keep to the limit by their kernels' own time) is not held back by turns.
+
+What is deliberately not here: who keeps to the limit inside a program (native/share.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from carpool.core.kernel.ids import SHARE_ONE, Nanos
+from carpool.core.node.effects import Effect, SetCompute
+from carpool.core.node.model import AWAY, Device, Job, JobSpec, JobState
+from carpool.core.node.node import Node
+from carpool.core.node.words import reasons
+from carpool.errors import InternalError
+from carpool.units import MS
+
+BURST_NS = 100 * MS
+SHARE_QUANTUM_NS = 30 * MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePolicy:
+    """One row of the table: what becomes of the numbers the jobs of a device ask for."""
+
+    guarantee: str  # asked: as it is; part: asked / all that is asked; even: the same for every job
+    limit: str  # asked: as it is; guarantee: the same as the guarantee; whole: all that is free
+    about: str
+
+
+SHARE_POLICIES = {
+    "fixed": SharePolicy(
+        guarantee="asked", limit="asked", about="what each job asks for; those who ask for nothing share the rest"
+    ),
+    "best-effort": SharePolicy(
+        guarantee="even", limit="whole", about="the same for all who want, idle time for others"
+    ),
+    "equal": SharePolicy(
+        guarantee="even", limit="guarantee", about="1/n each, used or not; equal:4 is a quarter each, alone or not"
+    ),
+    "weighted": SharePolicy(
+        guarantee="part", limit="guarantee", about="in proportion to what the jobs ask for, used or not"
+    ),
+    "burst": SharePolicy(
+        guarantee="part", limit="whole", about="in proportion to what the jobs ask for, idle time for others"
+    ),
+}
+
+
+def split(policy: SharePolicy, specs: Sequence[JobSpec], slots: int) -> list[tuple[int, int]]:
+    """Guarantee and limit of each of the jobs of one device; `slots`: at least so many parts, where they are even."""
+    asked = sum(spec.guaranteed_milli for spec in specs)
+    made = []
+    for spec in specs:
+        match policy.guarantee:
+            case "asked":
+                guarantee = spec.guaranteed_milli
+            case "part":
+                guarantee = spec.guaranteed_milli * SHARE_ONE // asked if asked else 0
+            case _:
+                guarantee = SHARE_ONE // max(slots, len(specs))
+        whole = {"asked": spec.limit_milli, "guarantee": guarantee, "whole": SHARE_ONE}
+        made.append((guarantee, max(1, whole[policy.limit])))  # a part that is rounded to nothing is no ban
+    return made
+
+
+def refusal(node: Node, spec: JobSpec) -> str | None:
+    """Why a job can have no share here, or None."""
+    name = node.settings.share_policy
+    if SHARE_POLICIES[name].guarantee == "part" and not spec.guaranteed_milli:
+        return f"job {spec.name} asks for no share, and share policy {name} divides by what is asked: give --compute"
+    return None
+
+
+def has_room(node: Node, device: Device, spec: JobSpec) -> bool:
+    """Whether the job's guarantee fits beside those already given (S3)."""
+    return is_divided(node) or spec.guaranteed_milli <= unpromised_milli(node, device)
+
+
+def is_divided(node: Node) -> bool:
+    """Whether guarantees are made to fit, whatever is asked."""
+    return SHARE_POLICIES[node.settings.share_policy].guarantee != "asked"
+
+
+def unpromised_milli(node: Node, device: Device) -> int:
+    """What no job of the device is guaranteed; one that left for another device may have to come back (V2)."""
+    here = [*device.promised, *device.kept]
+    return SHARE_ONE - sum(node.jobs[job_id].spec.guaranteed_milli for job_id in here)
+
+
+def settle(node: Node, device: Device) -> list[Effect]:
+    """Give the jobs of a device their shares, and tell those that pace themselves what changed."""
+    takers = [job for job in node.jobs_on(device) if job.state is not JobState.UNMANAGED and job.state not in AWAY]
+    policy = SHARE_POLICIES[node.settings.share_policy]
+    parts = split(policy, [job.spec for job in takers], node.settings.share_slots)
+    for job in node.jobs_on(device):
+        if job.state is JobState.UNMANAGED:
+            job.guaranteed_milli, job.limit_milli = 0, SHARE_ONE
+    for job, (guarantee, limit) in zip(takers, parts, strict=True):
+        job.guaranteed_milli, job.limit_milli = guarantee, limit
+    device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
+    effects: list[Effect] = []
+    for job in takers:
+        # Beside a share, whoever launches without a limit is held to 100 %: so his turn can be taken back soon.
+        told = job.limit_milli if device.has_shares else None
+        if told != job.limit_told_milli:
+            job.limit_told_milli = told
+            effects.append(SetCompute(job=job.id, limit_milli=told))
+    return effects
+
+
+def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
+    """Why a live job cannot have this guarantee, or None (S3)."""
+    for device_id in (job.device, job.moving_from):
+        if device_id is not None and not is_divided(node):
+            room = unpromised_milli(node, node.devices[device_id]) + job.spec.guaranteed_milli
+            if guaranteed_milli > room:
+                return reasons.no_share(job, guaranteed_milli, room, device_id)
+    return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
+
+
+def take_back(node: Node, device: Device, job: Job) -> None:
+    """A job that outlived its driver keeps of its guarantee what others leave it (S3)."""
+    if not is_divided(node):
+        left_milli = unpromised_milli(node, device) + job.spec.guaranteed_milli
+        job.spec = replace(job.spec, guaranteed_milli=min(job.spec.guaranteed_milli, left_milli))
+
+
+def check_shares(node: Node, device: Device) -> None:
+    """Assert S3, that nobody is allowed less than he is guaranteed, and that the device knows of every share."""
+    jobs = node.jobs_on(device)
+    parts = {(job.guaranteed_milli, job.limit_milli) for job in jobs if job.state not in AWAY}
+    if not device.has_shares and parts - {(0, SHARE_ONE)}:
+        raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
+    if sum(job.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
+        raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")
+    if any(job.guaranteed_milli > job.limit_milli for job in jobs):
+        raise InternalError(f"a job of {device.id} is guaranteed more than it may have")
+
+
+def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
+    """The job has had its turn for `span` until now."""
+    earliest = now - span - BURST_NS
+    if job.guaranteed_milli:
+        latest = now + max(BURST_NS, job.step_ns or 0) * SHARE_ONE // job.guaranteed_milli
+        job.owed_from_ns = min(latest, max(job.owed_from_ns, earliest) + span * SHARE_ONE // job.guaranteed_milli)
+    job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
+
+
+def refund(job: Job, idle_ns: Nanos, *, now: Nanos) -> None:
+    """The end of its turn was nobody's: the device was idle, and the turn was taken as soon as somebody wanted it."""
+    if job.guaranteed_milli:
+        job.owed_from_ns = max(now - BURST_NS, job.owed_from_ns - idle_ns * SHARE_ONE // job.guaranteed_milli)
+
+
+def is_over(job: Job, *, now: Nanos) -> bool:
+    """Whether a holder has used up its limit (S1)."""
+    return job.limit_milli < SHARE_ONE and not job.is_paced and job.free_from_ns > now
+
+
+def may_start(job: Job, *, now: Nanos) -> bool:
+    """Whether its limit lets a waiting job have a turn (S1)."""
+    return job.start_ns <= now
+
+
+def most_owed(wanting: Sequence[Job], *, now: Nanos) -> Job | None:
+    """Who must go first because of its guarantee (S2)."""
+    owed = [job for job in wanting if is_owed(job, now=now)]
+    return min(owed, key=lambda job: (job.owed_from_ns, job.arrived_ns, job.id), default=None)
+
+
+def is_owed(job: Job, *, now: Nanos) -> bool:
+    return job.guaranteed_milli > 0 and job.owed_from_ns <= now
+
+
+def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[Nanos]:
+    """When a limit or a guarantee next changes who may run on a lane."""
+    times = [job.start_ns for job in waiting if job.start_ns > now]
+    if holder is not None and holder.lease is not None:
+        kept = holder.lease.granted_ns + SHARE_QUANTUM_NS
+        times += [max(job.owed_from_ns, kept) for job in waiting if job.guaranteed_milli and job.owed_from_ns > now]
+        if holder.limit_milli < SHARE_ONE and not holder.is_paced:
+            left = max(0, now - max(holder.free_from_ns, now - BURST_NS))
+            times.append(now + max(MS, left * holder.limit_milli // (SHARE_ONE - holder.limit_milli)))
+    return times

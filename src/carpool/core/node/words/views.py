@@ -1,0 +1,100 @@
+"""Frozen pictures of the state: what policies choose from and what ps, top and explain show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
+from carpool.core.node.model import JobState, Needs
+
+
+class JobView(NamedTuple):
+    """One job as a policy sees it; a tuple, because one is made for every candidate at every decision."""
+
+    id: JobId
+    name: str
+    tenant: TenantId
+    priority: int
+    arrived_ns: Nanos
+    is_holding: bool
+    held_ns: Nanos  # how long the present turn has lasted; 0 if it holds none
+    waited_ns: Nanos  # how long it has wanted a turn since its last one; 0 if it holds one
+    served_ns: Nanos  # device time it has had in all
+    remaining_ns: Nanos  # best guess of the device time it still needs (accounts.py)
+    remaining_is_known: bool  # from declared steps or history, not from the rule of thumb
+    level: int  # weighted device time within its tenant
+    tenant_level: int  # weighted device time of its tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPicture:
+    """One job as people see it."""
+
+    id: JobId
+    name: str
+    tenant: TenantId
+    state: JobState
+    device: DeviceId | None
+    lane: LaneId | None
+    priority: int
+    weight_milli: int
+    steps: int
+    steps_declared: int | None
+    step_ns: Nanos | None
+    remaining_ns: Nanos | None
+    arrived_ns: Nanos
+    state_ns: Nanos  # time in the present state
+    served_ns: Nanos
+    waited_ns: Nanos  # for memory, also in the queue and parked, for turns, and until its limit lets it have one
+    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row (accounts.py)
+    waited_for_ns: dict[JobId, Nanos]  # of the row `turn`: who had it
+    silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
+    is_hog: bool
+    needs: Needs | None
+    promised_bytes: int
+    live_bytes: int
+    pending_bytes: int  # what its allocations wait for
+    cap_bytes: int | None
+    guaranteed_milli: int  # of its device, as the share policy made it
+    limit_milli: int
+    is_suspended: bool
+    leaving_for: JobId | None  # it is to be parked, or is being parked, so that this job gets memory
+    is_shrinking: bool  # its cap was made smaller than what it needs
+    parked_bytes: int
+    move_ns: Nanos
+    move_trouble: str
+    reason: str
+    moving_to: DeviceId | None = None  # asked to go there, or booked there and not arrived
+    kept_on: DeviceId | None = None  # where its room is kept until it has arrived
+    kept_bytes: int = 0
+    move_refused: str = ""  # why its last move to another device came to nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePicture:
+    id: LaneId
+    bytes: int
+    jobs: tuple[JobId, ...]
+    holder: JobId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePicture:
+    id: DeviceId
+    capacity_bytes: int
+    promised_bytes: int
+    lanes_bytes: int
+    free_bytes: int
+    live_bytes: int
+    claimant: JobId | None  # for whom others are being parked
+    lanes: tuple[LanePicture, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePicture:
+    policy: str
+    host_bytes: int  # parked, or reserved for it
+    host_bytes_max: int | None
+    devices: tuple[DevicePicture, ...]
+    jobs: tuple[JobPicture, ...]

@@ -1,0 +1,363 @@
+"""The books of a fleet: what fits, what is taken, and that broken rules are noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.cluster.placement.model import CHANGES_KEPT, Fleet, NodeSpec, Request
+from carpool.errors import InternalError, UsageError
+from carpool.units import GIB
+from tests.core.cluster.placement.fleets import at, cpu_only, memory, node, share, whole
+
+# --- cards -----------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_one_card_add_up_to_the_whole_card_and_no_further() -> None:
+    fleet = Fleet([node(1)])
+    fleet.take(share(600), at(0, 0))
+    assert fleet.fits(share(400), 0)
+    assert not fleet.fits(share(401), 0)
+
+
+def test_a_whole_card_is_an_untouched_one() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(1), at(0, 0))
+    assert fleet.usable_cards(whole(), 0) == [1]
+    assert fleet.usable_cards(whole(2), 0) is None
+
+
+def test_nobody_joins_a_whole_card() -> None:
+    fleet = Fleet([node(1, card_gib=16)])
+    fleet.take(whole(), at(0, 0))
+    assert not fleet.fits(share(1), 0)
+    assert not fleet.fits(memory(1), 0)
+
+
+def test_whole_cards_and_shares_live_on_one_node() -> None:
+    fleet = Fleet([node(4)])
+    fleet.take(whole(2), at(0, 0, 1))
+    fleet.take(share(300), at(0, 2))
+    assert fleet.usable_cards(share(800), 0) == [3]
+    assert fleet.untouched_cards(0) == [3]
+    fleet.check_invariants()
+
+
+def test_a_request_for_two_shares_needs_two_cards() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(700), at(0, 0))
+    assert not fleet.fits(share(500, cards=2), 0)
+    assert fleet.usable_cards(share(300, cards=2), 0) == [0, 1]
+
+
+def test_only_the_allowed_card_models_are_used() -> None:
+    fleet = Fleet([node(model="T4"), node(model="A10"), node(model="")])
+    picky = Request(cards=1, card_milli=500, models=frozenset({"A10", "V100"}))
+    assert [fleet.fits(picky, where) for where in range(3)] == [False, True, False]
+    assert all(fleet.fits(share(500), where) for where in range(3)), "no models named: any"
+
+
+def test_what_wants_no_cards_may_go_to_any_model() -> None:
+    assert Fleet([node(0)]).usable_cards(cpu_only(4), 0) == []
+
+
+# --- memory of cards -------------------------------------------------------------------------------------------
+
+
+def test_memory_slices_of_a_card_add_up_to_its_bytes() -> None:
+    fleet = Fleet([node(1, card_gib=16)])
+    fleet.take(memory(10), at(0, 0))
+    assert fleet.fits(memory(6), 0)
+    assert not fleet.fits(memory(7), 0)
+
+
+def test_a_share_that_names_no_bytes_takes_as_much_of_the_memory_as_of_the_time() -> None:
+    fleet = Fleet([node(1, card_gib=16)])
+    fleet.take(share(250), at(0, 0))
+    assert fleet.free_bytes[0] == [12 * GIB]
+    assert not fleet.fits(memory(13), 0)
+
+
+def test_a_whole_card_too_small_for_its_bytes_is_not_used() -> None:
+    fleet = Fleet([node(1, card_gib=16), node(1, card_gib=32)])
+    large = Request(cards=1, card_milli=1000, card_bytes=24 * GIB)
+    assert [fleet.fits(large, where) for where in range(2)] == [False, True]
+
+
+def test_a_card_of_unknown_size_counts_no_bytes() -> None:
+    fleet = Fleet([node(1)])
+    fleet.take(memory(80), at(0, 0))
+    assert fleet.fits(memory(80), 0)
+    fleet.check_invariants()
+
+
+# --- the node --------------------------------------------------------------------------------------------------
+
+
+def test_cpu_and_memory_of_the_node_count_too() -> None:
+    fleet = Fleet([node(8, cpus=16, memory_gib=8)])
+    fleet.take(share(10, cpus=10), at(0, 0))
+    assert fleet.fits(share(10, cpus=6), 0)
+    assert not fleet.fits(share(10, cpus=7), 0)
+    assert not fleet.fits(Request(cards=1, card_milli=10, memory_bytes=9 * GIB), 0)
+
+
+def test_what_could_never_fit_is_told_from_what_does_not_fit_now() -> None:
+    fleet = Fleet([node(2), node(4)])
+    fleet.take(whole(4), at(1, 0, 1, 2, 3))
+    assert not fleet.fits(whole(3), 1)
+    assert fleet.could_ever_fit(whole(3))
+    assert not fleet.could_ever_fit(whole(5))
+
+
+# --- overcommit ------------------------------------------------------------------------------------------------
+
+
+def test_overcommit_lets_shared_cards_go_beyond_their_time_by_so_many_percent() -> None:
+    fleet = Fleet([node(1)], overcommit_percent=5)
+    fleet.take(share(810), at(0, 0))
+    assert fleet.fits(share(240), 0)
+    assert not fleet.fits(share(241), 0)
+
+
+def test_overcommit_leaves_whole_cards_alone() -> None:
+    fleet = Fleet([node(1)], overcommit_percent=50)
+    fleet.take(whole(), at(0, 0))
+    assert not fleet.fits(share(1), 0)
+    fleet.give(whole(), at(0, 0))
+    fleet.take(share(1), at(0, 0))
+    assert not fleet.fits(whole(), 0), "a touched card is no whole card, however much time is left"
+    assert fleet.taken_milli == 1
+
+
+def test_overcommit_never_promises_more_bytes_than_the_card_has() -> None:
+    fleet = Fleet([node(1, card_gib=16)], overcommit_percent=100)
+    for _ in range(4):
+        fleet.take(share(500), at(0, 0))
+    assert fleet.free_bytes[0] == [0]
+    fleet.check_invariants()
+
+
+# --- labels ----------------------------------------------------------------------------------------------------
+
+
+def test_affinity_joins_its_own_kind_or_an_untouched_card() -> None:
+    fleet = Fleet([node(3)])
+    fleet.take(share(100, affinity="a"), at(0, 0))
+    fleet.take(share(100), at(0, 1))
+    assert fleet.usable_cards(share(100, affinity="a"), 0) == [0, 2]
+    assert fleet.usable_cards(share(100, affinity="b"), 0) == [2]
+    assert fleet.usable_cards(share(100), 0) == [0, 1, 2], "affinity keeps nobody else away"
+
+
+def test_anti_affinity_never_shares_a_card_with_its_own_kind() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(100, anti_affinity="a"), at(0, 0))
+    assert fleet.usable_cards(share(100, anti_affinity="a"), 0) == [1]
+    assert fleet.usable_cards(share(100, anti_affinity="b"), 0) == [0, 1]
+
+
+def test_exclusion_keeps_every_other_label_and_the_unlabelled_away() -> None:
+    fleet = Fleet([node(3)])
+    fleet.take(share(100, exclusion="a"), at(0, 0))
+    fleet.take(share(100), at(0, 1))
+    assert fleet.usable_cards(share(100, exclusion="a"), 0) == [0, 2]
+    assert fleet.usable_cards(share(100, exclusion="b"), 0) == [2]
+    assert fleet.usable_cards(share(100), 0) == [1, 2]
+
+
+def whole_with(**labels: str) -> Request:
+    return share(1000, cpus=0, cards=1, **labels)
+
+
+def test_affinity_of_whole_cards_goes_to_the_node_of_its_own_kind_or_to_an_idle_one() -> None:
+    fleet = Fleet([node(3), node(3), node(3)])
+    fleet.take(whole_with(affinity="a"), at(0, 0))
+    fleet.take(whole(), at(1, 0))
+    assert [fleet.fits(whole_with(affinity="a"), number) for number in range(3)] == [True, False, True]
+    assert [fleet.fits(whole_with(affinity="b"), number) for number in range(3)] == [False, False, True]
+    assert all(fleet.fits(whole(), number) for number in range(3)), "affinity keeps nobody else away"
+
+
+def test_anti_affinity_of_whole_cards_keeps_its_own_kind_from_the_node_shared_cards_too() -> None:
+    fleet = Fleet([node(3), node(3)])
+    fleet.take(whole_with(anti_affinity="a"), at(0, 0))
+    assert not fleet.fits(whole_with(anti_affinity="a"), 0)
+    assert not fleet.fits(share(100, anti_affinity="a"), 0)
+    assert fleet.fits(whole_with(anti_affinity="b"), 0)
+    fleet.take(share(100, anti_affinity="a"), at(1, 2))
+    assert not fleet.fits(whole_with(anti_affinity="a"), 1)
+
+
+def test_exclusion_of_whole_cards_keeps_all_others_from_the_node() -> None:
+    fleet = Fleet([node(4), node(4)])
+    fleet.take(whole_with(exclusion="a"), at(0, 0))
+    fleet.take(whole(), at(1, 0))
+    assert fleet.fits(whole_with(exclusion="a"), 0)
+    assert fleet.fits(share(100, exclusion="a"), 0)
+    for other in (whole(), whole_with(exclusion="b"), share(100), share(100, exclusion="b")):
+        assert not fleet.fits(other, 0)
+    assert not fleet.fits(whole_with(exclusion="a"), 1), "somebody without a label is there"
+    fleet.give(whole_with(exclusion="a"), at(0, 0))
+    assert fleet.fits(whole(), 0)
+
+
+def test_labels_of_shares_bind_only_their_card() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(100, exclusion="a", anti_affinity="a"), at(0, 0))
+    assert fleet.usable_cards(whole(), 0) == [1]
+
+
+@pytest.mark.parametrize("labels", [{"exclusion": "a"}, {"anti_affinity": "a"}])
+def test_p5_broken_on_a_node_of_whole_cards_is_noticed(labels: dict[str, str]) -> None:
+    fleet = Fleet([node(2)])
+    enter_unchecked(fleet, whole_with(**labels), 1)
+    other = share(100, anti_affinity=labels.get("anti_affinity", ""))
+    fleet.held[other, at(0, 1)] = 1
+    fleet._move(other, at(0, 1), sign=1)
+    with pytest.raises(InternalError, match="P5 broken on n:"):
+        fleet.check_invariants()
+
+
+# --- nodes come and go -----------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_gone_has_nothing_and_may_come_back() -> None:
+    fleet = Fleet([node(2), node(4)])
+    fleet.refit(1, NodeSpec(name="n", cards=0))
+    assert fleet.capacity_milli == 2000
+    assert not fleet.could_ever_fit(whole(4))
+    assert not fleet.fits(cpu_only(1), 1)
+    fleet.refit(1, node(4))
+    assert fleet.fits(whole(4), 1)
+    assert fleet.add(node(1)) == 2
+    assert fleet.capacity_milli == 7000
+
+
+def test_p7_a_node_with_members_stays() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(100), at(0, 0))
+    with pytest.raises(InternalError, match="P7 broken"):
+        fleet.refit(0, NodeSpec(name="n", cards=0))
+
+
+def test_a_label_leaves_with_its_member() -> None:
+    fleet = Fleet([node(1)])
+    for _ in range(2):
+        fleet.take(share(100, exclusion="a"), at(0, 0))
+    fleet.give(share(100, exclusion="a"), at(0, 0))
+    assert not fleet.fits(share(100), 0)
+    fleet.give(share(100, exclusion="a"), at(0, 0))
+    assert fleet.fits(share(100), 0)
+
+
+# --- what changed ----------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_told_which_nodes_changed_since() -> None:
+    fleet = Fleet([node(2), node(2), node(2)])
+    fleet.take(share(1), at(0, 0))
+    before = fleet.change_count
+    fleet.take(share(1), at(2, 0))
+    fleet.give(share(1), at(2, 0))
+    assert set(fleet.changed_since(before)) == {2}
+
+
+def test_a_cache_too_far_behind_is_told_every_node() -> None:
+    fleet = Fleet([node(2), node(2)])
+    for _ in range(CHANGES_KEPT // 2 + 1):
+        fleet.take(share(1), at(0, 0))
+        fleet.give(share(1), at(0, 0))
+    assert set(fleet.changed_since(0)) == {0, 1}
+    before = fleet.change_count
+    fleet.take(share(1), at(1, 0))
+    assert set(fleet.changed_since(before)) == {1}
+
+
+# --- misuse and broken rules -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cards": -1, "card_milli": 0},
+        {"cards": 1, "card_milli": 0},
+        {"cards": 1, "card_milli": 1001},
+        {"cards": 0, "card_milli": 5},
+        {"cards": 1, "card_milli": 5, "cpu_milli": -1},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        Request(**wrong)  # type: ignore[arg-type] # plain numbers
+
+
+def test_a_negative_overcommit_is_refused() -> None:
+    with pytest.raises(UsageError, match="zero or more"):
+        Fleet([node()], overcommit_percent=-1)
+
+
+def test_two_cards_are_two_different_cards() -> None:
+    fleet = Fleet([node(2)])
+    with pytest.raises(InternalError, match="does not fit"):
+        fleet.take(share(200, cards=2), at(0, 1, 1))
+
+
+@pytest.mark.parametrize("where", [at(0, 0), at(0), at(0, 1, 2), at(0, 7)])
+def test_taking_what_does_not_fit_is_a_bug_and_changes_nothing(where: object) -> None:
+    fleet = Fleet([node(3)])
+    fleet.take(share(900), at(0, 0))
+    with pytest.raises(InternalError, match="does not fit"):
+        fleet.take(share(200), where)  # type: ignore[arg-type] # made by at()
+    fleet.check_invariants()
+    assert fleet.taken_milli == 900
+
+
+def test_p6_giving_back_what_was_never_taken_is_noticed() -> None:
+    fleet = Fleet([node()])
+    fleet.take(share(100), at(0, 0))
+    with pytest.raises(InternalError, match="P6 broken"):
+        fleet.give(share(100), at(0, 1))
+    fleet.give(share(100), at(0, 0))
+    with pytest.raises(InternalError, match="P6 broken"):
+        fleet.give(share(100), at(0, 0))
+
+
+def test_p6_books_that_do_not_add_up_are_noticed() -> None:
+    fleet = Fleet([node()])
+    fleet.take(share(100), at(0, 0))
+    fleet.free_milli[0][1] -= 1
+    with pytest.raises(InternalError, match="P6 broken: free_milli"):
+        fleet.check_invariants()
+
+
+def enter_unchecked(fleet: Fleet, request: Request, times: int) -> None:
+    """Put members on the first card without asking whether they fit."""
+    fleet.held[request, at(0, 0)] = times
+    for _ in range(times):
+        fleet._move(request, at(0, 0), sign=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule"),
+    [
+        (share(600), "P1"),
+        (whole(), "P2"),
+        (memory(10), "P3"),
+        (share(1, cpus=10), "P4"),
+        (share(1, anti_affinity="a"), "P5"),
+    ],
+)
+def test_a_broken_rule_is_noticed(request_: Request, rule: str) -> None:
+    fleet = Fleet([node(1, card_gib=16, cpus=16)])
+    enter_unchecked(fleet, request_, 2)
+    with pytest.raises(InternalError, match=f"{rule} broken"):
+        fleet.check_invariants()
+
+
+@pytest.mark.parametrize("other", ["b", ""])
+def test_p5_two_exclusion_labels_on_a_card_are_noticed(other: str) -> None:
+    fleet = Fleet([node(1)])
+    enter_unchecked(fleet, share(1, exclusion="a"), 1)
+    enter_unchecked(fleet, share(1, exclusion=other), 1)
+    with pytest.raises(InternalError, match="P5 broken"):
+        fleet.check_invariants()
