@@ -73,5 +73,39 @@ def test_a_link_a_short_file_and_another_layout_are_not_used(tmp_path: Path) -> 
 
 
 def test_a_negative_count_is_taken_for_nothing() -> None:
-    assert page.signed((1 << 64) - 5) == 0
-    assert page.signed(5) == 5
+    assert page.as_count((1 << 64) - 5) == 0
+    assert page.as_count(5) == 5
+
+
+def test_every_word_of_the_page_has_a_name_and_no_two_share_one() -> None:
+    for record, prefix, unnamed in (
+        (page.Header, "H_", {page.H_MAGIC, page.H_LAYOUT}),
+        (page.Slot, "S_", {page.S_LIVE, page.S_PEAK}),  # counts, which are not read as they stand
+    ):
+        numbers = {value for name, value in vars(page).items() if name.startswith(prefix)}
+        named = [each.index for each in vars(record).values() if isinstance(each, page.Word)]
+        assert sorted(named) == sorted(numbers - unnamed)
+
+
+def test_names_read_and_write_the_words_of_their_own_slot(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    made.header.cap_bytes = 77
+    slot = made.slot(3)
+    slot.recall, slot.pending_bytes = 5, 10
+    assert (made.words[page.H_CAP], slot.number) == (77, 3)
+    assert made.words[page.slot_base(3) + page.S_RECALL] == made.slot(3).recall == 5
+    assert made.slot(2).recall == made.slot(4).recall == 0
+    made.words[page.slot_base(3) + page.S_LIVE] = 30
+    assert made.live_bytes(3) == slot.live_bytes == 20
+    slot.raise_flag(page.FLAG_ASIDE)
+    assert slot.has(page.FLAG_ASIDE) and not slot.has(page.FLAG_IDLE)
+    assert slot.live_bytes == 30  # what it waits for is not counted there
+
+
+@pytest.mark.skipif(not page.HAS_SWAP, reason="the C part is not built: install gcc, 'make native'")
+def test_a_pass_is_swapped_only_where_it_still_stands(tmp_path: Path) -> None:
+    slot = page.Page.create(tmp_path / "page").slot(1)
+    slot.pass_word = 8
+    assert not slot.swap_pass(9, 10)
+    assert slot.swap_pass(8, 8 | page.PASSED)
+    assert slot.pass_word == 8 | page.PASSED

@@ -57,10 +57,10 @@ class MeterSource:
         self._link = link
 
     def live_bytes(self) -> int:
-        return page.signed(self._link.words[self._link.base + page.S_LIVE])
+        return page.as_count(self._link.words[self._link.base + page.S_LIVE])
 
     def peak_bytes(self) -> int:
-        return max(self.live_bytes(), page.signed(self._link.words[self._link.base + page.S_PEAK]))
+        return max(self.live_bytes(), page.as_count(self._link.words[self._link.base + page.S_PEAK]))
 
     def reset_peak(self, *, is_learning: bool) -> None:
         words, base = self._link.words, self._link.base

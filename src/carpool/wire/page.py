@@ -24,6 +24,7 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import overload
 
 from carpool.errors import PeerError
 
@@ -144,13 +145,113 @@ def pass_serial(word: int) -> int:
     return word >> PASS_SERIAL_SHIFT & PASS_SERIAL_MASK
 
 
+class Word:
+    """A word of the page under a name: reading the attribute reads the page, setting it stores there."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @overload
+    def __get__(self, words: None, owner: type[Words]) -> Word: ...
+    @overload
+    def __get__(self, words: Words, owner: type[Words]) -> int: ...
+    def __get__(self, words: Words | None, owner: type[Words]) -> Word | int:
+        return self if words is None else words.all[words.base + self.index]
+
+    def __set__(self, words: Words, value: int) -> None:
+        words.all[words.base + self.index] = value
+
+
+class Words:
+    """Some of the page's words, by name. Nothing is copied: two of these over one page always agree."""
+
+    __slots__ = ("all", "base")
+
+    def __init__(self, words: memoryview, base: int = 0) -> None:
+        self.all = words
+        self.base = base
+
+
+class Header(Words):
+    """The words that concern the job as a whole: `page.header.waiters = 2`."""
+
+    __slots__ = ()
+    cap_bytes = Word(H_CAP)
+    waiters = Word(H_WAITERS)
+    slots_used = Word(H_SLOTS_USED)
+    denied_count = Word(H_DENIED_COUNT)
+    denied_bytes = Word(H_DENIED_BYTES)
+    lent_used = Word(H_LENT_USED)
+    checkpoint = Word(H_CHECKPOINT)
+    price = Word(H_PRICE)
+    paid_until_ns = Word(H_PAID_UNTIL)
+    device_ns = Word(H_DEVICE_NS)
+    ended_ns = Word(H_ENDED_NS)
+    capacity = Word(H_CAPACITY)
+    denied_ns = Word(H_DENIED_NS)
+    trial = Word(H_TRIAL)
+
+
+class Slot(Words):
+    """The words of one process. `page.slot(number)` makes one: `page.slot(member.slot).recall = 5`.
+
+    A slot is a view, made at no cost worth a thought, so callers make one where they need it and keep none for long.
+    """
+
+    __slots__ = ()
+    pid = Word(S_PID)
+    steps = Word(S_STEPS)
+    boundary_ns = Word(S_BOUNDARY_NS)
+    recall = Word(S_RECALL)
+    lease = Word(S_LEASE)
+    stall_ns = Word(S_STALL_NS)
+    flags = Word(S_FLAGS)
+    parked_bytes = Word(S_PARKED)
+    pending_bytes = Word(S_PENDING)
+    pass_word = Word(S_PASS)
+    offer = Word(S_OFFER)
+    stall_held_ns = Word(S_STALL_HELD_NS)
+    device_ns = Word(S_DEVICE_NS)
+    spilled_bytes = Word(S_SPILLED)
+
+    @property
+    def number(self) -> int:
+        return self.base // SLOT_WORDS
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes the process holds now, without those that it asked for and does not have yet."""
+        not_held = 0 if self.has(FLAG_ASIDE) else self.pending_bytes
+        return max(0, as_count(self.all[self.base + S_LIVE]) - not_held)
+
+    def has(self, flag: int) -> bool:
+        """Whether one of the FLAG_* bits is set."""
+        return bool(self.flags & flag)
+
+    def raise_flag(self, flag: int) -> None:
+        """Set a FLAG_* bit; the guest's threads may change others meanwhile."""
+        raise_flag(self.all, self.base, flag)
+
+    def swap_pass(self, before: int, after: int) -> bool:
+        """Put `after` where the pass `before` stands, as one step; whether it did. Needs HAS_SWAP."""
+        return swap(self.all, self.base + S_PASS, before, after)
+
+
 class Page:
-    """One mapped page. `words` is a memoryview of unsigned 64-bit integers."""
+    """One mapped page: `header` has the job's words by name, `slot(number)` those of a process.
+
+    `words` is the same as a memoryview of unsigned 64-bit integers, for code that cannot afford a name: the agent's
+    points, and tests.
+    """
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
         self._mapping = mapping
         self.words = memoryview(mapping).cast("Q")
+        self.header = Header(self.words)
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self.words, slot_base(number))
 
     @classmethod
     def create(cls, path: Path) -> Page:
@@ -225,7 +326,8 @@ class Page:
 
     def clear_pass(self, slot: int) -> None:
         """Daemon only: what a daemon before this one armed is void."""
-        self.words[slot_base(slot) + S_PASS] = self.words[slot_base(slot) + S_OFFER] = 0
+        cleared = self.slot(slot)
+        cleared.pass_word = cleared.offer = 0
 
     def clear_slot(self, slot: int) -> None:
         """Wipe a lent slot (G3)."""
@@ -246,9 +348,7 @@ class Page:
 
     def live_bytes(self, slot: int) -> int:
         """Bytes the process of this slot holds now."""
-        base = slot_base(slot)
-        not_held = 0 if self.words[base + S_FLAGS] & FLAG_ASIDE else self.words[base + S_PENDING]
-        return max(0, signed(self.words[base + S_LIVE]) - not_held)
+        return self.slot(slot).live_bytes
 
     def pending(self) -> list[tuple[int, int]]:
         """Pid and bytes of every process whose allocations wait."""
@@ -262,6 +362,6 @@ class Page:
             self._mapping.close()
 
 
-def signed(word: int) -> int:
-    """A word as a signed number, never below zero where a count is wanted."""
+def as_count(word: int) -> int:
+    """What a signed word counts: nothing if it is below zero, as where a child freed what its parent counted."""
     return max(0, word - (1 << 64) if word >> 63 else word)
