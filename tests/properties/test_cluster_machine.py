@@ -14,7 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from carpool.core.cluster.books import PlacerBooks
-from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, ParkJob, PlaceJob, RefuseJob, RevokeJob
+from carpool.core.cluster.effects import (
+    Effect,
+    JoinJob,
+    LeaveJob,
+    ParkJob,
+    PlaceJob,
+    RefuseJob,
+    RejectEvent,
+    RevokeJob,
+)
 from carpool.core.cluster.events import (
     Event,
     JobArrived,
@@ -176,6 +185,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.tell(self.unmeasured.pop())
 
     def perform(self, effect: Effect) -> None:
+        assert not isinstance(effect, RejectEvent), effect
         job = effect.job
         match effect:
             case PlaceJob():

@@ -39,7 +39,7 @@ from carpool.core.cluster.placement.model import WHOLE_MILLI, Fleet, NodeSpec, R
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
-from carpool.errors import InternalError
+from carpool.errors import InternalError, UsageError
 from carpool.sim.traces import TraceJob
 
 NEVER = 1 << 80  # later than any time
@@ -260,6 +260,10 @@ class _Engine:
     # --- orders, performed on paper --------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect, now: int) -> None:
+        if isinstance(effect, RejectEvent):
+            if effect.job is None:  # what the user asked for: shares, weights
+                raise UsageError(effect.reason)
+            raise InternalError(f"the scheduler rejected {effect.event} of job {effect.job}: {effect.reason}")
         outcome = self._by_id[effect.job]
         match effect:
             case PlaceJob():
@@ -283,8 +287,6 @@ class _Engine:
                 self._leave_group(outcome, now)
             case RefuseJob():
                 outcome.refusal = effect.reason
-            case RejectEvent():
-                raise InternalError(f"the scheduler rejected {effect.event} of job {effect.job}: {effect.reason}")
 
     def _start(self, outcome: Outcome, now: int) -> None:
         if outcome.started_ns is None:

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from carpool.core.cluster.books import CardBooks
-from carpool.core.cluster.effects import Effect, ParkJob, PlaceJob, RevokeJob
+from carpool.core.cluster.effects import Effect, ParkJob, PlaceJob, RejectEvent, RevokeJob
 from carpool.core.cluster.events import Event, JobArrived, JobEnded, JobParked, ShareGiven, Tick
 from carpool.core.cluster.model import Settings
 from carpool.core.cluster.orders.base import ORDERS
@@ -121,6 +121,7 @@ class World:
         self.scheduler.check_invariants()
 
     def _perform(self, effect: Effect) -> None:
+        assert not isinstance(effect, RejectEvent), effect
         person = self.jobs[effect.job]
         match effect:
             case PlaceJob():

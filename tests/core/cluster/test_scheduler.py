@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from carpool.core.cluster.books import CardBooks, PlacerBooks
-from carpool.core.cluster.events import JobArrived, ShareGiven, Tick, WorkLost
+from carpool.core.cluster.events import (
+    Event,
+    JobArrived,
+    JobEnded,
+    JobParked,
+    NodeAdded,
+    NodeRemoved,
+    RatesMeasured,
+    ShareGiven,
+    Tick,
+    WeightGiven,
+    WorkLost,
+)
 from carpool.core.cluster.model import Settings, State
 from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.base import make_rule
@@ -13,7 +27,7 @@ from carpool.core.cluster.placement.model import Fleet, NodeSpec, Request
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
-from carpool.errors import InternalError, UsageError
+from carpool.errors import InternalError
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -36,17 +50,29 @@ def test_a_tenant_without_a_share_is_refused_in_words() -> None:
     ]
 
 
-def test_shares_beyond_the_cluster_are_an_error() -> None:
+def test_shares_beyond_the_cluster_are_rejected_with_the_numbers() -> None:
     desk = Desk("fifo", cards=4, a=3)
-    with pytest.raises(UsageError, match="the shares are 5 cards, the cluster has 4"):
-        desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=2000))
+    said = desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=2000))
+    assert said == ["reject ShareGiven: the shares are 5 cards, the cluster has 4"]
+    said = desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=-1000))
+    assert said == ["reject ShareGiven: tenant b: a share of -1 cards is below 0"]
+    assert desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000)) == []
 
 
 def test_shares_are_given_before_jobs_come() -> None:
     desk = Desk("fifo", cards=4, a=3)
     desk.come("x", tenant="a")
-    with pytest.raises(UsageError, match="before the first job"):
-        desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000))
+    said = desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000))
+    assert said == ["reject ShareGiven: shares are given before the first job comes"]
+
+
+def test_a_job_without_members_or_with_a_weight_of_nothing_is_refused_in_words() -> None:
+    desk = Desk("fair", cards=4)
+    empty = JobArrived(job=JobId("x"), members=())
+    assert desk.tell(empty) == ["refuse job x can never run: it has no members; name what it wants of each node"]
+    assert desk.come("x", weight=0)[0].startswith("refuse job x can never run: its weight is above 0")
+    assert desk.come("x", run=-1)[0].startswith("refuse job x can never run: its weight is above 0")
+    assert desk.come("x") == ["place x 0:0"]
 
 
 def test_time_never_goes_back() -> None:
@@ -123,6 +149,65 @@ def test_events_of_nobody_are_rejected() -> None:
     desk = Desk("fifo")
     assert desk.parked("x") == ["reject JobParked: no such job"]
     assert desk.end("x") == ["reject JobEnded: no such job"]
+
+
+def test_work_lost_by_a_job_that_is_gone_is_rejected_and_that_of_the_others_counts() -> None:
+    desk = Desk("srtf", cards=1)
+    desk.come("a", run=100)
+    lost = {JobId("gone"): 1, JobId("a"): 60 * SECOND}
+    assert desk.tell(WorkLost(lost_ns=lost), at=50) == ["reject WorkLost: no such job"]
+    assert desk.come("b", run=100, at=50) == ["park a for b", "place b 0:0"]
+    said = desk.tell(WorkLost(lost_ns={JobId("b"): -1}), at=60)
+    assert said == ["reject WorkLost: it cannot have lost -1 ns of work"]
+
+
+@pytest.mark.parametrize(
+    ("programs", "rates_milli", "reason"),
+    [
+        (("a", "b"), (500,), "2 programs and 1 rates: one rate for each of at least one program"),
+        ((), (), "0 programs and 0 rates: one rate for each of at least one program"),
+        (("b", "a"), (500, 500), "the programs b, a are not sorted"),
+        (("a", "b"), (500, 0), "a rate of 0 thousandths: each is above 0"),
+    ],
+)
+def test_measurements_that_cannot_be_are_rejected(
+    programs: tuple[str, ...], rates_milli: tuple[int, ...], reason: str
+) -> None:
+    desk = in_state(State.RIDING)
+    event = RatesMeasured(size_milli=1000, programs=programs, rates_milli=rates_milli)
+    assert desk.tell(event, at=2) == [f"reject RatesMeasured: {reason}"]
+
+
+EVERY_EVENT: list[Event] = [
+    JobArrived(job=JobId("x"), members=(Request(cards=1, card_milli=1000),)),
+    JobParked(job=JobId("x")),
+    JobEnded(job=JobId("x")),
+    WorkLost(lost_ns={JobId("x"): SECOND}),
+    RatesMeasured(size_milli=1000, programs=("a", "b"), rates_milli=(10, 10)),
+    ShareGiven(tenant=TenantId("default"), share_milli=1000),
+    WeightGiven(tenant=TenantId("default"), weight_milli=1000),
+    NodeAdded(node=NodeSpec(name="n0", cards=1)),
+    NodeAdded(node=NodeSpec(name="n1", cards=1)),
+    NodeRemoved(name="n0"),
+    NodeRemoved(name="n1"),
+    Tick(),
+]
+
+
+def test_every_kind_of_event_is_among_those_tried() -> None:
+    assert {type(event) for event in EVERY_EVENT} == set(get_args(Event))
+
+
+@pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("state", [None, *LIVE])
+def test_every_event_may_come_in_every_state_once_and_again(state: State | None, event: Event) -> None:
+    """No exception, and all rules hold; what makes no sense comes back as a rejection with a sentence."""
+    desk = in_state(state) if state is not None else Desk("priority", cards=1)
+    for at in (2, 2, 500):
+        said = desk.tell(event, at=at)
+        assert all(len(each.partition(": ")[2]) > 5 for each in said if each.startswith("reject"))
+    desk.come("y", priority=99, at=501)
+    assert desk.state("y") is not None or isinstance(event, NodeRemoved)
 
 
 def test_a_job_that_comes_to_no_boundary_in_time_is_revoked() -> None:

@@ -60,9 +60,9 @@ class LeaveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectEvent:
-    """The event makes no sense in the job's state; nothing was changed."""
+    """The event makes no sense as things stand: it came twice, late, or with wrong numbers. It changed nothing."""
 
-    job: JobId
+    job: JobId | None  # None: the event is about no job
     event: str
     reason: str
 

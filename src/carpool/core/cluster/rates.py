@@ -46,6 +46,18 @@ class Rates:
         return None if before is None or after is None else after - before
 
 
+def fault_of_rates(event: RatesMeasured) -> str:
+    """What is wrong with a measurement; empty if nothing is."""
+    programs, rates_milli = event.programs, event.rates_milli
+    if not programs or len(programs) != len(rates_milli):
+        return f"{len(programs)} programs and {len(rates_milli)} rates: one rate for each of at least one program"
+    if list(programs) != sorted(programs):
+        return f"the programs {', '.join(programs)} are not sorted"
+    if min(rates_milli) <= 0:
+        return f"a rate of {min(rates_milli)} thousandths: each is above 0"
+    return ""
+
+
 def mixture_of(group: list[Job]) -> Mixture:
     return group[0].size_milli, tuple(sorted([job.program for job in group]))
 

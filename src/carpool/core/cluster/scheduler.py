@@ -21,7 +21,6 @@ from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
-    JobEvent,
     JobParked,
     NodeAdded,
     NodeRemoved,
@@ -35,10 +34,11 @@ from carpool.core.cluster.model import Job, Settings, State
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
 from carpool.core.cluster.placement.model import Request
+from carpool.core.cluster.rates import fault_of_rates
 from carpool.core.cluster.sharing import fit_shares, least_level, lend, settle, split_by_weight
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos
-from carpool.errors import InternalError, UsageError
+from carpool.errors import InternalError
 
 
 class ClusterScheduler:
@@ -60,7 +60,7 @@ class ClusterScheduler:
         cluster.effects = []
         if isinstance(event, WorkLost):
             self._on_lost(event)
-            return []
+            return cluster.effects
         for job in self._set_back:
             cluster.charge(job)
             cluster.rekey(job)
@@ -134,20 +134,19 @@ class ClusterScheduler:
             case NodeRemoved():
                 self._on_node_removed(event)
             case RatesMeasured():
-                self._cluster.rates.learn(event)
-                undo_losses(self._cluster)
+                self._on_rates(event)
             case WorkLost():
                 raise InternalError("WorkLost is handled before")
             case _:
                 assert_never(event)
 
-    def _reject(self, event: JobEvent, reason: str) -> None:
-        self._cluster.effects.append(RejectEvent(job=event.job, event=type(event).__name__, reason=reason))
+    def _reject(self, event: Event, reason: str, *, job: JobId | None = None) -> None:
+        self._cluster.effects.append(RejectEvent(job=job, event=type(event).__name__, reason=reason))
 
     def _on_arrived(self, event: JobArrived) -> None:
         cluster = self._cluster
         if event.job in cluster.jobs:
-            self._reject(event, "a job with this id is here already")
+            self._reject(event, "a job with this id is here already", job=event.job)
             return
         self._arrivals += 1
         is_lendable = event.turn_ns <= cluster.settings.deadline_ns
@@ -183,7 +182,7 @@ class ClusterScheduler:
         cluster = self._cluster
         job = cluster.jobs.pop(event.job, None)
         if job is None:
-            self._reject(event, "no such job")
+            self._reject(event, "no such job", job=event.job)
             return
         pool = cluster.pool_of(job)
         cluster.remove(job)
@@ -195,48 +194,65 @@ class ClusterScheduler:
     def _on_parked(self, event: JobParked) -> None:
         job = self._cluster.jobs.get(event.job)
         if job is None or job.state is not State.LEAVING:
-            self._reject(event, "no such job" if job is None else f"the job is {job.state}")
+            self._reject(event, "no such job" if job is None else f"the job is {job.state}", job=event.job)
             return
         self._cluster.has_left(job)
 
     def _on_lost(self, event: WorkLost) -> None:
+        """Each job by itself: one that ended meanwhile does not keep the others from being set back."""
         for name, lost_ns in event.lost_ns.items():
-            job = self._cluster.jobs[name]
+            job = self._cluster.jobs.get(name)
+            if job is None or lost_ns < 0:
+                reason = "no such job" if job is None else f"it cannot have lost {lost_ns} ns of work"
+                self._reject(event, reason, job=name)
+                continue
             job.lost_ns += lost_ns
             self._set_back.append(job)
 
+    def _on_rates(self, event: RatesMeasured) -> None:
+        fault = fault_of_rates(event)
+        if fault:
+            self._reject(event, fault)
+            return
+        self._cluster.rates.learn(event)
+        undo_losses(self._cluster)
+
     def _on_share(self, event: ShareGiven) -> None:
         cluster = self._cluster
+        given_milli = {pool.tenant: pool.given_milli for pool in cluster.pools.values() if cluster.has_shares}
+        given_milli[event.tenant] = event.share_milli
+        total_milli, capacity_milli = sum(given_milli.values()), cluster.books.capacity_milli
         if cluster.order.splits_by_weight:
-            raise UsageError(f"the order {cluster.order.name} splits the cluster by weight; it takes no shares")
-        if cluster.jobs:
-            raise UsageError("shares are given before the first job comes")
-        cluster.pools.pop(EVERYBODY, None)
-        cluster.has_shares = True
-        cluster.pools[event.tenant] = Pool(event.tenant, event.share_milli)
-        given_milli, capacity_milli = (
-            sum(each.share_milli for each in cluster.pools.values()),
-            cluster.books.capacity_milli,
-        )
-        if given_milli > capacity_milli:
-            raise UsageError(
-                f"the shares are {given_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
+            self._reject(event, f"the order {cluster.order.name} splits the cluster by weight; it takes no shares")
+        elif event.share_milli < 0:
+            self._reject(event, f"tenant {event.tenant}: a share of {event.share_milli / 1000:g} cards is below 0")
+        elif cluster.jobs:
+            self._reject(event, "shares are given before the first job comes")
+        elif total_milli > capacity_milli:
+            self._reject(
+                event, f"the shares are {total_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
             )
+        else:
+            cluster.pools.pop(EVERYBODY, None)
+            cluster.has_shares = True
+            cluster.pools[event.tenant] = Pool(event.tenant, event.share_milli)
 
     def _on_weight(self, event: WeightGiven) -> None:
         cluster = self._cluster
         if not cluster.order.splits_by_weight:
-            raise UsageError(f"the order {cluster.order.name} knows no weights of tenants; fair does")
-        if event.weight_milli <= 0:
-            raise UsageError(f"tenant {event.tenant}: a weight of {event.weight_milli / 1000:g} is not above 0")
-        cluster.weights[event.tenant] = event.weight_milli
-        split_by_weight(cluster)
+            self._reject(event, f"the order {cluster.order.name} knows no weights of tenants; fair does")
+        elif event.weight_milli <= 0:
+            self._reject(event, f"tenant {event.tenant}: a weight of {event.weight_milli / 1000:g} is not above 0")
+        else:
+            cluster.weights[event.tenant] = event.weight_milli
+            split_by_weight(cluster)
 
     def _on_node_added(self, event: NodeAdded) -> None:
         books, spec = self._cluster.books, event.node
         number = books.find_node(spec.name)
         if number is not None and books.has_node(number):
-            raise UsageError(f"node {spec.name} is here already; remove it first")
+            self._reject(event, f"node {spec.name} is here already; if it changed, remove it first")
+            return
         books.set_node(number, spec)
         if number is None:
             self._cluster.floor.add_node()
@@ -247,7 +263,8 @@ class ClusterScheduler:
         books = self._cluster.books
         number = books.find_node(event.name)
         if number is None or not books.has_node(number):
-            raise UsageError(f"there is no node {event.name}")
+            self._reject(event, f"there is no node {event.name}")
+            return
         self._cluster.lose_node(number)
         books.set_node(number, gone(event.name))
         self._too_wide.clear()
@@ -279,6 +296,10 @@ class ClusterScheduler:
     def _refusal(self, job: Job) -> str | None:
         """Why the job can never run, or None."""
         cluster = self._cluster
+        if not job.members:
+            return f"job {job.id} can never run: it has no members; name what it wants of each node"
+        if job.weight_milli <= 0 or job.turn_ns < 0 or (job.service_ns or 0) < 0:
+            return f"job {job.id} can never run: its weight is above 0, its times are not below 0; correct them"
         if job.size_milli > cluster.books.capacity_milli:
             return (
                 f"job {job.id} can never run: it wants {job.size_milli / 1000:g} cards, the cluster has "
