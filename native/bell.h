@@ -1,4 +1,4 @@
-/* Handing a turn straight to the next job, and being handed one: the C part of src/carpool/agent/bell.py, where the
+/* Handing a turn straight to the next job, and being handed one: the C part of src/carpool/agent/turns/bell.py, where the
  * rules stand. No Python in here, and nothing that blocks but bell_wait. */
 #ifndef CARPOOL_BELL_H
 #define CARPOOL_BELL_H

@@ -1,4 +1,4 @@
-/* Taking turns at kernel launches, with the messages of docs/protocol.md; the same as src/carpool/agent/turns.py.
+/* Taking turns at kernel launches, with the messages of docs/protocol.md; the same as src/carpool/agent/turns/turn_taking.py.
  *
  * A launch looks at one word (`cp_gate`): our recall word in the shared page while we hold the turn, a constant 0 when
  * there are no turns to take, a constant 1 when we have none. Anything but 0 leads to share.c, and if it stands in

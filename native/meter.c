@@ -20,7 +20,7 @@
  *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). The daemon
  *     looks there when it is knocked at (CARPOOL_KNOCK): at the first look without room, and again now and then, for the
  *     daemon may be another. After so many nanoseconds it fails by itself, for the daemon may be gone.
- * M5  At a boundary the thread that takes the turns (T4 of agent/turns.py) stands still and it is carpool that works on it,
+ * M5  At a boundary the thread that takes the turns (T4 of agent/turns/turn_taking.py) stands still and it is carpool that works on it,
  *     perhaps to move memory away. There it waits for nothing, and small blocks are not refused to it: the job may already
  *     hold more than its cap, having grown. The program's other threads go on meanwhile, and are refused what any thread
  *     is. They wait, but while it stands there no longer than ASIDE_NS: one that waits with the interpreter's lock

@@ -1,4 +1,4 @@
-/* What moves of a program's tensors spend their time on, as an extension module; agent/moves.py says when it is used.
+/* What moves of a program's tensors spend their time on, as an extension module; agent/parking/find_and_copy.py says when it is used.
  *
  * living  the objects of some classes among all that the collector knows: a program with torch has 300,000, and a list
  *         of them takes longer to make and to drop than to look through
@@ -21,7 +21,7 @@
 #include <emmintrin.h>
 #endif
 
-#define CONTRACT 1 /* with agent/moves.py; raise both when names or meanings change */
+#define CONTRACT 1 /* with agent/parking/find_and_copy.py; raise both when names or meanings change */
 
 /* --- living ---------------------------------------------------------------------------------------------------- */
 

@@ -1,10 +1,10 @@
-/* The hot part of the agent's points, as an extension module; agent/points.py says when it is used.
+/* The hot part of the agent's points, as an extension module; agent/turns/hot_path.py says when it is used.
  *
  * Only what happens in every iteration of a job that keeps its turn is here; every other case is handed to Python,
  * which decides. An iteration's own work empties the caches, and bytecode is dear then: 10 to 25 us for what takes
  * 3 us in a tight loop (docs/design/0002-boundaries.md).
  *
- * Seat        the state of turns.py that these tests need; Turns and Link set its fields, and there is no copy
+ * Seat        the state of turn_taking.py that these tests need; Turns and Link set its fields, and there is no copy
  * SoonHook    the optimizer's pre-step hook: wakes the job that has the turn after this step
  * StepHook    the optimizer's post-step hook: counts, stamps, looks for a recall
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
@@ -24,7 +24,7 @@
 #include "bell.h"
 #include "page.h"
 
-#define CONTRACT 6 /* with agent/points.py; raise both when names or meanings change */
+#define CONTRACT 6 /* with agent/turns/hot_path.py; raise both when names or meanings change */
 #define RESAMPLE_MASK 31
 #define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
@@ -203,7 +203,7 @@ static PyGetSetDef seat_getset[] = {
 
 static PyMethodDef seat_methods[] = {
     {"know", (PyCFunction)seat_know, METH_VARARGS, "Let StepHook take care of this point."},
-    {"hang_bell", (PyCFunction)seat_hang_bell, METH_VARARGS, "hang_bell(socket, directory): see agent/bell.py"},
+    {"hang_bell", (PyCFunction)seat_hang_bell, METH_VARARGS, "hang_bell(socket, directory): see agent/turns/bell.py"},
     {"take_bell_down", (PyCFunction)seat_take_bell_down, METH_NOARGS, "Nobody rings here any more, nor from here."},
     {"pass_on", (PyCFunction)seat_pass_on, METH_NOARGS, "Ring the next job; the pass that was used, or 0."},
     {"hear", (PyCFunction)seat_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},

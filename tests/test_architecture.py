@@ -42,7 +42,7 @@ TOP = len(LAYERS) - 1
 USES_AGENT = {"serve", "remote"}
 USES_TORCH = {"agent", "serve", "remote"}
 JOB_SCRIPTS = "bench/programs/"  # run as jobs, never imported
-NEEDS_TORCH = {"agent/torch_hooks.py", "agent/cuda.py"}  # loaded only after the program's own import of torch
+NEEDS_TORCH = {"agent/turns/torch_hooks.py", "agent/cuda.py"}  # loaded only after the program's own import of torch
 LOADED_INTO_JOBS = {"agent", "wire", "units", "errors"}
 INJECTED = "agent/inject/"
 CUDA_MODULE = "agent/cuda.py"
@@ -324,14 +324,18 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         ("daemon/loop.py", "from carpool.sim.engine import Engine", "siblings never import each other"),
         ("daemon/loop.py", "from carpool.agent.link import Link", "only remote, serve use the agent"),
         ("sim/engine.py", "from ..daemon import loop", "siblings never import each other"),
-        ("agent/turns.py", "from carpool.core.node.model import JobId", "the core stays outside jobs"),
-        ("agent/turns.py", "import msgspec", "is loaded into jobs and imports msgspec"),
-        ("agent/turns.py", "import torch", "the program's own import comes first"),
+        ("agent/turns/turn_taking.py", "from carpool.core.node.model import JobId", "the core stays outside jobs"),
+        ("agent/turns/turn_taking.py", "import msgspec", "is loaded into jobs and imports msgspec"),
+        ("agent/turns/turn_taking.py", "import torch", "the program's own import comes first"),
         ("wire/framing.py", "import msgspec", "is loaded into jobs and imports msgspec"),
         ("agent/inject/sitecustomize.py", "from carpool.agent import boot", "it may use only the standard library"),
         ("cli/doctor.py", "import torch.cuda", "imports torch; only agent, remote, serve do"),
         ("errors.py", "from carpool.units import GIB", "siblings never import each other"),
-        ("__init__.py", "from carpool.agent.session import turn", "carpool itself imports carpool.agent.session"),
+        (
+            "__init__.py",
+            "from carpool.agent.api import turn",
+            "carpool itself imports carpool.agent.api",
+        ),
     ],
 )
 def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> None:
@@ -346,15 +350,15 @@ def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> 
         ("core/lanes.py", "from collections.abc import Mapping\nfrom carpool.core.node.model import Job"),
         ("core/node.py", "from carpool.units import MS\nfrom carpool.errors import InternalError"),
         ("daemon/translate.py", "from carpool.core.node.model import Job\nfrom carpool.wire import messages"),
-        ("serve/app.py", "import torch\nfrom carpool.agent.session import turn"),
+        ("serve/app.py", "import torch\nfrom carpool.agent.api import turn"),
         ("cli/bench.py", "from carpool.bench import jct"),
         ("units.py", "from carpool.errors import UsageError"),
-        ("agent/torch_hooks.py", "import torch"),
-        ("agent/turns.py", "def f():\n    import torch"),
-        ("agent/turns.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("agent/turns/torch_hooks.py", "import torch"),
+        ("agent/turns/turn_taking.py", "def f():\n    import torch"),
+        ("agent/turns/turn_taking.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("agent/inject/sitecustomize.py", "import sys\ndef f():\n    from carpool.agent import boot"),
         ("bench/programs/train.py", "import torch"),
-        ("__init__.py", "def __getattr__(name):\n    from carpool.agent.session import turn"),
+        ("__init__.py", "def __getattr__(name):\n    from carpool.agent.api import turn"),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(name: str, source: str) -> None:
@@ -384,14 +388,14 @@ def test_a_function_that_is_too_long_is_noticed() -> None:
     ],
 )
 def test_cuda_outside_its_module_is_noticed(source: str) -> None:
-    assert [line for line, _ in cuda_faults("agent/storages.py", source)] == [1]
+    assert [line for line, _ in cuda_faults("agent/parking/storages.py", source)] == [1]
     assert list(cuda_faults(CUDA_MODULE, source)) == []
     assert list(cuda_faults("bench/programs/train.py", source)) == []
 
 
 def test_the_word_for_the_kind_of_device_is_no_call_of_cuda() -> None:
     source = 'from carpool.agent import cuda\nif kind == "cuda":\n    cuda.has_graphs(torch)\n'
-    assert list(cuda_faults("agent/storages.py", source)) == []
+    assert list(cuda_faults("agent/parking/storages.py", source)) == []
 
 
 def test_a_path_of_one_machine_is_noticed() -> None:

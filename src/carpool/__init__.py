@@ -8,12 +8,12 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "turn"]
 
 if TYPE_CHECKING:
-    from carpool.agent.session import turn
+    from carpool.agent.api import turn
 
 
 def __getattr__(name: str) -> object:
     if name == "turn":
-        from carpool.agent.session import turn
+        from carpool.agent.api import turn
 
         return turn
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

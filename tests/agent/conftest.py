@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from carpool.agent import points
+from carpool.agent.turns import hot_path
 from tests.agent.desk import Desk
 
 
@@ -20,7 +20,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """The hot part of the points, in C and in Python: a test that uses this runs with both."""
     kind: str = request.param
     if kind == "python":
-        monkeypatch.setattr(points, "native", None)
-    elif points.native is None:
+        monkeypatch.setattr(hot_path, "native", None)
+    elif hot_path.native is None:
         pytest.skip("the C points are not built: they are NOT tested; install gcc, then 'make native'")
     return kind

@@ -66,9 +66,9 @@ def test_hooks_come_right_after_the_import_even_if_somebody_only_asked_before(si
     code = (
         "import importlib.util, sys\n"
         "print(importlib.util.find_spec('torch') is not None)\n"
-        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "print('carpool.agent.turns.torch_hooks' in sys.modules)\n"
         "import torch\n"
-        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "print('carpool.agent.turns.torch_hooks' in sys.modules)\n"
         "print([type(finder).__name__ for finder in sys.meta_path if 'Torch' in type(finder).__name__])\n"
     )
     lines, _ = run(site, code, job="x-1")
@@ -85,16 +85,16 @@ def test_a_finder_that_asks_everybody_else_is_no_endless_loop(site: Path) -> Non
         "                return spec\n"
         "sys.meta_path.insert(0, Nosy())\n"
         "import torch\n"
-        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "print('carpool.agent.turns.torch_hooks' in sys.modules)\n"
     )
     assert run(site, code, job="x-1")[0] == ["torch runs", "True"]
 
 
 def test_the_first_calls_are_made_right_after_the_import(site: Path) -> None:
     code = (
-        "from carpool.agent import first_calls\n"
+        "from carpool.agent import warm_up\n"
         "made = []\n"
-        "first_calls.make = made.append\n"
+        "warm_up.make_first_calls = made.append\n"
         "import torch\n"
         "print(made == [torch])\n"
     )
@@ -120,7 +120,7 @@ def test_a_torch_that_fails_to_import_may_be_tried_again(site: Path) -> None:
         "import sys\n"
         "try:\n    import torch\nexcept ImportError as error:\n    print(error)\n"
         "import torch\n"
-        "print('carpool.agent.torch_hooks' in sys.modules)\n"
+        "print('carpool.agent.turns.torch_hooks' in sys.modules)\n"
     )
     assert run(site, code, job="x-1", FAIL="1")[0] == ["broken", "torch runs", "True"]
 
@@ -158,9 +158,9 @@ def test_m5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk)
         pytest.skip("the meter is not built; install gcc, then 'make native'")
     code = """
 import threading
-from carpool.agent import session
+from carpool.agent.turns import process
 from carpool.wire import page
-turns = session.current()
+turns = process.current()
 words, base, kept = turns._words, turns._link.base, []
 def take(who):
     try:

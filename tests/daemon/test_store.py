@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from carpool.agent.stores import MemoryStore
+from carpool.agent.parking.host_buffers import MemoryStore
 from carpool.daemon.store import kept_bytes
 from tests.native.test_meter import dead_pid
 

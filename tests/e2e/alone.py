@@ -23,9 +23,9 @@ from tests.e2e.node import PROGRAMS, PYTHON
 _NURSERY = """
 import json, os, runpy, sys
 import torch, torch._dynamo
-from carpool.agent import first_calls
+from carpool.agent import warm_up
 
-first_calls.make(torch)
+warm_up.make_first_calls(torch)
 
 def start(order, rank):
     pid = os.fork()

@@ -16,7 +16,7 @@ from tests.e2e.node import PYTHON, Node, Started, with_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 WAITS = "import sys; sys.stdout.write('on it goes\\n'); sys.stdout.flush(); sys.stdin.read()"
-HOOKLESS = "import sys\nsys.modules['carpool.agent.torch_hooks'] = None\n"
+HOOKLESS = "import sys\nsys.modules['carpool.agent.turns.torch_hooks'] = None\n"
 
 
 def old_pythons() -> list[str]:
@@ -87,7 +87,7 @@ def test_an_agent_that_cannot_be_loaded_is_shown_as_unmanaged(node: Node, tmp_pa
     with with_environment(node, {"PYTHONPATH": f"{tmp_path}:{node.environment['PYTHONPATH']}"}):
         program = f"import torch; {WAITS}"
         started = node.run(PYTHON, "-c", program, options=["--name", "broken"], stdin=subprocess.PIPE)
-    reason = "ModuleNotFoundError: import of carpool.agent.torch_hooks halted; None in sys.modules"
+    reason = "ModuleNotFoundError: import of carpool.agent.turns.torch_hooks halted; None in sys.modules"
     check_shown(node, started, "broken", reason)
 
 

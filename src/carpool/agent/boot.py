@@ -59,13 +59,15 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
         try:
-            from carpool.agent import curtain, first_calls, torch_hooks
+            from carpool.agent import warm_up
+            from carpool.agent.checkpoint import side_effects
+            from carpool.agent.turns import torch_hooks
 
-            first_calls.make(module)
-            if curtain.current is not None:
-                from carpool.agent import checkpoint
+            warm_up.make_first_calls(module)
+            if side_effects.current is not None:
+                from carpool.agent.checkpoint import saving
 
-                checkpoint.install(module, curtain.current)
+                saving.install(module, side_effects.current)
             torch_hooks.install(module)
         except Exception as error:  # noqa: BLE001 - a guest never crashes its host
             watcher.go_alone(f"{type(error).__name__}: {error}")
@@ -103,8 +105,8 @@ def lacks_room() -> str:
 def watch(go_alone: Callable[[str], None]) -> None:
     """Called by the injected sitecustomize at interpreter start; `go_alone` says why this program takes no turns."""
     if os.environ.get("CARPOOL_RECORD"):
-        from carpool.agent import curtain
+        from carpool.agent.checkpoint import side_effects
 
-        curtain.begin()
+        side_effects.begin()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, TorchWatcher(go_alone))

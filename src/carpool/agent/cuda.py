@@ -14,8 +14,8 @@ from typing import Any
 
 from carpool.agent.link import Link
 from carpool.agent.memory import explain_out_of_memory, say_cap_reached
-from carpool.agent.moves import living, with_heirs
-from carpool.agent.stores import Moved
+from carpool.agent.parking.find_and_copy import living, with_heirs
+from carpool.agent.parking.host_buffers import Moved
 from carpool.wire import caps, page
 
 ALLOCATED = "allocated_bytes.all.current"
@@ -121,7 +121,7 @@ class CudaSource:
                 self._cuda.empty_cache()
 
 
-# --- tensors that leave the card and come back (storages.py) --------------------------------------------------
+# --- tensors that leave the card and come back (parking/storages.py) ------------------------------------------
 
 
 class PinnedStore:
@@ -185,7 +185,7 @@ def give_back_cache(torch: Any) -> None:
     torch.cuda.empty_cache()
 
 
-# --- random states (snapshot.py) --------------------------------------------------------------------------------
+# --- random states (checkpoint/snapshot.py) ---------------------------------------------------------------------
 
 
 def random_states(torch: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 The page is enough while the job keeps its turn: it counts its steps there and reads the recall word. The socket is
 used only to attach, to ask, to give back and to report. Everything here may fail with LinkLostError; the caller
-(turns.py) then lets the program go on and comes back later.
+(turns/turn_taking.py) then lets the program go on and comes back later.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from carpool import __version__
-from carpool.agent.bell import DIRECTORY, Bell, open_bell
-from carpool.agent.points import make_seat
+from carpool.agent.turns.bell import DIRECTORY, Bell, open_bell
+from carpool.agent.turns.hot_path import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from carpool.agent.link import Link
-from carpool.agent.parking import Movable
+from carpool.agent.parking.park import Movable
 from carpool.units import format_bytes
 from carpool.wire import caps, page
 from carpool.wire import messages as m

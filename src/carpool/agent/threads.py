@@ -1,4 +1,4 @@
-"""Which threads of a program may go on while its tensors are away (K2 of parking.py).
+"""Which threads of a program may go on while its tensors are away (K2 of parking/park.py).
 
 Harmless is a thread of a package that never touches a program's tensors, and one that waits for work which nobody can
 give it meanwhile: the feeder of an empty queue, the threads of a pool that has nothing to do. Python's own

@@ -35,7 +35,7 @@ except ImportError as error:
 call = torch.nn.Module.__call__
 facts = {"torch": torch.__version__, "cuda": torch.cuda.is_available(), "version": sys.version.split()[0]}
 try:
-    from carpool.agent.moves import native
+    from carpool.agent.parking.find_and_copy import native
     facts["moves"] = native is not None
 except ImportError:
     facts["moves"] = False

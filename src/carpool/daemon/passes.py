@@ -1,4 +1,4 @@
-"""Turns that go from job to job without the daemon in between (agent/bell.py has the rules and the other side).
+"""Turns that go from job to job without the daemon in between (agent/turns/bell.py has the rules and the other side).
 
 The core chooses the successor of a recalled turn beforehand (D5). After each decision that choice is armed: a word in
 the holder's slot names the process to ring. Before the next decision every word is taken back; one that was used

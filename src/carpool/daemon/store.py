@@ -1,8 +1,8 @@
 """What jobs that are back on their device keep of the store of parked jobs, where that is in memory (a tmpfs).
 
-They keep its pages for their next move, since new ones are what a move costs (agent/stores.py). The host budget
-counts jobs that are away; these pages are beside it, so they are shown. The files have no name: who has one open has
-it.
+They keep its pages for their next move, since new ones are what a move costs (agent/parking/host_buffers.py).
+The host budget counts jobs that are away; these pages are beside it, so they are shown. The files have
+no name: who has one open has it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import json
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
-from carpool.agent.storages import make_storages
+from carpool.agent.parking.storages import make_storages
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ Rules
       it is, with the reason, and is tried again later. Whoever was to leave for others and cannot goes on.
   P5  A move that fails loses nothing: the job is then where it was before.
 
-What is deliberately not here: how bytes are moved (agent/parking.py), and who gets a turn (dispatch.py).
+What is deliberately not here: how bytes are moved (agent/parking/park.py), and who gets a turn (dispatch.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""The turn goes straight from the holder to the next job, and the daemon hears of it afterwards.
+
+While a turn is recalled, the daemon has chosen who gets it next (rule D5 of the core). It writes that *pass* into the
+holder's slot and the same word as an *offer* into the slot of the job that waits. The holder, at its boundary, marks
+the pass as used and rings the bell of the process it names; that one begins at once, without waiting for the daemon.
+Ringing and listening are C (native/bell.h): between two jobs the caches are cold, and Python is dear then.
+
+Rules
+  B1  Either the daemon takes a pass back or the holder uses it, never both: one atomic exchange of the word decides.
+      The daemon takes it back before it decides anything (daemon/passes.py).
+  B2  A bell is believed only if it rings the word that stands as the offer in this process's own slot.
+  B3  A bell is only earlier news: the daemon sends the same grant, with the same serial, to every job that was rung.
+      Whichever comes second, bell or grant, is not another turn.
+  B4  The holder knocks when the last piece of its turn begins, its optimizer's update: the next job wakes and listens
+      for a moment. A knock promises nothing; who heard one and no bell sleeps again. Before it listens it rehearses:
+      it runs for nothing what torch runs after a step, because between two turns that went cold.
+  B5  Who listens is not in the way of who has the turn: woken on his processor, it moves to another one of those it
+      may run on, and he lets it run for that, unless other programs want that processor too. Where its threads may
+      run is the same before and after.
+  B6  A pass is quiet where nothing depends on when the daemon hears that it was used: it looks at its next event, or
+      when the next job has had its quantum, and tells the core the time at which it was. Nobody wakes it for that.
+      Who could not ring the next job tells the daemon at once, as Python does always, and everybody whose pass is
+      not quiet: limits count the time of turns, or the node has several devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from pathlib import Path
+
+from carpool.agent.turns.hot_path import PlainSeat, native
+from carpool.wire import messages as m
+from carpool.wire import page
+
+DIRECTORY = "bells"  # beside the daemon's socket
+LOOK_MS = 1000  # a signal that comes just before poll does not end it, and its handler must not wait for the turn
+
+
+class Bell:
+    """This process's bell: a datagram socket named after the process."""
+
+    def __init__(self, directory: Path, seat: PlainSeat) -> None:
+        self._seat = seat
+        self._path = directory / str(os.getpid())
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self._path.unlink(missing_ok=True)  # of a process with this number that died
+            self._socket.bind(os.fsencode(self._path))
+            seat.hang_bell(self._socket.fileno(), os.fsencode(directory))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def wait(self, peer: socket.socket) -> m.Grant | None:
+        """Until a turn is rung, which is returned, or the connection has something."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(peer, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll(LOOK_MS)]
+            word = self._seat.hear()
+            if word:
+                return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))
+            if peer.fileno() in ready:
+                return None
+
+    def close(self, *, remove: bool) -> None:
+        self._seat.take_bell_down()
+        self._socket.close()
+        if remove:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def open_bell(directory: Path, seat: PlainSeat) -> Bell | None:
+    """A bell for this process; None without the C module, or where it cannot be made: then the daemon does it all."""
+    if native is None:
+        return None
+    try:
+        return Bell(directory, seat)
+    except OSError:
+        return None

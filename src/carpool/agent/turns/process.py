@@ -1,0 +1,52 @@
+"""The turn-taking of this process, if it is part of a job: made at the first point, made anew in a forked child."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+
+from carpool.agent.link import Link, say, tell_detached
+from carpool.agent.memory import Memory
+from carpool.agent.turns.turn_taking import Turns
+
+_current: Turns | None = None
+_is_unmanaged = False
+_make_memory: Callable[[Link], Memory] = Memory.for_plain_process
+
+
+def current() -> Turns | None:
+    """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
+    global _current, _is_unmanaged
+    if _current is None:
+        job = os.environ.get("CARPOOL_JOB")
+        if not job or _is_unmanaged:
+            return None
+        try:
+            link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
+            memory = _make_memory(link)
+        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+            _is_unmanaged = True
+            say(f"job {job} runs unmanaged: {error}")
+            tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
+            return None
+        _current = Turns(link, memory)
+        atexit.register(_current.finish)
+    return _current
+
+
+def set_memory(make: Callable[[Link], Memory]) -> None:
+    """Choose how this process measures its memory (the torch hooks know the device)."""
+    global _make_memory
+    _make_memory = make
+
+
+def forget_after_fork() -> None:
+    """Let a forked child start afresh at its own first point."""
+    global _current
+    if _current is not None:
+        _current.after_fork()
+        _current = None
+
+
+os.register_at_fork(after_in_child=forget_after_fork)

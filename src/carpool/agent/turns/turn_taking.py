@@ -1,0 +1,400 @@
+"""Taking turns: what happens at the points of a job's loop.
+
+A *begin point* comes before device work (data arrived, a root module is called, `with carpool.turn()` is entered):
+the turn must be held from here. A *boundary* ends an iteration: the step is counted and, if the daemon recalled the
+turn, it is given back and waited for. Some boundaries are *clean* (scratch memory is gone, so the lane can be
+given up); at others the turn is kept. A *yield point* ends no iteration (an evaluation's forward, one of several
+backwards): a recalled turn goes there if the memory is as low as at a clean boundary, or by T5.
+
+Rules
+  T1  While the turn is held and not recalled, a boundary makes no system call.
+  T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts
+      (agent/parking moves tensors while the program waits, bit for bit).
+  T3  Trouble is said once on stderr; then the program runs on as if alone.
+  T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
+  T5  A program that passed OUTSIDE_LOOP yield points and neither stepped nor went backward has left its loop: what it
+      holds there stays, and the daemon is told before the turn goes. In the loop it may be a graph, soon to be freed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from time import monotonic_ns
+
+from carpool.agent.link import Link, LinkLostError, say
+from carpool.agent.memory import CLEAN_SLACK_BYTES, Memory, Profile, name_turn_taker
+from carpool.agent.parking.park import Parking
+from carpool.agent.turns.program_errors import is_programs
+from carpool.errors import PeerError
+from carpool.wire import messages as m
+from carpool.wire import page
+from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
+
+ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
+STOPPED_PATIENCE_NS = 1_000_000_000  # the same after a daemon that was stopped, and is perhaps restarted
+RETRY_NS = 1_000_000_000
+RECONNECT_SECONDS = 0.05
+RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
+STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
+GROWTH_PERCENT = 5
+OUTSIDE_LOOP = 16  # few programs call more modules without gradients in one iteration
+
+
+class Turns:
+    """The turn-taking of this process. `boundary` and `begin` are the two calls on the hot path."""
+
+    def __init__(self, link: Link, memory: Memory) -> None:
+        self._link = link
+        self._memory = memory
+        self._words = link.words
+        self.seat = link.seat
+        self.seat.owner = get_ident()
+        self.seat.is_instant = memory.is_instant
+        name_turn_taker()
+        self._is_shared = False
+        self._was_alone = False
+        self._profile = Profile(memory)
+        self._points = self._profile.points
+        self._parking = Parking(link, memory.movable, memory.live_bytes, self._profile.trim)
+        self._asked_ns = 0
+        self._left_ns = 0  # when the turn was last given up
+        self._yields = 0  # since what the next line is about changed
+        self._yields_at = (0, 0)  # steps and backwards at the newest yield point
+
+    # --- the points ---------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A begin point: hold the turn when this returns."""
+        seat = self.seat
+        if (seat.held and self._words[seat.base + S_RECALL] < LAPSED) or seat.is_off:
+            return
+        if seat.depth == 0 and get_ident() == seat.owner:
+            self._safely(self._acquire)
+
+    def boundary(self, point: int = 0) -> None:
+        """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
+        seat = self.seat
+        if seat.is_off or seat.depth or get_ident() != seat.owner:
+            return
+        is_clean = self._points.get(point)
+        if is_clean is None:
+            self._safely(lambda: self._learn(point))
+            return
+        if not is_clean:
+            return
+        words, base = self._words, seat.base
+        steps = words[base + S_STEPS] + 1
+        words[base + S_STEPS] = steps
+        words[base + S_BOUNDARY_NS] = monotonic_ns()
+        if words[base + S_RECALL] or not steps & RESAMPLE_MASK:
+            self.after_count(steps)
+
+    def after_count(self, steps: int) -> None:
+        """A step was counted, and the turn was recalled or it is time to look at the memory."""
+        recall = self._words[self.seat.base + S_RECALL]
+        if self.seat.is_waiting:
+            self._safely(self._wait_on)
+        elif recall:
+            if recall >= LAPSED or steps >= recall:
+                self._safely(self._hand_over)
+        elif not steps & RESAMPLE_MASK or steps - self.seat.sampled_at > RESAMPLE_MASK:
+            self._safely(self._resample)
+
+    @property
+    def is_learning(self) -> bool:
+        return self._profile.is_learning
+
+    def learn_gradients(self, point: int, count_bytes: Callable[[], int]) -> None:
+        """How much of what stays between turns is gradients; counting takes time, so only in the first iterations."""
+        if self._profile.is_learning:
+            self._profile.gradients[point] = count_bytes()
+
+    def leave_to_c(self, point: int) -> None:
+        """From now on the C hook, if there is one, counts at this point itself."""
+        if point in self._points:
+            self.seat.know(point, self._points[point])
+
+    def yield_point(self, backwards: int) -> None:
+        """The turn may be given up but no iteration ended; `backwards` is how often the program went backward."""
+        if not self._is_ours():
+            return
+        at, recall = (self._words[self._link.base + S_STEPS], backwards), self._words[self._link.base + S_RECALL]
+        self._yields, self._yields_at = self._yields + 1 if at == self._yields_at else 1, at
+        if recall and self._is_due(recall) and (self._yields > OUTSIDE_LOOP or self._is_clean_now()):
+            self._safely(self._hand_over)
+
+    def before_data(self) -> None:
+        """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
+        words = self._words
+        recall = words[self._link.base + S_RECALL]
+        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.seat.stall_ns > STALL_NS):
+            return
+        if self._is_ours() and self._is_clean_now():
+            self._safely(lambda: self._give_back(wants_more=False))
+
+    def after_data(self, waited_ns: int) -> None:
+        """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
+        self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
+        if waited_ns > STALL_NS:
+            self._link.note_stall(waited_ns)
+        self.begin()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """An explicit turn; points inside it are not boundaries of their own."""
+        if get_ident() != self.seat.owner:
+            yield
+            return
+        self.begin()
+        self.seat.depth += 1
+        try:
+            yield
+        finally:
+            self.seat.depth -= 1
+            self.boundary(-1)
+
+    # --- the slow path ------------------------------------------------------------------------------------
+
+    def _safely(self, action: Callable[[], None]) -> None:
+        """A bug of ours must not become the program's: say it once and leave the program alone (T3)."""
+        try:
+            action()
+        except Exception as error:
+            if is_programs(error):
+                raise  # as a Ctrl-C is
+            self.detach(f"unexpected {type(error).__name__}: {error}")
+
+    def _hand_over(self) -> None:
+        self._give_back(wants_more=True)
+
+    def _learn(self, point: int) -> None:
+        """The first iterations: find out which points are clean and what the job needs."""
+        base = self._link.base
+        if not base:
+            self._rejoin()  # it went on alone before it ever had a slot
+            return
+        self.seat.forget()  # what is clean may change
+        self._profile.note_away(self.seat.away_ns)
+        self.seat.away_ns = 0
+        counted = self._profile.observe(point)
+        if counted:
+            self._words[base + S_STEPS] += counted
+            self._words[base + S_BOUNDARY_NS] = monotonic_ns()
+        if not self._profile.is_learning:
+            self._report()
+        recall = self._words[base + S_RECALL]
+        is_clean = self._points.get(point) or (self._profile.reported is not None and self._is_clean_now())
+        if self.seat.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
+            self._give_back(wants_more=True)
+
+    def _report(self) -> None:
+        needs = self._profile.needs()
+        self._profile.note_reported(needs)
+        self.seat.steady_bytes = self._steady_bytes(needs.persistent_bytes)
+        try:
+            self._link.send(needs)
+            if gradients := sum(self._profile.gradients.values()):
+                self._link.send(m.Gradients(gradient_bytes=gradients))
+        except LinkLostError:
+            self._lost()
+
+    def _resample(self) -> None:
+        """Look whether the job outgrew what it reported, and reconnect if the daemon was away."""
+        if not self._link.is_up:
+            self._rejoin()
+            return
+        self.seat.sampled_at = self._words[self._link.base + S_STEPS]
+        persistent, ephemeral = self._profile.sample()
+        if self._profile.reported is None:
+            return
+        sizes = zip((persistent, ephemeral), self._profile.reported, strict=True)
+        if any(size * 100 > known * (100 + GROWTH_PERCENT) for size, known in sizes):
+            self._report()
+
+    def _is_ours(self) -> bool:
+        """Whether the turn is held, and is this thread's to give (T4)."""
+        seat = self.seat
+        return seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
+
+    def _is_due(self, recall: int) -> bool:
+        """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
+        return recall == 1 or recall >= LAPSED or 0 < recall <= self._words[self._link.base + S_STEPS]
+
+    def _is_clean_now(self) -> bool:
+        known = self._profile.reported
+        return known is None or self._memory.live_bytes() <= self._steady_bytes(known[0])
+
+    def _steady_bytes(self, persistent_bytes: int) -> int:
+        """Who holds more than this at a boundary has grown."""
+        return (persistent_bytes + self._memory.overhead_bytes) * (100 + GROWTH_PERCENT) // 100 + CLEAN_SLACK_BYTES
+
+    def _acquire(self) -> None:
+        """Ask for the turn and wait until it is granted."""
+        self._asked_ns = monotonic_ns()
+        is_back = not self._link.is_up
+        if is_back and not self._reach():
+            return
+        self._set_held(is_held=False)
+        needs = [self._profile.needs()] if is_back and self._profile.reported is not None else []
+        try:
+            self._wait_granted(m.Ask(), *needs)
+        except LinkLostError:
+            self._lost()
+
+    def _give_back(self, *, wants_more: bool) -> None:
+        self._asked_ns = monotonic_ns()
+        words, base = self._words, self._link.base
+        is_told = not self._profile.is_learning and self._link.is_up and not self._is_clean_now()
+        if is_told:
+            self._resample()  # others decide by what it needs
+        # Somebody may have come into the lane since the grant said that it was ours alone.
+        self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
+        passed = self.seat.pass_on() if wants_more and not is_told else 0
+        self._set_held(is_held=False)
+        returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more, passed=passed)
+        try:
+            if wants_more:
+                self._wait_granted(returned)
+            else:
+                self._link.send(returned)
+        except LinkLostError:
+            self._lost()
+        steps = words[base + S_STEPS]
+        if self.seat.held and not self._profile.is_learning and steps - self.seat.sampled_at > RESAMPLE_MASK:
+            self._resample()
+
+    def _wait_on(self) -> None:
+        """The C hook passed the turn on, and the connection has something to say before the next one came."""
+        self.seat.is_waiting = False
+        self._asked_ns = self._left_ns = self.seat.left_ns
+        try:
+            self._wait_granted()
+        except LinkLostError:
+            self._lost()
+
+    def _wait_granted(self, *asking: m.Message) -> None:
+        """Send what asks for the turn, and wait for it."""
+        try:
+            self._words[self._link.base + page.S_LEASE] = self._parking.lease_word
+            for message in asking:
+                self._link.send(message)
+            grant = self._parking.wait_grant()
+        except BaseException as error:
+            if not isinstance(error, LinkLostError):
+                self._parking.come_back()
+            self._withdraw()
+            raise
+        self._is_shared = grant.is_shared
+        self._set_held(is_held=True)
+        self._memory.turn_began(is_learning=self._profile.is_learning)
+
+    def while_waiting(self, act: Callable[[], None]) -> None:
+        """Do something while the C hook waits for the turn; what a program's signal handler raises ends the wait."""
+        try:
+            act()
+        except BaseException:
+            self.seat.is_waiting = False
+            self._asked_ns = self._left_ns = self.seat.left_ns
+            self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        """A Ctrl-C while waiting is the program's own affair: withdraw, so that nobody waits for us. It asks again on
+        a new connection, because a grant that is on its way would be taken for the next one."""
+        if self._link.is_up:
+            self._set_held(is_held=False)
+            self._link.close()
+
+    def _set_held(self, *, is_held: bool) -> None:
+        now = monotonic_ns()
+        if is_held:
+            self._profile.note_away(now - self._left_ns)
+        elif self.seat.held or not self._left_ns:
+            self._left_ns = now
+        self.seat.held = is_held
+        if self._link.base:
+            self._words[self._link.base + page.S_LEASE] = page.LEASE_HELD if is_held else page.LEASE_NONE
+
+    # --- when the daemon is away --------------------------------------------------------------------------
+
+    def _reach(self) -> bool:
+        """Attach, waiting for a daemon that is being restarted; False if the job goes on alone."""
+        while True:
+            try:
+                self._link.connect(holding=False)
+                self._was_alone = False
+                return True
+            except LinkLostError as error:
+                patience = ORPHAN_PATIENCE_NS if self._link.may_come_back() else STOPPED_PATIENCE_NS
+                if self._was_alone or monotonic_ns() - self._asked_ns > patience:
+                    self._go_alone(str(error))
+                    return False
+            except PeerError as error:
+                self._turn_off(str(error))
+                return False
+            time.sleep(RECONNECT_SECONDS)
+
+    def _lost(self) -> None:
+        """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
+        if self.seat.held:
+            return
+        if self._words[self._link.base + page.S_LEASE] in (page.LEASE_ASKED, page.LEASE_PARKED):
+            self._acquire()
+
+    def _rejoin(self) -> None:
+        if self._link.since_try_ns() < RETRY_NS:
+            return
+        try:
+            self._link.connect(holding=self.seat.held and not self._was_alone)
+        except LinkLostError:
+            return
+        except PeerError as error:
+            self._turn_off(str(error))
+            return
+        if self._profile.reported is not None:
+            self._report()
+        if self._was_alone:
+            self._was_alone = False
+            self._acquire()
+
+    def _go_alone(self, why: str) -> None:
+        if not self._was_alone:
+            say(f"job {self._link.job}: {why}; the program goes on without taking turns")
+        self._was_alone = True
+        self._parking.come_back()
+        self.seat.held = True
+
+    def _turn_off(self, why: str) -> None:
+        self.seat.is_off = True
+        self._parking.come_back()
+        say(f"job {self._link.job} runs unmanaged: {why}")
+
+    def detach(self, why: str) -> None:
+        """Something is not understood: tell the daemon, and leave the program alone from now on."""
+        try:
+            if not self._link.is_up:
+                self._link.connect(holding=False)
+            self._link.send(m.Detach(reason=why))
+        except PeerError:
+            pass
+        self._turn_off(why)
+
+    def finish(self) -> None:
+        """The interpreter ends: give the turn back now rather than when the last library is unloaded."""
+        if self.seat.held and self._link.is_up:
+            self._set_held(is_held=False)
+            with suppress(LinkLostError):
+                self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
+        self._link.close_bell(remove=True)
+        self.seat.is_off = True
+
+    def after_fork(self) -> None:
+        """In a forked child: the connection and the turn belong to the parent."""
+        self._link.close()
+        self._link.close_bell(remove=False)
+        self._link.base = 0
+        self.seat.held = False
+        self.seat.is_off = True

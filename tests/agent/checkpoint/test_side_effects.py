@@ -1,0 +1,44 @@
+"""What a recorded program does to the world: what cannot be replayed is noted, what is only looked up is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CURTAIN = """
+import contextlib, os, sys
+from carpool.agent.checkpoint.side_effects import Curtain
+os.environ["CARPOOL_SOCKET"] = "/run/somewhere/daemon.sock"
+os.environ["CARPOOL_PARKED"] = "/run/state/parked"
+curtain = Curtain("", "")
+sys.addaudithook(curtain.audit)
+with contextlib.suppress(OSError):
+    {}
+print(curtain.trouble)
+"""
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        ("import ctypes.util; ctypes.util.find_library('dl')", ""),
+        ("import tempfile; tempfile.TemporaryFile().close()", ""),
+        ("import os; os.remove('/run/somewhere/bells/7')", ""),
+        ("import os; os.open('/run/state/parked', os.O_RDWR | os.O_TMPFILE)", ""),
+        ("import os; os.open('/run/state', os.O_RDWR | os.O_TMPFILE)", "it wrote to /run/state"),
+        ("import os; os.open('/run/state/parked.txt', os.O_RDWR)", "it wrote to /run/state/parked.txt"),
+        ("import os; os.remove('/run/elsewhere/weights')", "it removed files"),
+        ("open('/dev/null', 'w').close()", ""),
+        ("open('/dev/shm/somewhere/weights', 'w').close()", "it wrote to /dev/shm/somewhere/weights"),
+        ("import os; os.remove('/dev/shm/somewhere/weights')", "it removed files"),
+        ("import subprocess; subprocess.run(['true'])", "it started another program"),
+        ("import os; os.system('true')", "it started another program"),
+    ],
+)
+def test_only_deeds_of_the_program_itself_stand_in_the_way(deed: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CURTAIN.format(deed)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == said

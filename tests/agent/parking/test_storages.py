@@ -1,0 +1,309 @@
+"""Storages leave and come back: the same objects, the same bytes, each once; what may not be moved stays."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from carpool.agent.cuda import LOCKED_BYTES, PinnedStore
+from carpool.agent.parking import find_and_copy, host_buffers, memory_pages
+from carpool.agent.parking.host_buffers import FileStore, MemoryStore, Piece, Store
+from carpool.agent.parking.storages import Storages
+
+COUNT = 5000
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "disk":
+        yield FileStore(tmp_path)
+        return
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        made = host_buffers.store_in(Path(directory))
+        assert isinstance(made, MemoryStore)
+        yield made
+        made._drop()
+
+
+@pytest.fixture
+def storages(store: Store) -> Iterator[Storages]:
+    made = Storages(torch, "cpu", store)
+    yield made
+    if made.away_bytes:
+        made.move_in()
+
+
+def moved(storages: Storages, tensor: torch.Tensor) -> bool:
+    """Whether this tensor's storage is among those that would leave."""
+    found = {storage._cdata for storage in storages.find()}
+    return tensor.untyped_storage()._cdata in found
+
+
+def test_every_window_on_a_storage_is_there_again_with_its_bytes(storages: Storages) -> None:
+    whole = torch.randn(COUNT)
+    part, turned, same = whole[100:200], whole.view(50, 100).t(), torch.nn.Parameter(whole)
+    expected = [each.detach().clone() for each in (whole, part, turned)]
+    versions = [each._version for each in (whole, part, turned, same)]
+    copies = [each.tolist() for each in expected]
+    identity = whole.untyped_storage()._cdata
+    out = storages.move_out(1 << 40)
+    assert out >= whole.nbytes
+    assert whole.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert whole.untyped_storage()._cdata == identity == same.untyped_storage()._cdata
+    assert [each.tolist() for each in (whole, part, turned)] == copies
+    assert [each._version for each in (whole, part, turned, same)] == versions
+
+
+def test_a_gradient_nobody_has_read_is_found(storages: Storages) -> None:
+    weight = torch.nn.Parameter(torch.randn(COUNT))
+    (weight * 2).sum().backward()
+    storages.move_out(1 << 40)
+    assert weight.grad is not None
+    assert weight.grad.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert weight.grad.tolist() == [2.0] * COUNT
+
+
+def test_what_numpy_or_another_process_looks_at_stays(storages: Storages) -> None:
+    seen, shared, small = torch.randn(COUNT), torch.randn(COUNT), torch.randn(3)
+    array = seen.numpy()
+    shared.share_memory_()
+    assert not moved(storages, seen)
+    assert not moved(storages, shared)
+    assert not moved(storages, small)
+    assert array.sum() == pytest.approx(seen.sum().item(), abs=1e-2)
+
+
+def test_a_store_that_refuses_leaves_everything_where_it_is(storages: Storages) -> None:
+    kept = torch.arange(COUNT)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(OSError):
+            storages.move_out(1 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert storages.away_bytes == 0
+    assert kept.tolist() == list(range(COUNT))
+    with pytest.raises(MemoryError, match="were reserved on the host"):
+        storages.move_out(10)
+    assert kept.tolist() == list(range(COUNT))
+
+
+def test_the_store_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> None:
+    storages = Storages(torch, "cpu", FileStore(tmp_path))
+    kept = torch.ones(COUNT)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        storages.move_out(1 << 40)
+        assert list(tmp_path.iterdir()) == []
+        storages.move_in()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert kept.sum().item() == COUNT
+
+
+class LockingTorch:
+    """As much of torch as a store of page-locked memory needs, on a host that has so many pieces."""
+
+    uint8 = torch.uint8
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = pieces
+        self._made: list[weakref.ref[torch.Tensor]] = []
+        self._C = self
+
+    def _used(self) -> list[torch.Tensor]:
+        return [tensor for each in self._made if (tensor := each()) is not None]
+
+    def locked(self) -> list[int]:
+        """The sizes of the pieces in use, and how many are kept beside them."""
+        return [tensor.numel() for tensor in self._used()] + [0] * (len(self._made) - len(self._used()))
+
+    def empty(self, size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        if len(self._made) == self._pieces:
+            raise RuntimeError("CUDA error: out of memory")
+        made = torch.empty(size, dtype=dtype)
+        self._made.append(weakref.ref(made))
+        return made
+
+    def _host_emptyCache(self) -> None:  # noqa: N802 - it stands in for torch's
+        self._made = [each for each in self._made if each() is not None]
+
+
+def test_page_locked_memory_is_taken_in_pieces_and_given_back_with_the_bytes() -> None:
+    host = LockingTorch(4)
+    store = PinnedStore(host)
+    store.reserve(2 * LOCKED_BYTES + 5)
+    assert host.locked() == [LOCKED_BYTES, LOCKED_BYTES, 5]
+    store.clear()
+    assert host.locked() == [], "a job that is back holds nothing that the host's budget does not count"
+    store.reserve(4 * LOCKED_BYTES)
+
+
+def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> None:
+    host = LockingTorch(2)
+    store = PinnedStore(host)
+    with pytest.raises(MemoryError, match=f"no {3 * LOCKED_BYTES} bytes to lock"):
+        store.reserve(3 * LOCKED_BYTES)
+    assert host.locked() == []
+    store.reserve(100)
+
+
+@pytest.mark.parametrize("way", ["C", "plain"])
+def test_large_and_odd_sizes_come_back_whole_again_and_again(
+    storages: Storages, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of several threads, parts of several files, pages that are kept: sizes that are no multiple of any."""
+    if way == "plain":
+        monkeypatch.setattr(find_and_copy, "native", None)
+    sizes = [
+        4096,
+        3 * host_buffers.PIECE_BYTES + 13,
+        5000,
+        host_buffers.PIECE_BYTES,
+        host_buffers.PIECE_BYTES + 1,
+        777_777,
+    ]
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+    copies = [tensor.clone().numpy().tobytes() for tensor in tensors]
+    for _ in range(3):
+        storages.move_out(1 << 40)
+        assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+        storages.move_in()
+        assert [tensor.clone().numpy().tobytes() for tensor in tensors] == copies
+        tensors[1] += 1  # what is written over kept pages is not what was there
+        copies[1] = tensors[1].clone().numpy().tobytes()
+
+
+def test_many_small_storages_come_back_whole(storages: Storages) -> None:
+    """Hundreds in one block of memory, and some that lie across two."""
+    tensors = [torch.full((1024 + 16 * number,), float(number)) for number in range(700)]
+    storages.move_out(1 << 40)
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+    storages.move_in()
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_a_block_of_memory_is_one_threads_work() -> None:
+    tensors = [
+        torch.empty(size, dtype=torch.uint8) for size in (5000, 9 * host_buffers.PIECE_BYTES + 5, 70_000, 8192)
+    ]
+    offset, moves_out = 0, []
+    for tensor in tensors:
+        moves_out.append(host_buffers.Moved(tensor.untyped_storage(), tensor.nbytes, offset))
+        offset += tensor.nbytes
+    found = host_buffers.blocks(moves_out)
+    for block in found:
+        assert (
+            len(
+                {
+                    end // host_buffers.PIECE_BYTES
+                    for each in block
+                    for end in (each.address, each.address + each.count - 1)
+                }
+            )
+            == 1
+        )
+    assert len({block[0].address // host_buffers.PIECE_BYTES for block in found}) == len(found)
+    covered = sorted((piece.offset, piece.count, piece.address) for block in found for piece in block)
+    whole = [(begin, count) for begin, count, _ in covered]
+    assert [begin for begin, _ in whole] == [
+        sum(count for _, count in whole[:number]) for number in range(len(whole))
+    ]
+    assert sum(count for _, count in whole) == offset
+    for moved in moves_out:
+        mine = [(o, a) for o, _, a in covered if moved.offset <= o < moved.offset + moved.count]
+        assert all(a - moved.storage.data_ptr() == o - moved.offset for o, a in mine)
+
+
+def test_a_return_without_memory_fails_and_can_be_tried_again(
+    storages: Storages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = torch.arange(COUNT)
+    storages.move_out(1 << 40)
+    if not isinstance(storages._store, MemoryStore):
+        pytest.skip("a store on a disk asks for no pages")
+
+    def refuse(address: int, count: int, how: int) -> None:
+        raise OSError(12, "there was no page to be had")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no page"):
+        patch.setattr(host_buffers, "populate", refuse)
+        storages.move_in()
+    storages.undo_move_in()
+    assert storages.away_bytes > 0
+    assert weights.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert weights.tolist() == list(range(COUNT))
+
+
+def test_neighbours_share_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(address: int, count: int, how: int) -> bool:
+        assert how == memory_pages.MADV_HUGEPAGE
+        asked.append((address, count))
+        return True
+
+    monkeypatch.setattr(memory_pages, "advise", note)
+    huge, start = memory_pages.HUGE_BYTES, 64 * memory_pages.HUGE_BYTES
+    near = [(start + 64, huge), (start + huge + 128, huge // 2), (start + 3 * huge // 2 + 192, huge)]
+    memory_pages.prefer_large_pages(
+        [(start + 10 * huge - 1, 2 * huge), *reversed(near), (start + 20 * huge, huge // 2)]
+    )
+    assert asked == [(start + huge, huge), (start + 10 * huge, huge)]
+
+
+def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a store into")
+    store = MemoryStore(MEMORY)
+    storages, weights = Storages(torch, "cpu", store), torch.ones(COUNT)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    assert store._room >= weights.nbytes
+    monkeypatch.setattr(host_buffers, "KEPT_PART", 1 << 40)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    assert store._room == 0
+    assert weights.sum().item() == COUNT
+
+
+def test_a_forked_child_does_not_hold_the_store(storages: Storages) -> None:
+    kept = torch.ones(COUNT)
+    storages.move_out(1 << 40)
+    storages.move_in()
+    store = storages._store
+    child = os.fork()
+    if not child:
+        os._exit(0 if not isinstance(store, MemoryStore) or store._fd == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.sum().item() == COUNT
+
+
+def test_an_error_in_any_thread_is_raised_after_all_have_ended() -> None:
+    pieces = [Piece(address=0, count=1, offset=number) for number in range(200)]
+    busy: set[int] = set()
+
+    def work(piece: Piece) -> None:
+        busy.add(threading.get_ident())
+        if piece.offset == 7:
+            raise OSError("this piece cannot be copied")
+        busy.discard(threading.get_ident())
+
+    with pytest.raises(OSError, match="this piece"):
+        host_buffers.share_out(pieces, work)
+    assert len(busy) == 1, "only the one that failed did not come to its end"

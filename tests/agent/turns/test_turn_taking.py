@@ -1,0 +1,448 @@
+"""Taking turns, against a daemon's end of the connection that the test plays itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from carpool.agent import api
+from carpool.agent.memory import Memory
+from carpool.agent.turns import process, turn_taking
+from carpool.agent.turns.turn_taking import OUTSIDE_LOOP, Turns
+from carpool.wire import messages as m
+from carpool.wire import page
+from tests.agent.desk import Desk
+
+POINT = 7
+
+
+class FakeSource:
+    """Bytes as the test says; writes down what was asked of the device."""
+
+    def __init__(self) -> None:
+        self.live = 1000
+        self.peak = 5000
+        self.calls: list[str] = []
+
+    def live_bytes(self) -> int:
+        return self.live
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def reset_peak(self, *, is_learning: bool) -> None:
+        self.calls.append("reset")
+
+    def finish_device_work(self, *, give_back: bool) -> None:
+        self.calls.append("gave back" if give_back else "finished")
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+@pytest.fixture
+def turns(desk: Desk, source: FakeSource, implementation: str) -> Iterator[Turns]:
+    link = desk.link()
+    made = Turns(link, Memory(source, overhead_bytes=0))
+    yield made
+    link.close()
+    link.page.close()
+
+
+def first_turn(desk: Desk, turns: Turns) -> None:
+    """The first begin point: attach, ask, granted."""
+
+    def act() -> None:
+        assert isinstance(desk.accept(), m.Attach)
+        assert isinstance(desk.take(), m.Ask)
+        desk.grant()
+
+    with desk.playing(act):
+        turns.begin()
+
+
+def learn(desk: Desk, turns: Turns) -> m.Measured:
+    for _ in range(2):
+        turns.boundary(POINT)
+    message = desk.take()
+    assert isinstance(message, m.Measured)
+    return message
+
+
+def test_the_first_begin_point_attaches_asks_and_waits_for_the_grant(desk: Desk, turns: Turns) -> None:
+    seen: list[int] = []
+
+    def act() -> None:
+        attach = desk.accept()
+        assert isinstance(attach, m.Attach)
+        assert (attach.job, attach.slot, attach.holding) == ("job-1", desk.slot, False)
+        assert isinstance(desk.take(), m.Ask)
+        seen.append(desk.lease)
+        desk.grant()
+
+    with desk.playing(act):
+        turns.begin()
+    assert seen == [page.LEASE_ASKED]
+    assert desk.lease == page.LEASE_HELD
+    turns.begin()  # it holds the turn: no message
+    learn(desk, turns)
+
+
+def test_t1_a_held_turn_sends_nothing_and_counts_in_the_page(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    needs = learn(desk, turns)
+    assert (needs.persistent_bytes, needs.ephemeral_bytes) == (1000, 4000)
+    for _ in range(100):
+        turns.begin()
+        turns.boundary(POINT)
+    assert desk.steps == 102
+    assert desk.words[desk.base + page.S_BOUNDARY_NS] > 0
+    desk.recall()
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.boundary(POINT)  # the first message since the measurement
+
+
+def test_a_recalled_turn_is_given_back_at_the_boundary_and_waited_for(
+    desk: Desk, turns: Turns, source: FakeSource
+) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall()
+    turns.begin()  # inside an iteration a recall changes nothing
+    returned: list[m.Message] = []
+
+    def act() -> None:
+        returned.append(desk.take())
+        returned.append(m.Stop() if desk.lease == page.LEASE_ASKED else m.Ask())
+        desk.grant(is_shared=True)
+
+    with desk.playing(act):
+        turns.boundary(POINT)
+    assert returned == [m.Return(steps=3, wants_more=True), m.Stop()]
+    assert source.calls[-2:] == ["finished", "reset"]
+    desk.recall()
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.boundary(POINT)
+    assert "gave back" in source.calls, "the second grant said that the lane is shared"
+
+
+def test_a_recall_names_the_step_at_which_all_ranks_stop(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall(at=5)
+    turns.boundary(POINT)
+    turns.boundary(POINT)
+    assert desk.lease == page.LEASE_HELD
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.boundary(POINT)
+    assert desk.steps == 5
+
+
+def test_a_lapsed_turn_is_asked_for_before_the_next_computation(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.words[desk.base + page.S_RECALL] = page.LAPSED
+    with desk.playing(lambda: desk.answer(m.Ask)):
+        turns.begin()
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_slow_input_gives_the_turn_back_only_while_somebody_waits(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    for _ in range(10):
+        turns.before_data()
+        turns.after_data(50_000_000)
+    assert desk.lease == page.LEASE_HELD, "nobody waits"
+    desk.words[page.H_WAITERS] = 1
+    turns.before_data()
+    assert desk.take() == m.Return(steps=2, wants_more=False)
+    assert desk.lease == page.LEASE_NONE
+    with desk.playing(lambda: desk.answer(m.Ask)):
+        turns.after_data(50_000_000)
+    assert desk.words[desk.base + page.S_STALL_NS] == 11 * 50_000_000
+
+
+def test_scratch_memory_in_use_keeps_the_turn(desk: Desk, turns: Turns, source: FakeSource) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall()
+    source.live = 4_000_000  # a graph is alive
+    turns.before_data()
+    for _ in range(OUTSIDE_LOOP):
+        turns.yield_point(0)
+    assert desk.lease == page.LEASE_HELD
+    source.live = 1000
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.yield_point(0)
+
+
+def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
+    desk: Desk, turns: Turns, source: FakeSource
+) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    for _ in range(OUTSIDE_LOOP - 1):
+        turns.yield_point(0)  # nobody wants the turn
+    turns.boundary(POINT)  # it is still in its loop
+    source.live = 4_000_000
+    desk.recall(at=desk.steps)
+    for backwards in range(3):  # and still
+        for _ in range(OUTSIDE_LOOP):
+            turns.yield_point(backwards)
+    elsewhere = threading.Thread(target=turns.yield_point, args=(2,))
+    elsewhere.start()
+    elsewhere.join(20)
+    assert desk.lease == page.LEASE_HELD
+    told: list[m.Message] = []
+
+    def act() -> None:
+        told.append(desk.take())
+        desk.answer(m.Return)
+
+    with desk.playing(act):
+        turns.yield_point(2)
+    assert isinstance(told[0], m.Measured)
+    assert told[0].persistent_bytes == 4_000_000
+    desk.recall(at=desk.steps)
+    with desk.playing(lambda: desk.answer(m.Return)):
+        turns.yield_point(0)  # it is what the daemon knows
+
+
+def test_a_job_that_grows_says_so_once_in_a_while(desk: Desk, turns: Turns, source: FakeSource) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    source.live, source.peak = 3000, 9000
+    for _ in range(64):
+        turns.boundary(POINT)
+    grown = desk.take()
+    assert isinstance(grown, m.Measured)
+    assert (grown.persistent_bytes, grown.ephemeral_bytes) == (3000, 6000)
+
+
+def test_points_inside_an_explicit_turn_are_part_of_it(desk: Desk, turns: Turns) -> None:
+    def act() -> None:
+        desk.accept()
+        desk.take()
+        desk.grant()
+
+    with desk.playing(act), turns.turn():
+        turns.boundary(POINT)
+        turns.begin()
+        assert desk.steps == 0
+    assert desk.steps == 1
+    with pytest.raises(ZeroDivisionError), turns.turn():
+        raise ZeroDivisionError
+    assert desk.steps == 2, "a turn that failed is over too"
+
+
+def test_t4_another_thread_takes_no_turns(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall()
+
+    def elsewhere() -> None:
+        turns.begin()
+        turns.boundary(POINT)
+        turns.before_data()
+        with turns.turn():
+            pass
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert desk.steps == 2
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_an_interrupted_wait_is_withdrawn_and_a_late_grant_is_not_mistaken_for_the_next(
+    desk: Desk, turns: Turns
+) -> None:
+    class InterruptedInTestError(Exception):
+        pass
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise InterruptedInTestError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        first_turn(desk, turns)
+        learn(desk, turns)
+        desk.words[desk.base + page.S_RECALL] = page.LAPSED
+
+        def act() -> None:
+            desk.take_until(m.Ask)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            assert desk.is_closed()
+
+        with desk.playing(act), pytest.raises(InterruptedInTestError):
+            turns.begin()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert desk.lease == page.LEASE_NONE
+    asked: list[m.Message] = []
+
+    def act_again() -> None:
+        asked.append(desk.accept())
+        desk.take_until(m.Ask)
+        desk.grant()
+
+    with desk.playing(act_again):
+        turns.begin()
+    assert isinstance(asked[0], m.Attach)
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_a_holder_goes_on_without_a_daemon_and_comes_back_to_the_next(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.die()
+    for _ in range(100):
+        turns.begin()
+        turns.boundary(POINT)
+    assert (desk.steps, desk.lease) == (102, page.LEASE_HELD)
+    desk.come_back()
+    desk.recall()
+
+    def act() -> None:
+        attach = desk.accept()
+        assert isinstance(attach, m.Attach)
+        assert not attach.holding, "it has just given its turn back"
+        assert isinstance(desk.take(), m.Ask)
+        assert isinstance(desk.take(), m.Measured)
+        desk.grant()
+
+    with desk.playing(act):
+        turns.boundary(POINT)
+    assert (desk.steps, desk.lease) == (103, page.LEASE_HELD)
+
+
+def test_a_waiting_job_waits_for_the_next_daemon(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall()
+
+    def act() -> None:
+        desk.take_until(m.Return)
+        desk.die()
+        desk.come_back()
+        desk.accept()
+        desk.take_until(m.Ask)
+        desk.grant()
+
+    with desk.playing(act):
+        turns.boundary(POINT)
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_after_a_daemon_that_was_stopped_the_job_goes_on_alone_and_says_so_once(
+    desk: Desk, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turn_taking, "STOPPED_PATIENCE_NS", 1)
+    first_turn(desk, turns)
+    learn(desk, turns)
+    desk.recall()
+
+    def act() -> None:
+        desk.take_until(m.Return)
+        desk.die(leave_socket=False)
+
+    with desk.playing(act):
+        turns.boundary(POINT)
+    for _ in range(5):
+        turns.begin()
+        turns.boundary(POINT)
+    assert desk.steps == 8
+    said = capsys.readouterr().err
+    assert said.count("the program goes on without taking turns") == 1
+    desk.come_back()
+    desk.words[desk.base + page.S_RECALL] = 1
+
+    def act_again() -> None:
+        desk.accept()
+        desk.take_until(m.Ask)
+        desk.grant()
+
+    with desk.playing(act_again):
+        turns.boundary(POINT)
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_a_daemon_that_does_not_want_it_leaves_the_program_alone(
+    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act() -> None:
+        desk.accept(attach=False)
+        desk.send(m.Refuse(reason="the daemon does not know job job-1"))
+
+    with desk.playing(act):
+        turns.begin()
+    turns.begin()
+    turns.boundary(POINT)
+    assert desk.steps == 0
+    assert capsys.readouterr().err == "carpool: job job-1 runs unmanaged: the daemon does not know job job-1\n"
+
+
+def test_t3_a_bug_of_the_agent_is_said_once_and_the_program_runs_on(
+    desk: Desk, turns: Turns, source: FakeSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_turn(desk, turns)
+
+    def broken() -> int:
+        raise RuntimeError("no such counter")
+
+    source.live_bytes = broken  # type: ignore[method-assign]  # a fault is what this test is about
+    turns.boundary(POINT)
+    assert desk.take() == m.Detach(reason="unexpected RuntimeError: no such counter")
+    turns.boundary(POINT)
+    turns.begin()
+    assert capsys.readouterr().err == "carpool: job job-1 runs unmanaged: unexpected RuntimeError: no such counter\n"
+
+
+def test_at_its_end_the_program_gives_the_turn_back_with_its_last_steps(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    for _ in range(5):
+        turns.boundary(POINT)
+    turns.finish()
+    assert desk.take() == m.Return(steps=7, wants_more=False)
+    turns.begin()  # whatever runs at exit takes no turn any more
+
+
+def test_a_forked_child_leaves_the_turn_to_its_parent(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+    turns.after_fork()
+    turns.begin()
+    turns.boundary(POINT)
+    assert desk.steps == 2
+    assert desk.lease == page.LEASE_HELD
+
+
+def test_outside_a_job_a_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARPOOL_JOB", raising=False)
+    with api.turn():
+        assert process.current() is None
+
+
+def test_a_page_that_cannot_be_used_leaves_the_program_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "_is_unmanaged", False)
+    for name, value in (("CARPOOL_JOB", "x-1"), ("CARPOOL_SOCKET", "/nowhere"), ("CARPOOL_PAGE", "/nowhere/page")):
+        monkeypatch.setenv(name, value)
+    with api.turn():
+        pass
+    with api.turn():
+        pass
+    said = capsys.readouterr().err
+    assert said == (
+        "carpool: job x-1 runs unmanaged: cannot open the shared page /nowhere/page: No such file or directory\n"
+    )
