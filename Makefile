@@ -7,7 +7,7 @@ CUDA_VENV := .venv-cuda
 CUDA_BIN := $(CUDA_VENV)/bin
 CUDA_STAMP := $(CUDA_VENV)/.ready
 
-.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs clean
+.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs house clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
@@ -16,7 +16,8 @@ help:
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
 	@echo "make check   lint, formatting, strict types, import rules"
 	@echo "make fmt     format the code        make native  rebuild the C libraries"
-	@echo "make bench   all benchmarks         make docs    redraw the state diagrams"
+	@echo "make bench   all benchmarks         make docs    redraw the state diagrams, list the rules"
+	@echo "make house   how well the code can be seen: figures with their bounds, and docs/house.svg"
 	@echo "make results run every study of docs/results.md again and print its tables"
 
 setup: $(STAMP)
@@ -85,6 +86,10 @@ docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams
 	@$(BIN)/python -m carpool.testing.coverage
 	@$(BIN)/python -m carpool.testing.page_header
+	@$(BIN)/python -m carpool.testing.house.rules
+
+house: setup
+	@$(BIN)/python -m carpool.testing.house --check
 
 clean:
 	rm -rf $(VENV) $(CUDA_VENV) build src/*.egg-info src/carpool/_native/*.so

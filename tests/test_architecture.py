@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from carpool.testing.house import figures
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "carpool"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -271,6 +273,12 @@ def test_no_module_is_longer_than_five_hundred_lines() -> None:
         if lines > MODULE_LINES_MAX:
             faults[path] = [(lines, f"{lines} lines; {MODULE_LINES_MAX} are allowed")]
     complain(faults)
+
+
+@pytest.mark.parametrize("name", ["core_imports_max", "core_depth", "fields_with_several_writers", "job_fields_max"])
+def test_the_core_does_not_become_harder_to_see(name: str) -> None:
+    found = figures.FIGURES[name]()
+    assert found.value <= figures.allowed(name), f"{figures.WHAT[name]}:\n" + "\n".join(found.names)
 
 
 def test_the_cuda_guest_stays_small() -> None:

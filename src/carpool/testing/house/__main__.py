@@ -1,0 +1,52 @@
+"""Prints the figures: `python -m carpool.testing.house [--json] [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+
+from carpool.testing.house import figures
+
+EXAMPLE = """example: python -m carpool.testing.house --check
+Every figure stands beside its bound; the names behind it follow. docs/style.md says why these are watched."""
+
+
+def show(found: dict[str, figures.Figure]) -> str:
+    """A table for people, and below it the names behind each figure."""
+    lines = [f"{'figure':<32}{'now':>5}{'bound':>7}   what it counts"]
+    for name, figure in found.items():
+        mark = " " if figure.value <= figures.BOUNDS[name] else "*"
+        lines.append(f"{name:<32}{figure.value:>5}{figures.BOUNDS[name]:>7} {mark} {figures.WHAT[name]}")
+    lines += ["", "* above its bound"] if figures.broken(found) else []
+    for name, figure in found.items():
+        if figure.names:
+            lines += ["", f"{name}:"]
+            lines += [
+                textwrap.fill(each, 116, initial_indent="  ", subsequent_indent="    ") for each in figure.names
+            ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m carpool.testing.house",
+        description="Says how well the core can be seen: imports, writers of fields, modules of a decision, words.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one object with all figures")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a figure is above its bound")
+    asked = parser.parse_args()
+    found = figures.measure()
+    if asked.json:
+        metrics = {name: figure.value for name, figure in found.items()}
+        sys.stdout.write(json.dumps({"bench": "house", "device": "", "metrics": metrics}) + "\n")
+    else:
+        sys.stdout.write(show(found) + "\n")
+    return int(asked.check and bool(figures.broken(found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
