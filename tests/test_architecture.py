@@ -2,7 +2,7 @@
 
 cli · bench · testing
 daemon · sim · k8s · serve · remote      siblings: never each other
-agent                                    only serve and remote use it; imports no core; loaded into jobs
+agent · policies                         agent: only serve and remote use it; imports no core; loaded into jobs
 core · wire · devices                    siblings: never each other
 units · errors                           import nothing of ours (units may raise errors)
 """
@@ -35,7 +35,7 @@ NOT_WRITTEN = {"page.h", "driver.h"}  # made from wire/page.py; NVIDIA's types, 
 LAYERS: list[set[str]] = [
     {"units", "errors"},
     {"core", "wire", "devices"},
-    {"agent"},
+    {"agent", "policies"},
     {"daemon", "sim", "k8s", "serve", "remote"},
     {"cli", "bench", "testing"},
 ]

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 from carpool.cli.accounts import ROWS
 from carpool.cli.main import carpool
+from carpool.core.kernel.ids import JobId
 from carpool.core.node.words.pictures import WAITS
-from carpool.core.policies.base import POLICIES
+from carpool.core.policies.base import Rank
+from carpool.policies import POLICIES, JobView, Policy
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
 from carpool.wire.framing import FRAMES
@@ -107,13 +110,16 @@ def test_every_policy_keeps_the_contract_and_is_documented(name: str) -> None:
 
 
 def test_the_check_finds_a_policy_that_depends_on_order() -> None:
-    class First:
-        name, quantum_ns, lanes_max = "first", 0, 1
+    class First(Policy):
+        name, quantum_ns = "first", 0
 
-        def pick(self, wanting, *, now):  # type: ignore[no-untyped-def]  # a deliberately bad plug-in
+        def rank(self, view: JobView, *, now: int) -> Rank:
+            return (view.arrived_ns,)
+
+        def pick(self, wanting: Sequence[JobView], *, now: int) -> JobId | None:
             return wanting[0].id if wanting else None
 
-        def why(self, chosen, over):  # type: ignore[no-untyped-def]  # see above
+        def why(self, chosen: JobView, over: JobView) -> str:
             return "it is first"
 
     assert any("order" in complaint for complaint in check_policy(First()))

@@ -14,7 +14,6 @@ from carpool.core.node.events import DeviceAdded, JobAdopted, JobDetached, Lease
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.files import JobFile
@@ -24,6 +23,7 @@ from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
+from carpool.policies import POLICIES
 from carpool.wire import page as pages
 from carpool.wire.places import Places
 

@@ -17,7 +17,6 @@ from carpool.core.node.events import DeviceAdded, Tick
 from carpool.core.node.model import Account, JobSpec
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.daemon import loop as loops
 from carpool.daemon.door import Door
 from carpool.daemon.files import JobFile
@@ -26,6 +25,7 @@ from carpool.daemon.journal import Journal
 from carpool.daemon.loop import FLUSH_ROWS, Loop
 from carpool.daemon.starter import Starter
 from carpool.errors import InternalError
+from carpool.policies import POLICIES
 from carpool.wire import page as pages
 from carpool.wire.places import Places
 

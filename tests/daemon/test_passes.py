@@ -15,12 +15,12 @@ from carpool.core.node.events import DeviceAdded, JobAdopted, JobExited, JobResi
 from carpool.core.node.model import JobSpec, JobState, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob, Member
 from carpool.daemon.journal import Journal
 from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
+from carpool.policies import POLICIES
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 from carpool.wire.places import Places

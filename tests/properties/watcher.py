@@ -53,7 +53,7 @@ from carpool.core.node.model import AWAY, ENDED, HOLDING, RESIDENT, HogStep, Job
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.core.node.words.views import DevicePicture, JobPicture, NodePicture
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 
 NUMBER = re.compile(r"\d")
 

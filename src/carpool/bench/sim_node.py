@@ -14,7 +14,7 @@ from carpool.core.node.events import DeviceAdded, JobSubmitted, LeaseAsked, Leas
 from carpool.core.node.model import JobSpec, JobState
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 from carpool.units import GIB, MS
 
 RESIDENT = 8

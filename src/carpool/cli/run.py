@@ -22,10 +22,10 @@ from carpool.cli.reach import call, ensure_daemon
 from carpool.cli.runner import Program, Runner
 from carpool.cli.values import origin, parsed
 from carpool.core.node.model import ENDED
-from carpool.core.policies.base import POLICIES
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import CarpoolError, RefusedError, UsageError
+from carpool.policies import POLICIES
 from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 from carpool.wire.places import Places, find_places
 

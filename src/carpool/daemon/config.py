@@ -12,10 +12,10 @@ import msgspec
 from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns.shares import SHARE_POLICIES
-from carpool.core.policies.base import POLICIES
 from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
+from carpool.policies import POLICIES
 from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
 from carpool.wire.places import Places
 

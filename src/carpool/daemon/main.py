@@ -19,7 +19,6 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded
 from carpool.core.node.scheduler import Scheduler
-from carpool.core.policies.base import POLICIES
 from carpool.daemon import processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
@@ -30,6 +29,7 @@ from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
+from carpool.policies import POLICIES
 from carpool.wire.places import Places, find_places, make_private
 
 log = logging.getLogger("carpool")

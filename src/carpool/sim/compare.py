@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.model import NodeSpec
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.errors import UsageError
+from carpool.policies import POLICIES
 from carpool.sim.clusters import bytes_of, cards_of
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio

@@ -35,8 +35,8 @@ from carpool.core.node.events import (
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.errors import CarpoolError, UsageError
+from carpool.policies import POLICIES
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import SECOND, parse_duration_ns, parse_tenants
 

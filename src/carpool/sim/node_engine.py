@@ -43,8 +43,8 @@ from carpool.core.node.events import (
 from carpool.core.node.model import History, JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.errors import InternalError
+from carpool.policies import POLICIES
 from carpool.sim.outcome import JobOutcome, Outcome, Span
 from carpool.units import GIB, SECOND
 

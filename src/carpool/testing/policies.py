@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 from carpool.core.kernel.ids import JobId, TenantId
-from carpool.core.node.words.views import JobView
 from carpool.core.policies.base import Policy
+from carpool.core.policies.view import JobView
 
 ROUNDS = 200
 SECOND_NS = 1_000_000_000
@@ -31,6 +31,7 @@ def random_views(source: random.Random, count: int) -> list[JobView]:
             remaining_is_known=source.random() < 0.5,
             level=source.randrange(10 * SECOND_NS),
             tenant_level=source.randrange(10 * SECOND_NS),
+            size_milli=1000,
         )
         for index in range(count)
     ]

@@ -33,7 +33,7 @@ from carpool.core.node.model import History, JobSpec, JobState, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 from carpool.units import GIB, MS
 
 E = TypeVar("E", bound=Effect)

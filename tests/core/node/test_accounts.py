@@ -11,8 +11,8 @@ from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, JobSubmitted, LeaseAsked, Tick
 from carpool.core.node.model import History, Job, JobSpec, Squeeze
 from carpool.core.node.scheduler import Scheduler
-from carpool.core.node.words.views import JobView
 from carpool.core.policies.fair import Fair
+from carpool.core.policies.view import JobView
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import EXACT, CoreDriver, MakeCore, needs
 
@@ -176,6 +176,7 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
         "remaining_is_known": True,
         "level": 0,
         "tenant_level": MS,  # what the other had had when it came (A2)
+        "size_milli": 1000,
     }
     assert holding._asdict() == {
         "id": "a",
@@ -191,6 +192,7 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
         "remaining_is_known": True,
         "level": 400 * MS,
         "tenant_level": 200 * MS,
+        "size_milli": 1000,
     }
 
 

@@ -45,8 +45,8 @@ from carpool.core.node.model import (
 )
 from carpool.core.node.node import Node
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.errors import InternalError
+from carpool.policies import POLICIES
 from carpool.units import GIB, MS
 from tests.core.node.driver import CoreDriver, MakeCore, needs
 

@@ -9,9 +9,9 @@ import pytest
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.core.node.effects import GrantLease, RecallLease
 from carpool.core.node.settings import Settings
-from carpool.core.node.words.views import JobView
-from carpool.core.policies.base import POLICIES
 from carpool.core.policies.priority import Priority
+from carpool.core.policies.view import JobView
+from carpool.policies import POLICIES
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import EXACT, NOBODY_MOVES, CoreDriver, MakeCore, needs, only
 
@@ -40,6 +40,7 @@ def view(job: str, *, served_ns: Nanos = 0, arrived_ns: Nanos = 0, waited_ns: Na
         remaining_is_known=False,
         level=served_ns,
         tenant_level=served_ns,
+        size_milli=1000,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.core.node.model import JobState
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import CoreDriver, MakeCore, needs
 

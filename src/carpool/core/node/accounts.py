@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from carpool.core.kernel.ids import WEIGHT_ONE, Nanos, TenantId
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, Nanos, TenantId
 from carpool.core.node.model import AWAY, WANTING, Account, Device, Job, JobState, Lane, Mark
 from carpool.core.node.node import Node, begin_row, is_holding, row_at, spent_until
 from carpool.core.node.turns import shares
-from carpool.core.node.words.views import JobView
+from carpool.core.policies.view import JobView
 from carpool.units import MS
 
 _WAITS = AWAY | {JobState.WAITING}
@@ -266,6 +266,7 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
             is_known,
             job.level,
             node.tenant_level(job, on) if tenant is None else tenant.level,
+            SHARE_ONE,
         )
         views.append(make(JobView, fields))
     return views

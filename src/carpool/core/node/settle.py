@@ -15,7 +15,7 @@ from carpool.core.node.node import Node
 from carpool.core.node.turns import hogs, shares
 from carpool.core.node.turns.dispatch import recall
 from carpool.core.node.words import reasons
-from carpool.core.node.words.views import JobView
+from carpool.core.policies.view import JobView
 
 ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not fit
 

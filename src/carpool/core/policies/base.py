@@ -1,51 +1,63 @@
-"""What a policy is, and the list of those there are.
+"""What a policy is: a rank for every job, and the lowest goes first. Nothing else.
 
-A policy chooses which of the jobs that want a lane should have it; nothing else. The present holder is among
-them. If the choice is not the holder, and the holder has had its quantum, the scheduler recalls the turn.
+Both schedulers ask the same question. The node's asks it of the jobs that want a lane, the present holder among them;
+if another one is first, and the holder has had its quantum, the turn is recalled. The cluster's asks it of all jobs,
+and gives whole cards in that order. One policy is one file in this folder, or a file of your own: docs/policies.md.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from operator import attrgetter
 
 from carpool.core.kernel.ids import JobId, Nanos
-from carpool.core.node.words.views import JobView
-from carpool.core.policies.fair import Fair
-from carpool.core.policies.fifo import Fifo
-from carpool.core.policies.las import LeastServed
-from carpool.core.policies.pack import Pack
-from carpool.core.policies.priority import Priority
-from carpool.core.policies.srtf import ShortestRemaining
+from carpool.core.policies.view import JobView
+from carpool.units import MS
+
+_ARRIVAL = attrgetter("arrived_ns", "id")
+
+Rank = tuple[int, ...]  # compared part by part; the lower goes first
 
 
-class Policy(Protocol):
-    """Pure: the same views and time give the same choice."""
+class Policy(ABC):
+    """Pure: the same view and time give the same rank. It keeps nothing from one question to the next."""
 
-    @property
-    def name(self) -> str:
-        """What people call it on the command line."""
+    name: str  # what people call it on the command line
+    quantum_ns: Nanos = 100 * MS  # how long a holder keeps its turn, at least, before it is recalled for another
+    lanes_max: int = 1  # how many jobs may run side by side on one device
+    by_tenant: bool = False  # tenants come before jobs: each has a part by its weight, the rank orders its own jobs
 
-    @property
-    def quantum_ns(self) -> Nanos:
-        """How long a holder keeps its turn, at least, before it is recalled for somebody else."""
+    @abstractmethod
+    def rank(self, view: JobView, *, now: Nanos) -> Rank:
+        """The place of a job among the others; of equals the one goes first that came first."""
 
-    @property
-    def lanes_max(self) -> int:
-        """How many jobs may run on one device at the same time."""
-
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        """The job that should have the lane; None only if nobody wants it."""
-
+    @abstractmethod
     def why(self, chosen: JobView, over: JobView) -> str:
         """Half a sentence: why the one goes before the other."""
 
+    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
+        """The first of them all; None only if there is none."""
+        if self.by_tenant:
+            wanting = _of_first_tenant(wanting)
+        if len(wanting) == 1:
+            return wanting[0].id
+        rank = self.rank
+        ranks = [rank(job, now=now) for job in wanting]
+        if not ranks:
+            return None
+        lowest = min(ranks)
+        if ranks.count(lowest) == 1:
+            return wanting[ranks.index(lowest)].id
+        equals = [job for job, place in zip(wanting, ranks, strict=True) if place == lowest]
+        return min(equals, key=_ARRIVAL).id
 
-POLICIES: dict[str, Policy] = {
-    "fifo": Fifo(),
-    "srtf": ShortestRemaining(),
-    "fair": Fair(),
-    "priority": Priority(),
-    "pack": Pack(),
-    "las": LeastServed(),
-}
+
+def _of_first_tenant(wanting: Sequence[JobView]) -> Sequence[JobView]:
+    """The jobs of the tenant that has had the least for its weight; of equals the first by name."""
+    levels = [job.tenant_level for job in wanting]
+    least = min(levels, default=0)
+    if levels.count(least) == 1:
+        return [wanting[levels.index(least)]]
+    first = min([job.tenant for job in wanting if job.tenant_level == least], default=None)
+    return [job for job in wanting if job.tenant == first and job.tenant_level == least]

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-
-from carpool.core.kernel.ids import JobId, Nanos
-from carpool.core.node.words.views import JobView
-from carpool.units import MS, format_ns
-
-_RANK = attrgetter("tenant_level", "tenant", "level", "arrived_ns", "id")
+from carpool.core.kernel.ids import Nanos
+from carpool.core.policies.base import Policy, Rank
+from carpool.core.policies.view import JobView
+from carpool.units import format_ns
 
 
-class Fair:
+class Fair(Policy):
     """The tenant that has had the least for its weight runs, and of its jobs the one of which the same is true.
 
-    Ten jobs of one tenant share one tenant's part. Levels are kept by accounts.py, which starts a newcomer at
-    the incumbents' level, so nobody monopolises a lane to catch up.
+    Ten jobs of one tenant share one tenant's part. A newcomer starts at the incumbents' level (the scheduler's
+    accounts see to it), so nobody monopolises a lane to catch up.
     """
 
     name = "fair"
-    quantum_ns: Nanos = 100 * MS
-    lanes_max = 1
+    by_tenant = True
 
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        best = min(wanting, key=_RANK, default=None)
-        return best.id if best else None
+    def rank(self, view: JobView, *, now: Nanos) -> Rank:
+        return (view.level,)
 
     def why(self, chosen: JobView, over: JobView) -> str:
         if chosen.tenant != over.tenant:

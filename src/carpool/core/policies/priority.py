@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from carpool.core.kernel.ids import JobId, Nanos
-from carpool.core.node.words.views import JobView
+from carpool.core.kernel.ids import Nanos
+from carpool.core.policies.base import Policy, Rank
+from carpool.core.policies.view import JobView
 from carpool.units import SECOND, format_ns
 
+STARVED_FIRST = -(1 << 62)  # before every priority
 
-class Priority:
+
+class Priority(Policy):
     """The highest priority runs; among equals the older job; nobody waits longer than the bound for a turn."""
 
     name = "priority"
-    quantum_ns: Nanos = 0
-    lanes_max = 1
+    quantum_ns = 0
     starvation_bound_ns: Nanos = 30 * SECOND
 
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        starved = [job for job in wanting if job.waited_ns >= self.starvation_bound_ns]
-        if starved:
-            return max(starved, key=lambda job: (job.waited_ns, job.priority, job.id)).id
-        best = min(wanting, key=lambda job: (-job.priority, job.arrived_ns, job.id), default=None)
-        return best.id if best else None
+    def rank(self, view: JobView, *, now: Nanos) -> Rank:
+        if view.waited_ns < self.starvation_bound_ns:
+            return (-view.priority,)
+        return (STARVED_FIRST, -view.waited_ns, -view.priority, *_last_first(view.id))
 
     def why(self, chosen: JobView, over: JobView) -> str:
         bound = format_ns(self.starvation_bound_ns)
@@ -34,3 +32,8 @@ class Priority:
             return f"both have priority {chosen.priority} and {chosen.name} came first"
         priorities = f"{chosen.name} has priority {chosen.priority}, {over.name} {over.priority}"
         return f"{priorities}; nobody waits longer than {bound} for a turn"
+
+
+def _last_first(word: str) -> Rank:
+    """A rank by which the last of several words, as a dictionary has them, goes first."""
+    return (*(-ord(letter) for letter in word), 1)

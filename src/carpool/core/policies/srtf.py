@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from carpool.core.kernel.ids import JobId, Nanos
-from carpool.core.node.words.views import JobView
+from carpool.core.kernel.ids import Nanos
+from carpool.core.policies.base import Policy, Rank
+from carpool.core.policies.view import JobView
 from carpool.units import MS, format_ns
 
 SWAP_NS = 50 * MS
 
 
-def _rank(job: JobView) -> tuple[Nanos, bool, Nanos, JobId]:
-    counted_ns = job.remaining_ns - (SWAP_NS if job.is_holding and not job.remaining_is_known else 0)
-    return (counted_ns, not job.is_holding, job.arrived_ns, job.id)
-
-
-class ShortestRemaining:
+class ShortestRemaining(Policy):
     """The job nearest its end runs.
 
     The remaining time is declared steps × measured step time, else what the same program took last time, else
@@ -27,12 +21,12 @@ class ShortestRemaining:
     """
 
     name = "srtf"
-    quantum_ns: Nanos = 10 * MS
-    lanes_max = 1
+    quantum_ns = 10 * MS
 
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        best = min(wanting, key=_rank, default=None)
-        return best.id if best else None
+    def rank(self, view: JobView, *, now: Nanos) -> Rank:
+        if not view.is_holding:
+            return (view.remaining_ns, 1)
+        return (view.remaining_ns if view.remaining_is_known else view.remaining_ns - SWAP_NS, 0)
 
     def why(self, chosen: JobView, over: JobView) -> str:
         def said(job: JobView) -> str:

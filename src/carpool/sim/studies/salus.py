@@ -21,7 +21,7 @@ from carpool.core.node.events import DeviceAdded, HistoryLoaded, JobSubmitted
 from carpool.core.node.model import History, JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.sim.outcome import Outcome

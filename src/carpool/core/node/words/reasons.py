@@ -6,7 +6,7 @@ from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Squeeze, took_no_turns
 from carpool.core.node.node import Node
-from carpool.core.node.words.views import JobView
+from carpool.core.policies.view import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
 
 FRESH_NS = 5 * SECOND  # a program that started more recently has had no time to reach a boundary

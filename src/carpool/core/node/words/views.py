@@ -1,30 +1,11 @@
-"""Frozen pictures of the state: what policies choose from and what ps, top and explain show."""
+"""Frozen pictures of the state: what ps, top and explain show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
 from carpool.core.node.model import JobState, Needs
-
-
-class JobView(NamedTuple):
-    """One job as a policy sees it; a tuple, because one is made for every candidate at every decision."""
-
-    id: JobId
-    name: str
-    tenant: TenantId
-    priority: int
-    arrived_ns: Nanos
-    is_holding: bool
-    held_ns: Nanos  # how long the present turn has lasted; 0 if it holds none
-    waited_ns: Nanos  # how long it has wanted a turn since its last one; 0 if it holds one
-    served_ns: Nanos  # device time it has had in all
-    remaining_ns: Nanos  # best guess of the device time it still needs (accounts.py)
-    remaining_is_known: bool  # from declared steps or history, not from the rule of thumb
-    level: int  # weighted device time within its tenant
-    tenant_level: int  # weighted device time of its tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
