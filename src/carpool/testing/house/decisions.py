@@ -29,8 +29,8 @@ from carpool.core.node.events import (
 from carpool.core.node.model import History, JobSpec, JobState, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import POLICIES
 from carpool.errors import InternalError
+from carpool.policies import POLICIES
 from carpool.testing.house.imports import PACKAGE
 from carpool.units import GIB, MS, SECOND
 
