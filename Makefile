@@ -7,7 +7,7 @@ CUDA_VENV := .venv-cuda
 CUDA_BIN := $(CUDA_VENV)/bin
 CUDA_STAMP := $(CUDA_VENV)/.ready
 
-.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs house clean
+.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs house golden clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
@@ -18,6 +18,7 @@ help:
 	@echo "make fmt     format the code        make native  rebuild the C libraries"
 	@echo "make bench   all benchmarks         make docs    redraw the state diagrams, list the rules"
 	@echo "make house   how well the code can be seen: figures with their bounds, and docs/house.svg"
+	@echo "make golden  record again what the schedulers answer (tests/golden); only when an answer is meant to change"
 	@echo "make results run every study of docs/results.md again and print its tables"
 
 setup: $(STAMP)
@@ -90,6 +91,9 @@ docs: setup
 
 house: setup
 	@$(BIN)/python -m carpool.testing.house --check
+
+golden: setup
+	@$(BIN)/python -m tests.golden.record
 
 clean:
 	rm -rf $(VENV) $(CUDA_VENV) build src/*.egg-info src/carpool/_native/*.so

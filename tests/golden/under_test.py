@@ -1,0 +1,173 @@
+"""The one place that imports the code under test: a module that moves is edited here. Logs name types by class.
+
+A log speaks of a scheduler as "node" or "cluster". What a scheduler is made of (a policy, settings, nodes) is said in
+a session's first line, in words and numbers, and made again from them by `make`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+from zlib import crc32
+
+import msgspec
+
+from carpool.core import effects as node_effects
+from carpool.core import events as node_events
+from carpool.core.cluster import effects as cluster_effects
+from carpool.core.cluster import events as cluster_events
+from carpool.core.cluster.books import CardBooks, PlacerBooks
+from carpool.core.cluster.model import Settings as ClusterSettings
+from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.scheduler import ClusterScheduler
+from carpool.core.model import JobId
+from carpool.core.node import Settings as NodeSettings
+from carpool.core.placement.base import RULES, make_rule
+from carpool.core.placement.model import Fleet, NodeSpec
+from carpool.core.placement.placer import Placer
+from carpool.core.policies.base import POLICIES
+from carpool.core.scheduler import Scheduler as NodeScheduler
+
+Plain = Any  # what JSON holds
+Scheduler = NodeScheduler | ClusterScheduler
+
+NODE, CLUSTER = "node", "cluster"
+FORGOTTEN = "JobForgotten"  # a call of `forget`, written as the event it stands for
+RAISED = "raised"  # instead of effects: the scheduler raised an error
+
+EVENTS: dict[str, dict[str, type]] = {
+    NODE: {kind.__name__: kind for kind in get_args(node_events.Event)},
+    CLUSTER: {kind.__name__: kind for kind in get_args(cluster_events.Event)},
+}
+EFFECTS: dict[str, dict[str, type]] = {
+    NODE: {kind.__name__: kind for kind in get_args(node_effects.Effect)},
+    CLUSTER: {kind.__name__: kind for kind in get_args(cluster_effects.Effect)},
+}
+
+_FIELDS: dict[object, tuple[str, ...]] = {}
+__all__ = ["ORDERS", "POLICIES", "ClusterScheduler", "NodeScheduler"]  # what others take from here of the code itself
+
+
+# --- schedulers --------------------------------------------------------------------------------------------------
+
+
+def describe_node(policy: Any, settings: NodeSettings | None) -> dict[str, Plain] | None:
+    """The first line of a session with a node's scheduler; None if it cannot be said in words."""
+    name: str = policy.name
+    if POLICIES.get(name) is not policy:
+        return None
+    return {"scheduler": NODE, "policy": name, "settings": _unusual(settings or NodeSettings())}
+
+
+def describe_cluster(books: Any, order: Any, settings: ClusterSettings | None) -> dict[str, Plain] | None:
+    if ORDERS.get(order.name) is not type(order):
+        return None
+    said: dict[str, Plain] = {
+        "scheduler": CLUSTER,
+        "policy": order.name,
+        "settings": _unusual(settings or ClusterSettings()),
+    }
+    if type(books) is CardBooks and books.free_milli == books.capacity_milli:
+        cards = zip(books._names, books._cards, strict=True)
+        return {**said, "nodes": [{"name": name, "cards": count} for name, count in cards]}
+    if type(books) is not PlacerBooks or books.free_milli != books.capacity_milli:
+        return None
+    fleet, rule = books._fleet, books._placer.rule
+    if rule.name not in RULES or rule.lots is not None or getattr(rule, "demand", None):
+        return None
+    nodes = [_unusual(node) for node in fleet.nodes]
+    return {**said, "rule": rule.name, "overcommit_percent": fleet.overcommit_percent, "nodes": nodes}
+
+
+def make(said: dict[str, Plain]) -> Scheduler:
+    """A new scheduler as a session's first line describes it."""
+    if said["scheduler"] == NODE:
+        settings = msgspec.convert(said["settings"], NodeSettings)
+        return NodeScheduler(POLICIES[said["policy"]], settings)
+    nodes = [msgspec.convert(node, NodeSpec) for node in said["nodes"]]
+    if "rule" in said:
+        fleet = Fleet(nodes, overcommit_percent=said["overcommit_percent"])
+        books: CardBooks | PlacerBooks = PlacerBooks(Placer(fleet, make_rule(said["rule"])))
+    else:
+        books = CardBooks(nodes)
+    return ClusterScheduler(books, ORDERS[said["policy"]](), msgspec.convert(said["settings"], ClusterSettings))
+
+
+def _unusual(record: Any) -> dict[str, Plain]:
+    """The fields that differ from their defaults, and those that have none."""
+    found = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if value != default:
+            found[field.name] = plain(value)
+    return found
+
+
+# --- events and effects ------------------------------------------------------------------------------------------
+
+
+def plain(value: object) -> Plain:
+    """As JSON holds it; sets in order."""
+    if value is None or type(value) in (str, int, bool):
+        return value
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {name: plain(getattr(value, name)) for name in fields_of(type(value))}
+    return msgspec.to_builtins(value)
+
+
+def fields_of(kind: Any) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _FIELDS[kind]
+
+
+def fact_as_plain(fact: Any, fields: tuple[str, ...] | None = None) -> list[Plain]:
+    """An event or effect: its name, then its fields; those of the log where one is given."""
+    kind = type(fact)
+    return [kind.__name__, *[plain(getattr(fact, name)) for name in fields or fields_of(kind)]]
+
+
+def make_event(scheduler: str, name: str, values: dict[str, Plain]) -> Any:
+    return msgspec.convert(values, EVENTS[scheduler][name])
+
+
+def tell(scheduler: Scheduler, kind: str, name: str, values: dict[str, Plain], now: int) -> list[Any]:
+    """One event, or one call of what will be an event."""
+    if name == FORGOTTEN and name not in EVENTS[kind]:
+        assert isinstance(scheduler, NodeScheduler)
+        scheduler.forget(JobId(values["job"]))
+        return []
+    return list(scheduler.handle(make_event(kind, name, values), now=now))
+
+
+# --- what is to be seen ------------------------------------------------------------------------------------------
+
+
+def look(scheduler: Scheduler, now: int) -> tuple[int, dict[str, str]]:
+    """A checksum of what each job had, and the sentence that explains each one; of a cluster's scheduler: nothing."""
+    if not isinstance(scheduler, NodeScheduler):
+        return 0, {}
+    picture = scheduler.picture(now=now)
+    rows: list[tuple[object, ...]] = []
+    for job in picture.jobs:
+        next_turn = scheduler.successor(job.id)
+        turn = (next_turn.job, next_turn.lane, next_turn.lane_bytes) if next_turn is not None else None
+        spent, waited = sorted(job.spent_ns.items()), sorted(job.waited_for_ns.items())
+        had = (str(job.state), job.device, job.lane, job.steps, job.served_ns, job.waited_ns, job.promised_bytes)
+        rows.append((str(job.id), *had, spent, waited, turn))
+    for device in picture.devices:
+        rows.append((str(device.id), device.promised_bytes, device.lanes_bytes, device.free_bytes, device.claimant))
+    return crc32(repr(rows).encode()), {str(job.id): job.reason for job in picture.jobs if job.reason}
+
+
+def state_before(scheduler: Scheduler, event: Any) -> str:
+    """The state of the job an event speaks of; empty if it speaks of none, or of one that is not there."""
+    job = getattr(event, "job", None)
+    return str(scheduler.state_of(job) or "none") if job is not None else ""
