@@ -12,21 +12,21 @@ from zlib import crc32
 
 import msgspec
 
-from carpool.core import effects as node_effects
-from carpool.core import events as node_events
 from carpool.core.cluster import effects as cluster_effects
 from carpool.core.cluster import events as cluster_events
 from carpool.core.cluster.books import CardBooks, PlacerBooks
 from carpool.core.cluster.model import Settings as ClusterSettings
 from carpool.core.cluster.orders.base import ORDERS
+from carpool.core.cluster.placement.base import RULES, make_rule
+from carpool.core.cluster.placement.model import Fleet, NodeSpec
+from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.scheduler import ClusterScheduler
-from carpool.core.model import JobId
-from carpool.core.node import Settings as NodeSettings
-from carpool.core.placement.base import RULES, make_rule
-from carpool.core.placement.model import Fleet, NodeSpec
-from carpool.core.placement.placer import Placer
+from carpool.core.kernel.ids import JobId
+from carpool.core.node import effects as node_effects
+from carpool.core.node import events as node_events
+from carpool.core.node.scheduler import Scheduler as NodeScheduler
+from carpool.core.node.settings import Settings as NodeSettings
 from carpool.core.policies.base import POLICIES
-from carpool.core.scheduler import Scheduler as NodeScheduler
 
 Plain = Any  # what JSON holds
 Scheduler = NodeScheduler | ClusterScheduler
