@@ -26,7 +26,7 @@ from carpool.core.node import effects as node_effects
 from carpool.core.node import events as node_events
 from carpool.core.node.scheduler import Scheduler as NodeScheduler
 from carpool.core.node.settings import Settings as NodeSettings
-from carpool.core.policies.base import POLICIES
+from carpool.policies import POLICIES
 
 Plain = Any  # what JSON holds
 Scheduler = NodeScheduler | ClusterScheduler
