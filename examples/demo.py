@@ -35,11 +35,10 @@ try:
     from carpool.bench import node as nodes
     from carpool.bench import timeline
     from carpool.bench.timeline import Panel
-    from carpool.cli.reach import call
     from carpool.cli.tables import COLOURS, console
+    from carpool.client import Client
     from carpool.devices import cpu
     from carpool.errors import CarpoolError, PeerError
-    from carpool.wire.places import find_places
 except ModuleNotFoundError as missing:
     sys.exit(f"demo: this Python has no '{missing.name}'; run: make setup, then: make demo")
 
@@ -81,14 +80,16 @@ def look_at_output(arm: Arm) -> None:
 
 def look_at_daemon(arm: Arm) -> None:
     """Programs under carpool: the daemon knows each one's state and steps, and who holds the device."""
-    answer: dict[str, Any] = call(find_places(), "ps")
-    seen = {job["name"]: job for job in answer["jobs"]}
-    holders = {lane["holder"] for device in answer["devices"] for lane in device["lanes"]}
+    node = Client().ps()
+    seen = {job.name: job for job in node.jobs}
+    holders = {lane.holder for device in node.devices for lane in device.lanes}
     for run in arm.runs:
         if run.is_running:
-            unseen = {"id": "", "state": "ending" if run.steps else "starting", "steps": run.steps}
-            job = seen.get(run.job.name, unseen)
-            run.state, run.steps, run.has_device = job["state"], job["steps"], job["id"] in holders
+            job = seen.get(run.job.name)
+            if job is None:
+                run.state, run.has_device = "ending" if run.steps else "starting", False
+            else:
+                run.state, run.steps, run.has_device = job.state, job.steps, job.id in holders
 
 
 @contextlib.contextmanager
@@ -170,9 +171,9 @@ def play_shared(jobs: tuple[Job, ...], directory: Path) -> tuple[Arm, Panel]:
         )
         with open_screen() as show:
             arm.play(show)
-        places = find_places()
-        call(places, "ps", all=True)  # the daemon writes its journal before it answers this
-        turns = timeline.read_turns(places.journal, since_ns=arm.began_ns)
+        client = Client()
+        client.flush()  # what happened is in the journal
+        turns = timeline.read_turns(client.places.journal, since_ns=arm.began_ns)
         return arm, arm.panel(f"Shared with carpool, policy {POLICY}", turns)
 
 

@@ -2,8 +2,8 @@
 
 cli · bench · testing
 daemon · sim · k8s · serve · remote      siblings: never each other
-agent · policies                         agent: only serve and remote use it; imports no core; loaded into jobs
-core · wire · devices                    siblings: never each other
+agent · client · policies                agent: only serve and remote use it; imports no core; loaded into jobs
+core · wire · devices · calls            siblings: never each other
 units · errors                           import nothing of ours (units may raise errors)
 """
 
@@ -34,8 +34,8 @@ NOT_WRITTEN = {"page.h", "driver.h"}  # made from wire/page.py; NVIDIA's types, 
 
 LAYERS: list[set[str]] = [
     {"units", "errors"},
-    {"core", "wire", "devices"},
-    {"agent", "policies"},
+    {"core", "wire", "devices", "calls"},
+    {"agent", "client", "policies"},
     {"daemon", "sim", "k8s", "serve", "remote"},
     {"cli", "bench", "testing"},
 ]

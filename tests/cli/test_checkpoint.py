@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from carpool.calls import CheckpointOrder
 from carpool.cli.checkpoint import _check_program, _check_script, _check_target, _wait
+from carpool.client import Client
 from carpool.errors import RefusedError, UsageError
 from carpool.wire.checkpoint import digest_of
 
@@ -15,8 +17,8 @@ from carpool.wire.checkpoint import digest_of
 def test_an_order_that_a_later_one_replaced_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.answer").write_text(json.dumps({"number": 2, "reason": "", "steps": 7, "bytes": 9}))
     with pytest.raises(RefusedError, match="another checkpoint of job a was ordered after this one"):
-        _wait({"job": "a", "number": 1, "directory": str(tmp_path)})
-    assert _wait({"job": "a", "number": 2, "directory": str(tmp_path)})["steps"] == 7
+        _wait(Client(tmp_path), CheckpointOrder(job="a", number=1, directory=str(tmp_path), argv=[]))
+    assert _wait(Client(tmp_path), CheckpointOrder(job="a", number=2, directory=str(tmp_path), argv=[]))["steps"] == 7
 
 
 def test_words_with_spaces_are_quoted_so_that_they_can_be_copied() -> None:

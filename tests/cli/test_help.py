@@ -124,7 +124,7 @@ def test_a_command_loads_only_what_it_needs(command: str) -> None:
     code = f"import sys; {load}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
-    assert "carpool.cli.reach" in loaded
+    assert "carpool.client" in loaded
     assert not loaded & {
         "asyncio",
         "carpool.core.node.scheduler",

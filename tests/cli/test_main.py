@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli import jobs, reach
+from carpool.cli import launch
 from carpool.cli.main import main, sentence_of, wants_json
+from carpool.client import Client
 from carpool.daemon.config import DaemonConfig
 from carpool.errors import RefusedError, UsageError
 from carpool.wire.places import find_places
@@ -55,7 +56,7 @@ def test_what_the_system_refuses_is_said_with_the_file(
     def refuse(*_: object, **__: object) -> dict[str, object]:
         raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
 
-    monkeypatch.setattr(jobs, "call", refuse)
+    monkeypatch.setattr(Client, "ps", refuse)
     assert ends_with(monkeypatch, "ps") == 1
     assert capsys.readouterr() == ("", "carpool: Permission denied: /some/file\n")
     assert ends_with(monkeypatch, "ps", "--json") == 1
@@ -73,7 +74,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> dict[str, object]:
         raise KeyError("reason")
 
-    monkeypatch.setattr(jobs, "call", fail)
+    monkeypatch.setattr(Client, "ps", fail)
     monkeypatch.setattr(sys, "argv", ["carpool", "ps", "--json"])
     with pytest.raises(KeyError):
         main()
@@ -165,9 +166,9 @@ def test_a_daemon_that_does_not_start_hands_its_exit_code_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, kind: type[Exception], words: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", impostor_of_python(tmp_path, script))
-    monkeypatch.setattr(reach, "RACE_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "RACE_SECONDS", 0.0)
     with pytest.raises(kind) as error:
-        reach.start_daemon(find_places(), DaemonConfig(device="cpu:64MiB"))
+        launch.start_daemon(find_places(), DaemonConfig(device="cpu:64MiB"))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -194,7 +195,7 @@ def test_a_start_that_lost_the_race_waits_until_the_other_daemon_listens(
     other = threading.Thread(target=listen_later)
     other.start()
     try:
-        assert reach.start_daemon(places, DaemonConfig(device="cpu:64MiB")) is False
+        assert launch.start_daemon(places, DaemonConfig(device="cpu:64MiB")) is False
     finally:
         is_over.set()
         other.join()

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from carpool.cli import jobs
+from carpool.calls import Job, JobAnswer
+from carpool.cli import orders
 from carpool.cli.main import carpool
+from carpool.client import Client
 from carpool.errors import RefusedError, UsageError
 from carpool.units import MIB
 from carpool.wire import framing
@@ -96,7 +98,7 @@ def test_an_order_that_is_not_done_soon_says_once_why(
     waiting: dict[str, object],
     done: dict[str, object],
 ) -> None:
-    monkeypatch.setattr(jobs, "SAY_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(orders, "SAY_AFTER_SECONDS", 0.0)
     answering += [{"job": {**JOB, **waiting, "reason": "computes"}}] * 3 + [{"job": {**JOB, **done}}]
     ended = CliRunner().invoke(carpool, words)
     assert (ended.exit_code, ended.stderr) == (0, f"carpool: {words[0]} waits for job la-9: computes\n")
@@ -119,7 +121,7 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_order_stands(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("carpool.cli.jobs.time.sleep", interrupt)
+    monkeypatch.setattr("carpool.cli.orders.time.sleep", interrupt)
     answering.append({"job": {**JOB, "is_shrinking": True}})
     done = CliRunner().invoke(carpool, words)
     assert done.exit_code != 0
@@ -130,22 +132,22 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_order_stands(
 def test_an_order_that_takes_long_says_once_for_what_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = [{"id": "a-1", "moving_to": "cpu1", "reason": "runs for 4 s"}] * 5 + [{"id": "a-1", "moving_to": None}]
+    answers = [Job(id="a-1", moving_to="cpu1", reason="runs for 4 s")] * 5 + [Job(id="a-1")]
     asked: list[str] = []
 
-    def call(_places: object, verb: str, **_arguments: object) -> dict[str, object]:
+    def ask(_client: Client, verb: str, _kind: type, **_arguments: object) -> JobAnswer:
         asked.append(verb)
-        return {"job": answers[len(asked) - 1]}
+        return JobAnswer(job=answers[len(asked) - 1])
 
-    monkeypatch.setattr(jobs, "call", call)
-    monkeypatch.setattr(jobs, "SAY_AFTER_SECONDS", 0.1)
-    found = jobs.give_order(
-        "migrate", "a", no_wait=False, is_done=lambda job: job["moving_to"] is None, device="cpu1"
+    monkeypatch.setattr(Client, "_ask", ask)
+    monkeypatch.setattr(orders, "SAY_AFTER_SECONDS", 0.1)
+    found = orders.give_order(
+        "migrate", lambda client: client.migrate("a", "cpu1"), no_wait=False, is_done=lambda job: not job.moving_to
     )
-    assert (found["moving_to"], asked) == (None, ["migrate", *["job"] * 5])
+    assert (found.moving_to, asked) == (None, ["migrate", *["job"] * 5])
     assert capsys.readouterr().err == "carpool: migrate waits for job a-1: runs for 4 s\n"
     asked.clear()
-    jobs.give_order("migrate", "a", no_wait=True, is_done=lambda _: False, device="cpu1")
+    orders.give_order("migrate", lambda client: client.migrate("a", "cpu1"), no_wait=True, is_done=lambda _: False)
     assert (asked, capsys.readouterr().err) == (["migrate"], "")
 
 
@@ -226,7 +228,7 @@ def test_following_waits_for_a_queued_job_and_shows_what_it_wrote(
     answering: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "la-9.log"
-    monkeypatch.setattr("carpool.cli.jobs.time.sleep", lambda _: log.write_text("hello\n"))
+    monkeypatch.setattr("carpool.cli.logs.time.sleep", lambda _: log.write_text("hello\n"))
     answering.append({"job": {**JOB, "state": "queued", "device": None}, "log": str(log)})
     answering += [{"job": {**JOB, "state": state}, "log": str(log)} for state in ("running", "finished")]
     done = CliRunner().invoke(carpool, ["logs", "-f", "la"])

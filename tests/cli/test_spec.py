@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from carpool.cli.job_options import make_spec
+from carpool.cli.launch import is_description
 from carpool.cli.main import carpool
-from carpool.cli.reach import is_description
-from carpool.cli.run import fingerprint, make_spec, script_of
 from carpool.cli.runner import merged_environment
+from carpool.client import fingerprint, script_of
 from carpool.errors import UsageError
 
 OPTIONS: dict[str, Any] = {
@@ -140,17 +141,17 @@ def test_a_value_that_cannot_be_read_is_said_with_its_option_or_variable(
 
 def test_the_fingerprint_is_the_words_the_place_and_the_text(script: str, tmp_path: Path) -> None:
     argv = ["python", script]
-    first = fingerprint(argv, Path(script))
-    assert fingerprint(argv, Path(script)) == first
-    assert fingerprint([*argv, "--lr", "2"], Path(script)) != first
+    first = fingerprint(argv, cwd=str(tmp_path))
+    assert fingerprint(argv, cwd=str(tmp_path)) == first
+    assert fingerprint([*argv, "--lr", "2"], cwd=str(tmp_path)) != first
     (tmp_path / script).write_text("print('changed')\n")
-    assert fingerprint(argv, Path(script)) != first
+    assert fingerprint(argv, cwd=str(tmp_path)) != first
 
 
 def test_a_script_that_cannot_be_read_is_a_misuse(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        fingerprint(["python"], tmp_path / "folder.py")
+        fingerprint(["python", "folder.py"], cwd=str(tmp_path))
 
 
 def test_the_users_environment_is_kept_and_carpools_words_are_added() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from rich.table import Table
 
-from carpool.cli.accounts import account_lines, sentence
+from carpool.calls import Device, Job, Node
+from carpool.cli import accounts, tables
 from carpool.cli.main import carpool
-from carpool.cli.tables import NO_JOBS, device_table, job_table, remark_on, show, state_of
+from carpool.cli.tables import NO_JOBS, show
 from carpool.units import SECOND
 
 JOB: dict[str, Any] = {
@@ -34,6 +37,26 @@ DEVICE: dict[str, Any] = {
     "live_bytes": 12345,
     "lanes": [{"id": "cpu/1", "holder": "a-1"}, {"id": "cpu/2", "holder": None}],
 }
+
+
+def job(facts: dict[str, Any]) -> Job:
+    return msgspec.convert({"id": "a-1", **facts}, Job)
+
+
+def job_table(facts: dict[str, Any], widest: dict[str, int] | None = None) -> Table:
+    return tables.job_table(msgspec.convert(facts, Node), widest)
+
+
+def device_table(facts: dict[str, Any]) -> Table:
+    return tables.device_table(msgspec.convert(facts["devices"], list[Device]))
+
+
+def account_lines(facts: dict[str, Any]) -> list[str]:
+    return accounts.account_lines(job(facts))
+
+
+def sentence(facts: dict[str, Any]) -> str:
+    return accounts.sentence(job(facts))
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -92,9 +115,9 @@ def test_a_suspended_job_that_could_not_leave_does_not_look_like_one_that_waits(
     ],
 )
 def test_a_job_that_does_not_get_on_is_named(changes: dict[str, Any], remark: str) -> None:
-    job = {**JOB, "is_hog": False, "is_suspended": False, "spent_ns": {}, "reason": "its reason", **changes}
-    assert remark_on(job) == remark
-    assert state_of(job).endswith(" (silent)") is remark.startswith("no boundary")
+    named = job({**JOB, "is_hog": False, "is_suspended": False, "spent_ns": {}, "reason": "its reason", **changes})
+    assert tables.remark_on(named) == remark
+    assert tables.state_of(named).endswith(" (silent)") is remark.startswith("no boundary")
 
 
 def test_the_device_is_shown_where_there_are_several(
@@ -168,14 +191,14 @@ def test_the_device_table_names_who_runs(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_account_of_an_ended_job_ends_with_one_sentence() -> None:
-    job = {
+    facts = {
         "state": "finished",
         "spent_ns": {"run": 600 * SECOND, "turn": 96 * SECOND, "move": 24 * SECOND},
         "waited_for_ns": {"bert": 96 * SECOND},
     }
-    lines = account_lines(job)
+    lines = account_lines(facts)
     assert [line.split()[0] for line in lines[:-1]] == ["running", "waiting", "for", "moving", "wall"]
-    parts = [line.split()[-2:] for line in account_lines({**job, "spent_ns": {"run": 1999, "turn": 1}})[:2]]
+    parts = [line.split()[-2:] for line in account_lines({**facts, "spent_ns": {"run": 1999, "turn": 1}})[:2]]
     assert parts == [["100", "%"], ["0", "%"]], "rounded, not cut"
     assert lines[-1] == "12 min 0 s instead of 10 min 0 s: 1 min 36 s waiting for job bert, 24.0 s moving"
     assert account_lines({"state": "failed", "spent_ns": {}, "waited_for_ns": {}}) == []
@@ -184,21 +207,21 @@ def test_the_account_of_an_ended_job_ends_with_one_sentence() -> None:
 def test_the_sentence_names_the_jobs_that_were_waited_for_longest_and_adds_up() -> None:
     waits = {"a-1": 10 * SECOND, "b-2": 40 * SECOND, "c-3": 30 * SECOND, "d-4": 20 * SECOND}
     spent = {"run": 100 * SECOND, "input": 5 * SECOND, "turn": 110 * SECOND, "memory": 25 * SECOND}
-    job = {"state": "finished", "spent_ns": spent, "waited_for_ns": waits}
-    assert sentence(job) == (
+    facts = {"state": "finished", "spent_ns": spent, "waited_for_ns": waits}
+    assert sentence(facts) == (
         "4 min 0 s instead of 1 min 45 s: 40.0 s waiting for job b-2, 30.0 s waiting for job c-3,"
         " 25.0 s waiting for memory, 20.0 s waiting for job d-4, 20.0 s waiting for other turns"
     )
-    rows = account_lines(job)
+    rows = account_lines(facts)
     assert [line.split()[:2] for line in rows if "hand-overs" in line] == [["for", "hand-overs"]], "10 s had nobody"
-    assert sentence({**job, "state": "running"}) == ""
-    assert sentence({**job, "spent_ns": {"run": SECOND}}) == "", "alone it lost nothing"
+    assert sentence({**facts, "state": "running"}) == ""
+    assert sentence({**facts, "spent_ns": {"run": SECOND}}) == "", "alone it lost nothing"
 
 
 def test_what_its_own_limit_took_is_a_row_and_a_part_of_the_sentence() -> None:
     spent = {"run": 40 * SECOND, "turn": 10 * SECOND, "limit": 50 * SECOND}
-    job = {"state": "finished", "spent_ns": spent, "waited_for_ns": {"a-1": 10 * SECOND}}
-    rows = account_lines(job)
+    facts = {"state": "finished", "spent_ns": spent, "waited_for_ns": {"a-1": 10 * SECOND}}
+    rows = account_lines(facts)
     assert [row.split() for row in rows if "limit" in row][0] == [
         "at",
         "its",
@@ -209,35 +232,35 @@ def test_what_its_own_limit_took_is_a_row_and_a_part_of_the_sentence() -> None:
         "50",
         "%",
     ]
-    assert sentence(job) == "1 min 40 s instead of 40.0 s: 50.0 s at its compute limit, 10.0 s waiting for job a-1"
+    assert sentence(facts) == "1 min 40 s instead of 40.0 s: 50.0 s at its compute limit, 10.0 s waiting for job a-1"
 
 
 def test_a_job_that_never_asked_for_a_turn_was_not_starting_up() -> None:
     spent = {"memory": 4 * SECOND, "start": 20 * SECOND}
-    job = {"state": "finished", "steps": 0, "spent_ns": spent, "waited_for_ns": {}}
+    facts = {"state": "finished", "steps": 0, "spent_ns": spent, "waited_for_ns": {}}
     said = (
         "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it (see carpool doctor"
     )
-    assert account_lines(job)[0].split() == ["without", "turns", "20.0", "s", "83", "%"]
-    assert sentence(job).startswith(f"24.0 s instead of 20.0 s: 4.0 s waiting for memory; {said}")
-    assert sentence({**job, "spent_ns": {"start": SECOND}}).startswith(said)
-    assert sentence({**job, "state": "failed", "spent_ns": {"start": SECOND}}) == "", "its own error says more"
+    assert account_lines(facts)[0].split() == ["without", "turns", "20.0", "s", "83", "%"]
+    assert sentence(facts).startswith(f"24.0 s instead of 20.0 s: 4.0 s waiting for memory; {said}")
+    assert sentence({**facts, "spent_ns": {"start": SECOND}}).startswith(said)
+    assert sentence({**facts, "state": "failed", "spent_ns": {"start": SECOND}}) == "", "its own error says more"
     for other in ({"state": "starting"}, {"spent_ns": {**spent, "run": 1}}, {"steps": 1}):
-        assert account_lines({**job, **other})[0].startswith("start-up ")
-        assert "no turns" not in sentence({**job, **other})
+        assert account_lines({**facts, **other})[0].startswith("start-up ")
+        assert "no turns" not in sentence({**facts, **other})
 
 
 def test_a_loss_that_is_too_small_to_be_seen_in_the_figures_is_not_compared() -> None:
-    job = {"state": "finished", "spent_ns": {"run": 24 * SECOND, "turn": SECOND // 100}, "waited_for_ns": {}}
-    assert sentence(job) == "24.0 s, of that 10 ms waiting for a turn"
-    assert sentence({**job, "spent_ns": {"run": 24 * SECOND, "turn": SECOND}}).startswith(
+    facts = {"state": "finished", "spent_ns": {"run": 24 * SECOND, "turn": SECOND // 100}, "waited_for_ns": {}}
+    assert sentence(facts) == "24.0 s, of that 10 ms waiting for a turn"
+    assert sentence({**facts, "spent_ns": {"run": 24 * SECOND, "turn": SECOND}}).startswith(
         "25.0 s instead of 24.0 s: "
     )
 
 
 def test_refused_allocations_are_part_of_the_summary_and_not_said_twice_by_explain() -> None:
     spent = {"run": 9 * SECOND, "turn": SECOND}
-    job = {"state": "failed", "spent_ns": spent, "waited_for_ns": {}, "refusals": "2 allocations were refused"}
-    assert sentence(job) == "10.0 s instead of 9.0 s: 1.0 s waiting for a turn; 2 allocations were refused"
-    assert sentence({**job, "spent_ns": {"run": SECOND}}) == "2 allocations were refused"
-    assert "refused" not in "".join(account_lines(job)), "the reason above it has it"
+    facts = {"state": "failed", "spent_ns": spent, "waited_for_ns": {}, "refusals": "2 allocations were refused"}
+    assert sentence(facts) == "10.0 s instead of 9.0 s: 1.0 s waiting for a turn; 2 allocations were refused"
+    assert sentence({**facts, "spent_ns": {"run": SECOND}}) == "2 allocations were refused"
+    assert "refused" not in "".join(account_lines(facts)), "the reason above it has it"

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carpool.cli.reach import call
+from carpool.calls import as_dict
+from carpool.client import Client
 from carpool.errors import CarpoolError
 from carpool.wire import page as pages
 from carpool.wire.places import Places
@@ -149,6 +150,7 @@ class Node:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cp-", dir="/tmp"))  # short: socket paths are limited
         self.places = Places(run=self.directory / "run", state=self.directory / "state")
+        self.client = Client(places=self.places)
         self.files = self.directory / "files"
         self.files.mkdir()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
@@ -223,10 +225,10 @@ class Node:
     # --- looks --------------------------------------------------------------------------------------------
 
     def ps(self, *, ended: bool = True) -> dict[str, Any]:
-        return call(self.places, "ps", all=ended)
+        return as_dict(self.client.ps(ended=ended))
 
     def status(self) -> dict[str, Any]:
-        return call(self.places, "status")
+        return as_dict(self.client.status())
 
     def find(self, name: str) -> dict[str, Any] | None:
         """The newest job of this name, live or ended, or None."""
@@ -275,7 +277,7 @@ class Node:
 
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """Every event or effect of this kind, in order; each body has its time under `at_ns`."""
-        call(self.places, "flush")
+        self.client.flush()
         with contextlib.closing(sqlite3.connect(self.places.journal)) as db:
             rows = db.execute("select run, at_ns, body from log where name = ? order by rowid", (kind,)).fetchall()
         return [{**json.loads(body), "run": run, "at_ns": at} for run, at, body in rows]

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from carpool.cli.reach import call
 from carpool.errors import CarpoolError
 from tests.chaos.plan import FAULTS, Fault, plan
 from tests.e2e.alone import Alone
@@ -70,7 +69,7 @@ class World:
     def order(self, verb: str, job: str, **arguments: object) -> None:
         """What the command line would ask; a refusal is an answer too."""
         with contextlib.suppress(CarpoolError):
-            call(self.node.places, verb, job=job, **arguments)
+            self.node.client.call(verb, job=job, **arguments)
 
     def harm(self, fault: Fault) -> None:
         name = list(self.jobs)[fault.target % len(self.jobs)]

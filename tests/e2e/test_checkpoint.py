@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from carpool.cli.reach import call
 from tests.e2e.alone import Alone
 from tests.e2e.node import PROGRAMS, Ended, Node, Started, wait_until, with_environment
 from tests.e2e.scripts import write
@@ -47,7 +46,7 @@ def torch_of(node: Node, program: list[str]) -> AbstractContextManager[None]:
 
 def order(node: Node, name: str, file: Path, *, stop: bool = False) -> dict[str, Any]:
     """As the command does it, but without the start of a Python, in which a short job would end."""
-    told = call(node.places, "checkpoint", job=name, file=str(file), stop=stop)
+    told = node.client.call("checkpoint", job=name, file=str(file), stop=stop)
     path = Path(str(told["directory"])) / "checkpoint.answer"
 
     def look() -> dict[str, Any] | None:
@@ -94,7 +93,7 @@ def test_both_halves_are_the_undisturbed_run(
         lines = len(job.lines)
         time.sleep(0.1)
         assert len(job.lines) == lines, "it makes no further step"
-        call(node.places, "cancel", job=name)
+        node.client.call("cancel", job=name)
         halves[name] = job.wait().out
     for name, program in programs.items():
         with torch_of(elsewhere, program):
@@ -152,10 +151,10 @@ def test_a_job_is_written_after_it_was_parked_and_parked_as_well_after_it_was_wr
 
 def park_and_bring_back(node: Node, name: str) -> int:
     """How many bytes left the device."""
-    call(node.places, "suspend", job=name)
+    node.client.call("suspend", job=name)
     node.wait_state(name, "parked")
     moved = int(node.job(name)["parked_bytes"])
-    call(node.places, "resume", job=name)
+    node.client.call("resume", job=name)
     node.wait_state(name, "running")
     return moved
 

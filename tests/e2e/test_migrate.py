@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from carpool.cli.reach import call
 from carpool.errors import CarpoolError
 from tests.e2e.alone import Alone
 from tests.e2e.node import PYTHON, Node, Started, kill, wait_until
@@ -34,10 +33,10 @@ def start(node: Node, name: str, shape: str, steps: str = STEPS, *more: str) -> 
 
 def migrate(node: Node, name: str, to: str) -> dict[str, Any]:
     """As the command does it, but without the start of a Python, in which a short job would end."""
-    found: dict[str, Any] = call(node.places, "migrate", job=name, device=to)["job"]  # type: ignore[assignment]  # JSON
+    found: dict[str, Any] = node.client.call("migrate", job=name, device=to)["job"]  # type: ignore[assignment]  # JSON
     while found["moving_to"] is not None:
         time.sleep(0.01)
-        found = call(node.places, "job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
+        found = node.client.call("job", job=found["id"])["job"]  # type: ignore[assignment]  # JSON
     return found
 
 
@@ -78,7 +77,7 @@ def test_what_cannot_be_moved_is_refused_with_the_numbers_and_runs_on(node: Node
     with pytest.raises(
         CarpoolError, match=r"does not fit on cpu1: it needs .* and 24\.0 MiB of 1\.00 GiB is unpromised"
     ):
-        call(node.places, "migrate", job="a", device="cpu1")
+        node.client.call("migrate", job="a", device="cpu1")
     node.wait_steps("a", node.job("a")["steps"] + 5)
     assert node.job("a")["device"] == "cpu0"
 
@@ -100,7 +99,7 @@ def test_a_copy_that_fails_leaves_it_running_where_it_was(node: Node, alone: Alo
 def test_a_suspended_job_moves_and_survives_a_daemon_that_dies(node: Node, alone: Alone) -> None:
     node.start(device="cpu:2x1GiB")
     job = start(node, "kept", "groups")
-    call(node.places, "suspend", job="kept")
+    node.client.call("suspend", job="kept")
     node.wait_state("kept", "parked")
     done = node.carpool("migrate", "--json", "kept", "--to", "cpu1")
     assert (done.code, json.loads(done.out)["device"]) == (0, "cpu1")
@@ -116,7 +115,7 @@ def test_a_suspended_job_moves_and_survives_a_daemon_that_dies(node: Node, alone
 def test_a_daemon_or_a_job_killed_half_way_harms_nobody(node: Node, alone: Alone) -> None:
     node.start(device="cpu:2x1GiB")
     job = start(node, "moved", "groups")
-    call(node.places, "migrate", job="moved", device="cpu1")
+    node.client.call("migrate", job="moved", device="cpu1")
     node.kill_daemon()
     time.sleep(0.2)
     node.start(device="cpu:2x1GiB")

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from carpool import __version__
-from carpool.cli.reach import Wire
+from carpool.client import DaemonSocket
 from carpool.wire import messages as m
 from tests.e2e.node import Node, kill, with_environment
 
@@ -37,7 +37,7 @@ def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
 @pytest.mark.parametrize("name", ["/tmp/elsewhere", "..", "a/b", "", "x" * 65])
 def test_an_id_that_is_a_path_is_refused(node: Node, name: str) -> None:
     node.start()
-    wire = Wire(node.places)
+    wire = DaemonSocket(node.places)
     wire.send(
         m.Enter(
             job=name,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.reach import call
 from tests.e2e.alone import Alone
 from tests.e2e.node import PYTHON, Node, Started, is_alive, kill, wait_until
 
@@ -84,12 +83,12 @@ def test_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node: N
             resume(node, shape)
         for shape, job in [*jobs.items()] * ROUNDS:  # one among others that go on
             node.wait_steps(shape, node.job(shape)["steps"] + 5)
-            call(node.places, "suspend", job=shape)  # as the command does it, without the start of a Python
+            node.client.call("suspend", job=shape)  # as the command does it, without the start of a Python
             node.wait_state(shape, "parked")
             before = len(job.lines)
             time.sleep(0.05)
             assert len(job.lines) == before
-            call(node.places, "resume", job=shape)
+            node.client.call("resume", job=shape)
         enough.touch()
         for shape, job in jobs.items():
             ended = job.wait()

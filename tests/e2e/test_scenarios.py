@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.reach import call
 from carpool.errors import AnsweredError
 from carpool.sim import journal
 from carpool.testing.scenario import Scenario, decisions, load_scenario, run_scenario
@@ -72,7 +71,7 @@ def play(scenario: Scenario, node: Node) -> None:
         }
         argv = [PYTHON, "scripted.py", *steps]
         with contextlib.suppress(AnsweredError):  # a refusal is a decision like any other
-            call(node.places, "submit", spec=spec, argv=argv, cwd=str(PROGRAMS), environment=node.environment)
+            node.client.call("submit", spec=spec, argv=argv, cwd=str(PROGRAMS), environment=node.environment)
     for job in scenario.jobs:
         node.wait_state(job.name, "finished", "failed")
     node.ps()

@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carpool.calls import as_dict
+from carpool.client import Client
 from carpool.daemon.processes import TICK_NS, birth_of
 from carpool.errors import PeerError
 
@@ -55,6 +57,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.environment = {**plain_environment(), "CARPOOL_DIR": str(directory)}
+        self.client = Client(directory)
         self.started: list[subprocess.Popen[bytes]] = []
         self.pid = 0
 
@@ -81,12 +84,10 @@ class Node:
         return job
 
     def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.call("daemon", "status", "--json"))
-        return answer
+        return as_dict(self.client.status())
 
     def jobs(self) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = json.loads(self.call("ps", "--all", "--json"))["jobs"]
-        return answer
+        return [as_dict(job) for job in self.client.jobs(ended=True)]
 
     def check_jobs(self) -> None:
         """Raise if a job failed; asks the daemon, so not for while something is measured."""

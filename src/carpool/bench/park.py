@@ -38,17 +38,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from carpool.bench.node import Node, Side, open_node, python, run_at_once, run_plain, wait_all
 from carpool.bench.report import Report, Say, Target
-from carpool.cli.reach import call
+from carpool.calls import Job
 from carpool.core.node.effects import Effect, ParkJob
 from carpool.core.node.events import Event
 from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import AnsweredError, PeerError, RefusedError
 from carpool.sim.node_engine import Machine, NodeEngine, Script
-from carpool.wire.places import Places
 
 MIB, GIB = 1 << 20, 1 << 30
 MEMORY_DISK = Path("/dev/shm")
@@ -140,7 +138,7 @@ def _bench_moves(say: Say, report: Report, *, moved_mib: int, rounds: int) -> No
         }
         for node in nodes.values():
             node.run(python("hold.py", {"mib": moved_mib, "steps": FOREVER}), "--name", "held")
-            _wait(node, lambda job: job["needs"] is not None and job["step_ns"] is not None)
+            _wait(node, lambda job: job.needs is not None and job.step_ns is not None)
         first = {arm: _rate_of(_suspend(node)[0]) for arm, node in nodes.items()}
         for number in range(rounds):
             for arm, node in nodes.items():
@@ -182,46 +180,41 @@ def _move(node: Node, moves: Moves) -> None:
     """Bring the job back, park it, bring it back at once and park it again."""
     for rates in (moves.unpark_late, moves.unpark):
         rates.append(_resume(node))
-        _wait_steps(node, _job(node)["steps"] + STEPS_BETWEEN)
+        _wait_steps(node, _job(node).steps + STEPS_BETWEEN)
         job, asked_s = _suspend(node)
         moves.park.append(_rate_of(job))
-        moves.wait.append((asked_s * 1e9 - job["move_ns"]) / job["step_ns"])
+        assert job.step_ns is not None  # it was waited for at the start
+        moves.wait.append((asked_s * 1e9 - job.move_ns) / job.step_ns)
 
 
 def _wait_steps(node: Node, count: int) -> None:
-    _wait(node, lambda job: job["steps"] >= count)
+    _wait(node, lambda job: job.steps >= count)
 
 
 def _resume(node: Node) -> float:
-    bytes_away = _job(node)["parked_bytes"]
-    call(_places(node), "resume", job="held")
-    job = _wait(node, lambda job: job["state"] == "running")
-    return float(bytes_away / GIB / (job["move_ns"] / 1e9))
+    bytes_away = _job(node).parked_bytes
+    node.client.resume("held")
+    job = _wait(node, lambda job: job.state == "running")
+    return float(bytes_away / GIB / (job.move_ns / 1e9))
 
 
-def _rate_of(job: dict[str, Any]) -> float:
+def _rate_of(job: Job) -> float:
     """GiB a second of a job that was parked just now."""
-    return float(job["parked_bytes"] / GIB / (job["move_ns"] / 1e9))
+    return float(job.parked_bytes / GIB / (job.move_ns / 1e9))
 
 
-def _suspend(node: Node) -> tuple[dict[str, Any], float]:
+def _suspend(node: Node) -> tuple[Job, float]:
     began = time.monotonic()
-    call(_places(node), "suspend", job="held")
-    job = _wait(node, lambda job: job["state"] == "parked")
+    node.client.suspend("held")
+    job = _wait(node, lambda job: job.state == "parked")
     return job, time.monotonic() - began
 
 
-def _places(node: Node) -> Places:
-    return Places(run=node.directory / "run", state=node.directory / "state")
+def _job(node: Node) -> Job:
+    return node.client.job("held")
 
 
-def _job(node: Node) -> dict[str, Any]:
-    found = call(_places(node), "job", job="held")["job"]
-    assert isinstance(found, dict)
-    return found
-
-
-def _wait(node: Node, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def _wait(node: Node, is_so: Callable[[Job], bool]) -> Job:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         with suppress(AnsweredError):  # the job is not there yet
@@ -229,7 +222,7 @@ def _wait(node: Node, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]
             if is_so(job):
                 return job
         time.sleep(LOOK_SECONDS)
-    raise PeerError(f"the job to be moved did not get there within {WAIT_SECONDS:.0f} s: {_job(node)['reason']}")
+    raise PeerError(f"the job to be moved did not get there within {WAIT_SECONDS:.0f} s: {_job(node).reason}")
 
 
 def _copy_rates(count: int) -> tuple[float, float]:

@@ -1,11 +1,13 @@
-"""Where a job's wall time went, in rows and in one sentence; `carpool explain`, and the end of `carpool run`."""
+"""What a job may have, and where its wall time went, in rows and in one sentence.
+
+For `carpool explain`, `carpool resize` and the end of `carpool run`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from carpool.core.node.model import ENDED, took_no_turns
-from carpool.units import format_ns
+from carpool.calls import Job
+from carpool.core.node.model import took_no_turns
+from carpool.units import format_bytes, format_ns, format_share
 
 ROWS = {
     "start": "start-up",
@@ -30,9 +32,22 @@ NAMED_MAX = 3  # jobs it waited for that the sentence names
 NOBODY_PERCENT = 1  # of the waiting for a turn: less than this without a holder is not worth a row
 
 
-def account_lines(job: dict[str, Any]) -> list[str]:
+def allowance(job: Job) -> str:
+    """What a job may have, as it was told or resized."""
+    least, most = job.guaranteed_milli, job.limit_milli
+    is_to_come = job.is_shrinking and not job.is_over and job.state != "parked"
+    cap = "no cap" if job.cap_bytes is None else f"cap {format_bytes(job.cap_bytes)}"
+    cap += " (from its next boundary on)" if is_to_come else ""
+    weight = f"weight {job.weight_milli / 1000:g}"
+    if (least, most) == (0, 1000):
+        return f"{cap}, {weight}, any share"
+    device = job.device or "its device"
+    return f"{cap}, {weight}, share: {format_share(least)} of {device} at least, {format_share(most)} at most"
+
+
+def account_lines(job: Job) -> list[str]:
     """One line a row, and for a job that is over the sentence."""
-    spent: dict[str, int] = job.get("spent_ns") or {}
+    spent = job.spent_ns
     wall = sum(spent.values())
     if not wall:
         return []
@@ -47,30 +62,30 @@ def account_lines(job: dict[str, Any]) -> list[str]:
     return [*lines, said] if said else lines
 
 
-def sentence(job: dict[str, Any]) -> str:
+def sentence(job: Job) -> str:
     """What the user of a job that is over should know, for those who are not told its reason."""
-    return "; ".join(said for said in (_course(job), job.get("refusals", "")) if said)
+    return "; ".join(said for said in (_course(job), job.refusals) if said)
 
 
-def _course(job: dict[str, Any]) -> str:
+def _course(job: Job) -> str:
     """What sharing cost a job that is over, and whether it took turns at all."""
     # The error of a program that failed on its way says more than that it did not get to its loop.
-    no_turns = NO_TURNS if job["state"] == "finished" and _is_unturned(job) else ""
+    no_turns = NO_TURNS if job.state == "finished" and _is_unturned(job) else ""
     return "; ".join(said for said in (_cost(job), no_turns) if said)
 
 
-def _is_unturned(job: dict[str, Any]) -> bool:
-    return job["state"] in ENDED and took_no_turns(job.get("steps", 0), job.get("spent_ns") or {})
+def _is_unturned(job: Job) -> bool:
+    return job.is_over and took_no_turns(job.steps, job.spent_ns)
 
 
-def _cost(job: dict[str, Any]) -> str:
+def _cost(job: Job) -> str:
     """What sharing cost a job that is over: how long it took, how long it would have taken, and what lies between."""
-    spent: dict[str, int] = job.get("spent_ns") or {}
+    spent = job.spent_ns
     lost = {row: spent[row] for row in LOST if spent.get(row)}
-    if job["state"] not in ENDED or not lost:
+    if not job.is_over or not lost:
         return ""
     parts = [(ROWS[row], span) for row, span in lost.items() if row != "turn"]
-    named = [(f"waiting for job {name}", span) for name, span in job["waited_for_ns"].items()]
+    named = [(f"waiting for job {name}", span) for name, span in job.waited_for_ns.items()]
     named = sorted(named, key=_longest)[:NAMED_MAX]
     rest = lost.get("turn", 0) - sum(span for _, span in named)
     parts += named
@@ -82,10 +97,10 @@ def _cost(job: dict[str, Any]) -> str:
     return f"{whole} instead of {alone}: {said}" if whole != alone else f"{whole}, of that {said}"
 
 
-def _waits(job: dict[str, Any]) -> list[tuple[str, int]]:
+def _waits(job: Job) -> list[tuple[str, int]]:
     """For whom it waited, and the rest: a hand-over, or a device that was being cleared to measure somebody."""
-    whom = sorted(job["waited_for_ns"].items(), key=_longest)
-    turn = job["spent_ns"].get("turn", 0)
+    whom = sorted(job.waited_for_ns.items(), key=_longest)
+    turn = job.spent_ns.get("turn", 0)
     rest = turn - sum(span for _, span in whom)
     return [*whom, ("hand-overs", rest)] if rest * 100 > turn * NOBODY_PERCENT else whom
 

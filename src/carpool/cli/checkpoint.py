@@ -16,12 +16,11 @@ from typing import Any
 
 import click
 
-from carpool.cli.reach import call
-from carpool.core.node.model import ENDED
+from carpool.calls import CheckpointOrder
+from carpool.client import Client
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
 from carpool.wire.checkpoint import CheckpointFile, digest_of
-from carpool.wire.places import find_places
 
 LOOK_SECONDS = 0.05
 SAY_AFTER_SECONDS = 3.0
@@ -46,24 +45,24 @@ def checkpoint(job: str, file: Path, stop: bool, force: bool, as_json: bool) -> 
     carpool checkpoint bert bert.ckpt --stop
     carpool run --from bert.ckpt -- python train.py --epochs 3
     """
-    places = find_places()
+    client = Client()
     path = file.absolute()
     _check_target(job, file, may_replace=force)
     began = time.monotonic()
-    order: dict[str, Any] = call(places, "checkpoint", job=job, file=str(path), stop=stop)
-    answer = _wait(order)
+    order = client.checkpoint(job, path, stop=stop)
+    answer = _wait(client, order)
     if answer["reason"]:
-        raise RefusedError(f"job {order['job']} cannot be written to a file: {answer['reason']}")
+        raise RefusedError(f"job {order.job} cannot be written to a file: {answer['reason']}")
     if stop:
         with contextlib.suppress(AnsweredError):  # it is over already
-            call(places, "cancel", job=order["job"], reason=f"it was written to {path}: carpool checkpoint --stop")
-    facts = {"job": order["job"], "file": str(path), "route": "replay", "seconds": time.monotonic() - began, **answer}
+            client.cancel(order.job, reason=f"it was written to {path}: carpool checkpoint --stop")
+    facts = {"job": order.job, "file": str(path), "route": "replay", "seconds": time.monotonic() - began, **answer}
     if as_json:
         print(json.dumps(facts))
         return
-    print(f"{order['job']}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
+    print(f"{order.job}: step {answer['steps']} is in {file} ({format_bytes(answer['bytes'])})")
     print(f"  route: replay ({process_route()})")
-    print(f"  go on: carpool run --from {shlex.quote(str(file))} -- {shlex.join(order['argv'])}")
+    print(f"  go on: carpool run --from {shlex.quote(str(file))} -- {shlex.join(order.argv)}")
 
 
 def _check_target(job: str, file: Path, *, may_replace: bool) -> None:
@@ -75,34 +74,34 @@ def _check_target(job: str, file: Path, *, may_replace: bool) -> None:
         raise UsageError(f"{file} is there already; choose another name, or replace it with --force")
 
 
-def _wait(order: dict[str, Any]) -> dict[str, Any]:
+def _wait(client: Client, order: CheckpointOrder) -> dict[str, Any]:
     """Until the job has written the file or said why not."""
-    places, path = find_places(), Path(str(order["directory"])) / "checkpoint.answer"
+    path = Path(order.directory) / "checkpoint.answer"
     began, is_said, first = time.monotonic(), False, None
     while True:
         try:
             answer: dict[str, Any] = json.loads(path.read_bytes())
-            if answer["number"] == order["number"]:
+            if answer["number"] == order.number:
                 return answer
-            if answer["number"] > order["number"]:
+            if answer["number"] > order.number:
                 raise RefusedError(
-                    f"another checkpoint of job {order['job']} was ordered after this one and took its place; this"
+                    f"another checkpoint of job {order.job} was ordered after this one and took its place; this"
                     " file may not be written: run the command again"
                 )
         except OSError:
             pass
-        found: dict[str, Any] = call(places, "job", job=order["job"])["job"]  # type: ignore[assignment]  # JSON
-        if found["state"] in ENDED:
-            raise RefusedError(f"job {order['job']} ended before it was written: {found['reason']}")
-        first = found["steps"] if first is None else first
-        if found["steps"] - first > STEPS_MAX:
+        found = client.job(order.job)
+        if found.is_over:
+            raise RefusedError(f"job {order.job} ended before it was written: {found.reason}")
+        first = found.steps if first is None else first
+        if found.steps - first > STEPS_MAX:
             raise RefusedError(
-                f"job {order['job']} made {found['steps'] - first} iterations without the step of an optimizer; only"
+                f"job {order.job} made {found.steps - first} iterations without the step of an optimizer; only"
                 " programs that train with one can be written to a file"
             )
         if not is_said and time.monotonic() - began > SAY_AFTER_SECONDS:
             is_said = True
-            print(f"carpool: waits for its next two steps; {found['reason']}", file=sys.stderr)
+            print(f"carpool: waits for its next two steps; {found.reason}", file=sys.stderr)
         time.sleep(LOOK_SECONDS)
 
 

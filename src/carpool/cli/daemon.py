@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from carpool.calls import as_dict
 from carpool.cli.groups import HelpfulGroup
-from carpool.cli.reach import call, is_running, start_daemon
+from carpool.cli.launch import start_daemon
 from carpool.cli.tables import device_table, show
 from carpool.cli.values import origin, parsed
+from carpool.client import Client
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.devices.base import find_devices
@@ -29,7 +31,6 @@ from carpool.units import (
     parse_duration_ns,
     parse_tenants,
 )
-from carpool.wire.places import find_places
 
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 0.01
@@ -107,7 +108,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
     carpool daemon start --device cpu:4GiB --park-to /dev/shm
     carpool daemon start --tenant-weights ana=2,ben=1
     """
-    places = find_places()
+    client = Client()
     for option, parse, text in (
         ("--device", find_devices, device),
         ("--quantum", parse_duration_ns, options["quantum"]),
@@ -126,23 +127,23 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         park_to=str(Path(park_to).absolute()) if park_to else "",
         **options,
     )
-    if start_daemon(places, config):
-        status = call(places, "status")
-        print(f"carpool: daemon {status['pid']} runs (policy {policy}, device {device})", file=sys.stderr)
+    if start_daemon(client.places, config):
+        status = client.status()
+        print(f"carpool: daemon {status.pid} runs (policy {policy}, device {device})", file=sys.stderr)
         return
-    status = call(places, "status")
+    status = client.status()
     asked = config.with_host_memory().facts()
     others = [
-        f"{name} {show_setting(status[key])} (not {show_setting(asked[key])})"
+        f"{name} {show_setting(getattr(status, key))} (not {show_setting(asked[key])})"
         for key, (name, show_setting) in SETTINGS.items()
-        if status[key] != asked[key]
+        if getattr(status, key) != asked[key]
     ]
     if others:
         raise UsageError(
             f"a daemon runs already, with {', '.join(others)}; to change that, stop it and start it again with all"
             " its options: carpool daemon stop, then carpool daemon start"
         )
-    print(f"carpool: daemon {status['pid']} runs already", file=sys.stderr)
+    print(f"carpool: daemon {status.pid} runs already", file=sys.stderr)
 
 
 @daemon.command()
@@ -154,47 +155,46 @@ def stop(force: bool) -> None:
     carpool daemon stop
     carpool daemon stop --force     although jobs run
     """
-    places = find_places()
-    if not is_running(places):
-        raise UnreachableError(f"no daemon answers at {places.socket}: there is none to stop")
-    pid = int(str(call(places, "stop", force=force)["pid"]))
+    client = Client()
+    if not client.is_running():
+        raise UnreachableError(f"no daemon answers at {client.places.socket}: there is none to stop")
+    pid = client.stop(force=force)
     birth = birth_of(pid)
     deadline = time.monotonic() + STOP_SECONDS
     while is_alive(pid, birth):
         if time.monotonic() > deadline:
             raise PeerError(
-                f"daemon {pid} was told to stop {STOP_SECONDS:.0f} s ago and has not ended; see {places.daemon_log},"
-                f" or end it: kill {pid}"
+                f"daemon {pid} was told to stop {STOP_SECONDS:.0f} s ago and has not ended; see"
+                f" {client.places.daemon_log}, or end it: kill {pid}"
             )
         time.sleep(LOOK_SECONDS)
     print(f"carpool: daemon {pid} stopped", file=sys.stderr)
 
 
-@daemon.command()
+@daemon.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def status(as_json: bool) -> None:
+def show_status(as_json: bool) -> None:
     """Show the daemon, its policy and its devices.
 
     \b
     carpool daemon status --json
     """
-    answer = call(find_places(), "status")
+    status = Client().status()
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(as_dict(status)))
         return
-    uptime, cpu_s = int(str(answer["uptime_ns"])), float(str(answer["cpu_s"]))
-    jobs, cpu_ns = format_count(int(str(answer["jobs"])), "job"), round(cpu_s * SECOND)
+    uptime, jobs, cpu_ns = status.uptime_ns, format_count(status.jobs, "job"), round(status.cpu_s * SECOND)
     used = (
         f"{100 * cpu_ns / uptime:.2f} % of a core" if uptime >= SHARE_AFTER_NS else f"{format_ns(cpu_ns)} of a core"
     )
-    print(f"daemon {answer['pid']}, carpool {answer['version']}, {jobs}, up {format_ns(uptime)}, used {used}")
-    told = [f"{name} {show_setting(answer[key])}" for key, (name, show_setting) in SETTINGS.items()]
-    print(f"{', '.join(told[:4])}\n{', '.join(told[4:6])} ({format_bytes(int(str(answer['host_bytes'])))} used)")
-    if answer["tenant_weights_milli"]:
+    print(f"daemon {status.pid}, carpool {status.version}, {jobs}, up {format_ns(uptime)}, used {used}")
+    told = [f"{name} {show_setting(getattr(status, key))}" for key, (name, show_setting) in SETTINGS.items()]
+    print(f"{', '.join(told[:4])}\n{', '.join(told[4:6])} ({format_bytes(status.host_bytes)} used)")
+    if status.tenant_weights_milli:
         print(f"{told[6]} (1 for all others)")
-    if answer["kept_bytes"]:
-        kept = format_bytes(int(str(answer["kept_bytes"])))
+    if status.kept_bytes:
+        kept = format_bytes(status.kept_bytes)
         print(f"beside that, jobs that are back keep {kept} for their next move")
-    if answer["journal_trouble"]:
-        print(f"warning: {answer['journal_trouble']}")
-    show(device_table(answer))
+    if status.journal_trouble:
+        print(f"warning: {status.journal_trouble}")
+    show(device_table(status.devices))

@@ -9,20 +9,18 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from carpool import __version__
-from carpool.cli.reach import call, is_running
 from carpool.cli.runner import merged_environment
+from carpool.client import Client
 from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
 from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError
 from carpool.units import format_bytes, format_count
 from carpool.wire import page
-from carpool.wire.places import find_places
 
 AddFinding = Callable[[str, str, str], None]  # mark (ok, note or missing), what, text
 PROBE_SECONDS = 60
@@ -86,14 +84,13 @@ def examine(python: str) -> list[dict[str, str]]:
         _examine_meter(meter, add)
     _examine_torch(python, add)
     try:
-        places = find_places()
-        if is_running(places):
-            status = call(places, "status")
-            jobs = format_count(int(str(status["jobs"])), "job")
-            add("ok", "daemon", f"pid {status['pid']}, policy {status['policy']}, {jobs}")
-            devices: list[dict[str, Any]] = status["devices"]  # type: ignore[assignment]  # JSON
-            for each in devices:
-                add("ok", "daemon", f"has {each['id']}: {format_bytes(each['capacity_bytes'])}, {each['title']}")
+        client = Client()
+        if client.is_running():
+            status = client.status()
+            jobs = format_count(status.jobs, "job")
+            add("ok", "daemon", f"pid {status.pid}, policy {status.policy}, {jobs}")
+            for each in status.devices:
+                add("ok", "daemon", f"has {each.id}: {format_bytes(each.capacity_bytes)}, {each.title}")
         else:
             add("note", "daemon", "not running; carpool run starts one")
     except CarpoolError as error:

@@ -16,27 +16,27 @@ from carpool import __version__
 from carpool.cli.groups import HelpfulGroup
 from carpool.errors import CarpoolError
 
-# Which file has each command. It is imported when the command is called: `carpool run` must not wait for what only
-# tables, benches and the simulator need.
-FILES = {
-    "run": "run",
-    "submit": "run",
-    "ps": "jobs",
-    "top": "top",
-    "explain": "jobs",
-    "logs": "jobs",
-    "suspend": "jobs",
-    "resume": "jobs",
-    "resize": "jobs",
-    "migrate": "move",
-    "checkpoint": "checkpoint",
-    "cancel": "jobs",
-    "daemon": "daemon",
-    "doctor": "doctor",
-    "verify": "verify",
-    "sim": "sim",
-    "bench": "bench",
-}
+# Each is imported when it is called: `carpool run` must not wait for what only tables, benches or the simulator
+# need.
+COMMANDS = (
+    "run",
+    "submit",
+    "ps",
+    "top",
+    "explain",
+    "logs",
+    "suspend",
+    "resume",
+    "resize",
+    "migrate",
+    "checkpoint",
+    "cancel",
+    "daemon",
+    "doctor",
+    "verify",
+    "sim",
+    "bench",
+)
 
 
 YES = {"1", "true", "t", "yes", "y", "on"}  # as click reads the variable of an option without a value
@@ -53,12 +53,12 @@ class Commands(HelpfulGroup):
     """The commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(FILES)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in FILES:
+        if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{FILES[cmd_name]}"), cmd_name)
+        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{cmd_name}"), cmd_name)
         read_environment(found)
         return found
 

@@ -51,12 +51,13 @@ def replay(options: dict[str, object], as_json: bool) -> int:
 
 def _flush(places: Places) -> None:
     """Have a running daemon write out what it has recorded up to now."""
-    from carpool.cli.reach import call, is_running
+    from carpool.client import Client
 
-    if not is_running(places):
+    client = Client(places=places)
+    if not client.is_running():
         return
     try:
-        call(places, "flush")
+        client.flush()
     except CarpoolError as error:
         _say(f"note: the newest events may be missing, the daemon did not write them out: {error}")
 

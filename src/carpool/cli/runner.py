@@ -26,7 +26,8 @@ from pathlib import Path
 import msgspec
 
 from carpool import __version__
-from carpool.cli.reach import Wire, restart_daemon
+from carpool.cli.launch import restart_daemon
+from carpool.client import DaemonSocket
 from carpool.daemon.files import End, load_file
 from carpool.daemon.isolation import why_kept_out
 from carpool.errors import CarpoolError, PeerError, UnreachableError
@@ -84,7 +85,7 @@ class Runner:
         self._program = program
         self._say = say
         self._job = program.job
-        self._wire: Wire | None = None
+        self._wire: DaemonSocket | None = None
         self._child = 0
         self._is_over = False
         self._stop_asked = False
@@ -130,7 +131,7 @@ class Runner:
     # --- before the program runs -------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        self._wire = Wire(self._places)
+        self._wire = DaemonSocket(self._places)
         self._wire.send(
             m.Enter(
                 job=self._job,
@@ -152,7 +153,7 @@ class Runner:
             try:
                 if self._wire is None:
                     self._enter()
-                message = self._wire.receive(for_ever=True) if self._wire is not None else None
+                message = self._wire.receive(seconds=None) if self._wire is not None else None
             except UnreachableError:
                 if not self._places.socket.exists():
                     self._say("the daemon was stopped; the job waits for the next one: carpool daemon start")
@@ -242,7 +243,7 @@ class Runner:
         """A thread: takes the daemon's Stop, and comes back to a daemon that was restarted."""
         while not self._is_over:
             try:
-                message = self._wire.receive(for_ever=True) if self._wire is not None else None
+                message = self._wire.receive(seconds=None) if self._wire is not None else None
             except CarpoolError:
                 if not self._is_over:
                     self._come_back()

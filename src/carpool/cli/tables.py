@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from carpool.core.node.model import ENDED
+from carpool.calls import Device, Job, Node
 from carpool.units import MS, SECOND, format_bytes, format_ns
 
 if TYPE_CHECKING:  # loaded with the simulator, not with every command
@@ -70,10 +71,10 @@ def show_table(table: PlainTable) -> None:
     console().print(made)
 
 
-def job_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> Table:
+def job_table(node: Node, widest: dict[str, int] | None = None) -> Table:
     """Jobs as `ps` and `top` show them, with their devices if there are several; under a job its processes, where
     the CUDA guest counts their device time. `widest` keeps the widths from one table to the next."""
-    has_device = len(answer.get("devices", [])) > 1
+    has_device = len(node.devices) > 1
     has_left = not has_device or console().width >= LEFT_WIDTH
     has_step = console().width >= STEP_WIDTH
     shown = {"device": has_device, "step": has_step, "left": has_left}
@@ -81,27 +82,27 @@ def job_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> T
     names = [name for name in every if shown.get(name, True)]
     rows: list[list[str]] = []
     colours: list[str] = []
-    for job in answer["jobs"]:
-        declared = f"/{job['steps_declared']}" if job["steps_declared"] else ""
+    for job in node.jobs:
+        declared = f"/{job.steps_declared}" if job.steps_declared else ""
         rows.append(
             [
-                job["id"],
+                job.id,
                 state_of(job),
-                *([job["device"] or ""] if has_device else []),
-                f"{job['steps']}{declared}",
-                *([format_ns(job["step_ns"]) if job["step_ns"] else ""] if has_step else []),
-                *([format_ns(job["remaining_ns"]) if job["remaining_ns"] is not None else ""] if has_left else []),
-                format_ns(job["served_ns"]),
-                format_ns(job["waited_ns"]),
-                format_bytes(job["live_bytes"] or job["promised_bytes"]),
+                *([job.device or ""] if has_device else []),
+                f"{job.steps}{declared}",
+                *([format_ns(job.step_ns) if job.step_ns else ""] if has_step else []),
+                *([format_ns(job.remaining_ns) if job.remaining_ns is not None else ""] if has_left else []),
+                format_ns(job.served_ns),
+                format_ns(job.waited_ns),
+                format_bytes(job.live_bytes or job.promised_bytes),
             ]
         )
-        colours.append(COLOURS.get(job["state"], ""))
-        for process in job.get("processes", []):
-            if process["device_ns"]:
+        colours.append(COLOURS.get(job.state, ""))
+        for process in job.processes:
+            if process.device_ns:
                 blank = [""] * (2 + has_device + has_step + has_left)
-                had, held = format_ns(process["device_ns"]), format_bytes(process["live_bytes"])
-                rows.append([f"  pid {process['pid']}", *blank, had, "", held])
+                had, held = format_ns(process.device_ns), format_bytes(process.live_bytes)
+                rows.append([f"  pid {process.pid}", *blank, had, "", held])
                 colours.append("dim")
     table, room = _table(names, rows, widest, cut_column=0)
     for row, colour in zip(rows, colours, strict=True):
@@ -112,38 +113,38 @@ def job_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> T
     return table
 
 
-def state_of(job: dict[str, Any]) -> str:
+def state_of(job: Job) -> str:
     """A job's state in a word; one that is suspended and could not leave the device waits for nobody."""
-    is_stuck = job["state"] == "waiting" and job.get("is_suspended")
-    mark = " (hog)" if job["is_hog"] else " (silent)" if silence_of(job) else ""
-    return ("suspended" if is_stuck else str(job["state"])) + mark
+    is_stuck = job.state == "waiting" and job.is_suspended
+    mark = " (hog)" if job.is_hog else " (silent)" if silence_of(job) else ""
+    return ("suspended" if is_stuck else str(job.state)) + mark
 
 
-def silence_of(job: dict[str, Any]) -> str:
+def silence_of(job: Job) -> str:
     """That a job which has its turn reaches no boundary, in words; empty if it does. Nobody need wait for it: it is
     only said."""
-    silent, step = job.get("silent_ns"), job["step_ns"]
+    silent, step = job.silent_ns, job.step_ns
     if silent is None or silent <= SILENT_STEPS * max(step or 0, SILENT_NS):
         return ""
     return f"no boundary reached for {format_ns(silent)}" + (f" (usual step {format_ns(step)})" if step else "")
 
 
-def remark_on(job: dict[str, Any]) -> str:
+def remark_on(job: Job) -> str:
     """What `ps` says of a job below the table: why it does not get on, if it does not; else nothing."""
-    is_kept = job["is_suspended"] and job["state"] not in ("parked", *ENDED)
-    has_no_loop = job["state"] == "starting" and job["spent_ns"].get("start", 0) >= START_NS
-    if job["is_hog"] or is_kept or has_no_loop or job["state"] in ("queued", "unmanaged"):
-        return str(job["reason"])
+    is_kept = job.is_suspended and not job.is_over and job.state != "parked"
+    has_no_loop = job.state == "starting" and job.spent_ns.get("start", 0) >= START_NS
+    if job.is_hog or is_kept or has_no_loop or job.state in ("queued", "unmanaged"):
+        return str(job.reason)
     return silence_of(job)
 
 
-def device_table(answer: dict[str, Any], widest: dict[str, int] | None = None) -> Table:
+def device_table(devices: Sequence[Device], widest: dict[str, int] | None = None) -> Table:
     names = ["device", "capacity", "to jobs", "in lanes", "unpromised", "in use", "runs now"]
     sizes = ("capacity_bytes", "promised_bytes", "lanes_bytes", "free_bytes", "live_bytes")
     rows = []
-    for device in answer["devices"]:
-        first = [device["id"], *(format_bytes(device[size]) for size in sizes)]
-        holders = [lane["holder"] for lane in device["lanes"] if lane["holder"]] or ["nobody"]
+    for device in devices:
+        first = [device.id, *(format_bytes(getattr(device, size)) for size in sizes)]
+        holders = [lane.holder for lane in device.lanes if lane.holder] or ["nobody"]
         rows += [[*first, holders[0]], *([""] * len(first) + [holder] for holder in holders[1:])]
     table, room = _table(names, rows, widest, cut_column=len(names) - 1)
     for row in rows:

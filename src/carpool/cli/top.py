@@ -11,11 +11,11 @@ import click
 from rich.console import Group
 from rich.live import Live
 
-from carpool.cli.reach import call
+from carpool.calls import as_dict
 from carpool.cli.tables import NO_JOBS, console, device_table, job_table
 from carpool.cli.values import parsed
+from carpool.client import Client
 from carpool.units import parse_duration_ns
-from carpool.wire.places import find_places
 
 
 @click.command(short_help="Show jobs and devices, refreshed until Ctrl-C.")
@@ -29,20 +29,20 @@ def top(every: str, count: int | None, as_json: bool) -> None:
     carpool top --every 200ms
     carpool top --json --count 60
     """
-    places = find_places()
+    client = Client()
     pause = max(0.1, parsed("--every", parse_duration_ns, every) / 1e9)
     devices_widest: dict[str, int] = {}
     jobs_widest: dict[str, int] = {}
 
     def picture() -> Group:
-        answer = call(places, "ps")
-        jobs = job_table(answer, jobs_widest) if answer["jobs"] else f"\n{NO_JOBS}"
-        return Group(device_table(answer, devices_widest), jobs)
+        node = client.ps()
+        jobs = job_table(node, jobs_widest) if node.jobs else f"\n{NO_JOBS}"
+        return Group(device_table(node.devices, devices_widest), jobs)
 
     if not sys.stdout.isatty() and count is None:
         count = 1
     if as_json:
-        _look(lambda: print(json.dumps(call(places, "ps")), flush=True), count, pause)
+        _look(lambda: print(json.dumps(as_dict(client.ps())), flush=True), count, pause)
     elif count == 1:
         console().print(picture())
     else:

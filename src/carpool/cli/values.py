@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from carpool.errors import UsageError
 
 Value = TypeVar("Value")
+WEIGHT_MAX = 1_000_000
 
 
 def parsed(option: str, parse: Callable[[str], Value], text: str) -> Value:
@@ -32,3 +33,10 @@ def origin(option: str) -> str:
         if is_set and isinstance(parameter.envvar, str) and parameter.envvar in os.environ:
             return parameter.envvar
     return option
+
+
+def weight_milli(weight: float) -> int:
+    """What `--weight` says, in thousandths."""
+    if not 0 < weight <= WEIGHT_MAX:
+        raise UsageError(f"--weight {weight} must be above 0 and at most {WEIGHT_MAX}")
+    return max(1, round(weight * 1000))

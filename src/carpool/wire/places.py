@@ -66,9 +66,9 @@ class Places:
         return self.state / "daemon.log"
 
 
-def find_places() -> Places:
-    """The directories of this user, from the environment; nothing is made."""
-    chosen = os.environ.get("CARPOOL_DIR")
+def find_places(directory: str | os.PathLike[str] | None = None) -> Places:
+    """The directories of this user, from the environment unless one is named; nothing is made."""
+    chosen = os.environ.get("CARPOOL_DIR") if directory is None else directory
     if chosen:
         base = Path(chosen).absolute()
         places = Places(run=base / "run", state=base / "state")

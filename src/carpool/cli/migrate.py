@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
-from carpool.cli.jobs import give_order
-from carpool.core.node.model import ENDED
+from carpool.calls import ENDED, Job, as_dict
+from carpool.cli.orders import give_order
 from carpool.errors import RefusedError, UsageError
 
 
@@ -30,16 +29,16 @@ def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
         raise UsageError(
             f"say where job {job} should go: carpool migrate {job} --to DEVICE (see carpool daemon status)"
         )
-    found = give_order("migrate", job, no_wait=no_wait, is_done=_is_there, device=device)
-    if not no_wait and found["device"] != device:
-        raise RefusedError(f"job {found['id']} was not moved: {found['move_refused'] or found['reason']}")
-    if not no_wait and found["state"] in ENDED - {"finished"}:  # one that finished went on there, for a moment
-        raise RefusedError(f"job {found['id']} ended before it was seen to go on on {device}: {found['reason']}")
+    found = give_order("migrate", lambda client: client.migrate(job, device), no_wait=no_wait, is_done=_is_there)
+    if not no_wait and found.device != device:
+        raise RefusedError(f"job {found.id} was not moved: {found.move_refused or found.reason}")
+    if not no_wait and found.state in ENDED - {"finished"}:  # one that finished went on there, for a moment
+        raise RefusedError(f"job {found.id} ended before it was seen to go on on {device}: {found.reason}")
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(as_dict(found)))
     else:
-        print(f"{found['id']} is on {found['device']}: {found['reason']}")
+        print(f"{found.id} is on {found.device}: {found.reason}")
 
 
-def _is_there(job: dict[str, Any]) -> bool:
-    return job["moving_to"] is None
+def _is_there(job: Job) -> bool:
+    return job.moving_to is None

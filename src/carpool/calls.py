@@ -1,0 +1,297 @@
+"""What is asked of the daemon and what it answers, as typed values; `--json` and the tables are made from these.
+
+They travel as JSON inside `Call` and `Reply` (docs/protocol.md). The daemon fills them in (daemon/queries.py,
+daemon/orders.py), `carpool.Client` hands them out, the command line shows them. Bytes and nanoseconds are integers,
+times are those of the machine's monotonic clock, a share or weight of 1000 is a whole one, and None is not known.
+
+Nearly every field has a default: the journal keeps answers about jobs that are over, also those of an older carpool.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+ENDED = frozenset({"finished", "failed", "cancelled"})  # the states of a job that is over
+
+Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+Share = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------
+
+
+class Spec(msgspec.Struct, kw_only=True, frozen=True):
+    """What a user says about a job."""
+
+    name: str
+    tenant: str = "default"
+    weight_milli: Count = 1000
+    priority: Count = 0
+    cap_bytes: Count | None = None
+    wait_memory_ns: Count | None = None
+    on_hog: Literal["warn", "suspend", "kill"] = "suspend"
+    may_oversubscribe: bool = False
+    guaranteed_milli: Share = 0
+    limit_milli: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    steps: Count | None = None
+    device: str | None = None
+    fingerprint: str = ""  # names the program: the same again will need the same memory and time
+
+
+class Submission(msgspec.Struct, kw_only=True, frozen=True):
+    """A program that becomes a job in the background."""
+
+    spec: dict[str, object]  # a Spec; read by itself, so that what is wrong with it is said in its own words
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str]
+
+
+class Resize(msgspec.Struct, kw_only=True, frozen=True):
+    """What a job may have from now on; a thing that is not said stays as it is."""
+
+    job: str
+    cap_bytes: Positive | None = None
+    weight_milli: Positive | None = None
+    share_milli: tuple[Share, Share] | None = None  # at least, at most
+    may_end: bool = False
+
+
+# --- what is answered -------------------------------------------------------------------------------------------
+
+
+class Needs(msgspec.Struct, kw_only=True, frozen=True):
+    """What a job was measured to need on its device."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    overhead_bytes: int = 0
+
+
+class Process(msgspec.Struct, kw_only=True, frozen=True):
+    """A process of a job, by its page."""
+
+    pid: int
+    live_bytes: int = 0
+    spilled_bytes: int = 0
+    device_ns: int = 0
+
+
+class Job(msgspec.Struct, kw_only=True, frozen=True):
+    """One job, live or over. The fields up to `move_refused` are the scheduler's; docs/operations.md has them."""
+
+    id: str
+    name: str = ""
+    tenant: str = "default"
+    state: str = ""
+    device: str | None = None
+    lane: str | None = None
+    priority: int = 0
+    weight_milli: int = 1000
+    steps: int = 0
+    steps_declared: int | None = None
+    step_ns: int | None = None
+    remaining_ns: int | None = None
+    arrived_ns: int = 0
+    state_ns: int = 0  # time in the present state
+    served_ns: int = 0
+    waited_ns: int = 0
+    spent_ns: dict[str, int] = {}  # wall time since it arrived, by row
+    waited_for_ns: dict[str, int] = {}  # of the row `turn`: who had it
+    silent_ns: int | None = None  # how long a holder has reached no boundary; None if it holds no turn
+    is_hog: bool = False
+    needs: Needs | None = None
+    promised_bytes: int = 0
+    live_bytes: int = 0
+    pending_bytes: int = 0  # what its allocations wait for
+    cap_bytes: int | None = None
+    guaranteed_milli: int = 0
+    limit_milli: int = 1000
+    is_suspended: bool = False
+    leaving_for: str | None = None  # it is to be parked so that this job gets memory
+    is_shrinking: bool = False  # its cap was made smaller than what it needs
+    parked_bytes: int = 0
+    move_ns: int = 0
+    move_trouble: str = ""
+    reason: str = ""  # one sentence: what it does or waits for
+    moving_to: str | None = None
+    kept_on: str | None = None
+    kept_bytes: int = 0
+    move_refused: str = ""
+    pids: list[int] = []
+    argv: list[str] = []
+    gradient_bytes: int | None = None
+    device_ns: int = 0
+    processes: list[Process] = []
+    refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+
+_LIVE_ONLY = ("pids", "gradient_bytes", "device_ns", "processes")
+
+
+class Lane(msgspec.Struct, kw_only=True, frozen=True):
+    """A slice of a device's bytes for ephemeral memory, and who computes on it."""
+
+    id: str
+    bytes: int = 0
+    jobs: list[str] = []
+    holder: str | None = None
+
+
+class Device(msgspec.Struct, kw_only=True, frozen=True):
+    """The bytes of one device and who runs there."""
+
+    id: str
+    capacity_bytes: int = 0
+    promised_bytes: int = 0
+    lanes_bytes: int = 0
+    free_bytes: int = 0
+    live_bytes: int = 0
+    claimant: str | None = None  # for whom others are being parked
+    lanes: list[Lane] = []
+
+
+class DeviceStatus(Device, kw_only=True, frozen=True):
+    """The same with what the machine says of it."""
+
+    kind: str = ""
+    title: str = ""
+
+
+class Node(msgspec.Struct, kw_only=True, frozen=True):
+    """Every job and device at one moment: `carpool ps`."""
+
+    policy: str = ""
+    host_bytes: int = 0  # parked, or reserved for it
+    host_bytes_max: int | None = None
+    devices: list[Device] = []
+    jobs: list[Job] = []
+    now_ns: int = 0
+
+
+class Status(msgspec.Struct, kw_only=True, frozen=True):
+    """The daemon, its settings and its devices: `carpool daemon status`."""
+
+    version: str = ""
+    pid: int
+    policy: str = ""
+    device: str = ""
+    quantum_ns: int = 0
+    share_policy: str = ""
+    hog_after_ns: int = 0
+    host_bytes_max: int | None = None
+    tenant_weights_milli: dict[str, int] = {}
+    host_bytes: int = 0
+    kept_bytes: int = 0
+    uptime_ns: int = 0
+    cpu_s: float = 0.0
+    jobs: int = 0
+    journal_trouble: str = ""
+    devices: list[DeviceStatus] = []
+
+
+class JobAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """One job, where its log is, and the policy that explains its waits."""
+
+    job: Job
+    log: str = ""
+    policy: str = ""
+
+
+class Submitted(msgspec.Struct, kw_only=True, frozen=True):
+    """The new job, and where its output goes."""
+
+    job: Job
+    log: str = ""
+
+
+class Cancelled(msgspec.Struct, kw_only=True, frozen=True):
+    """The id of the job that is being ended."""
+
+    job: str
+
+
+class CheckpointOrder(msgspec.Struct, kw_only=True, frozen=True):
+    """An order to write a job to a file; its answer appears in `directory` under this number."""
+
+    job: str
+    number: int
+    directory: str
+    argv: list[str]
+
+
+class Stopped(msgspec.Struct, kw_only=True, frozen=True):
+    """The process that ends now."""
+
+    pid: int
+
+
+class Nothing(msgspec.Struct, kw_only=True, frozen=True):
+    """It was done; there is nothing to say."""
+
+
+class Change(msgspec.Struct, kw_only=True, frozen=True):
+    """A job came into another state. The first changes of a stream are the states in which it found the jobs."""
+
+    at_ns: int
+    job: str
+    state: str
+    before: str | None = None  # None for a job that is new, or was there when the stream began
+    event: str = ""  # the fact that brought it about; empty for a job that was there
+    reason: str = ""  # why, in one sentence; not for turns that come and go
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+
+class Changes(msgspec.Struct, kw_only=True, frozen=True):
+    """One piece of a stream; with `end` the last one, and why."""
+
+    changes: list[Change] = []
+    end: str = ""
+
+
+Answer = (
+    Node
+    | Status
+    | JobAnswer
+    | Submitted
+    | Cancelled
+    | CheckpointOrder
+    | Stopped
+    | Nothing
+    | Changes
+    | Job
+    | Device
+    | Change
+)
+
+
+def as_dict(answer: Answer) -> dict[str, object]:
+    """An answer as it travels and as `--json` shows it. What only a live job has is left out for one that is over."""
+    shown: dict[str, object] = msgspec.to_builtins(answer)
+    match answer:
+        case Job():
+            _tidy(shown)
+        case JobAnswer() | Submitted():
+            _tidy(shown["job"])
+        case Node():
+            jobs = shown["jobs"]
+            assert isinstance(jobs, list)
+            for job in jobs:
+                _tidy(job)
+    return shown
+
+
+def _tidy(job: object) -> None:
+    assert isinstance(job, dict)
+    for name in ("refusals",) if job["refusals"] is None else _LIVE_ONLY:
+        del job[name]

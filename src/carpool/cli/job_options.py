@@ -1,0 +1,168 @@
+"""The options that describe a job, the same for `carpool run` and `carpool submit`, and what they come to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool.cli.checkpoint import recorded_environment
+from carpool.cli.launch import ensure_daemon
+from carpool.cli.values import origin, parsed, weight_milli
+from carpool.client import NAME_MAX, Client, fingerprint, name_of, script_of
+from carpool.devices.libraries import find_library
+from carpool.devices.loading import obstacle
+from carpool.errors import RefusedError, UsageError
+from carpool.policies import POLICIES
+from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
+
+STEPS_MAX = 10**15
+PRIORITY_MAX = 1_000_000
+ON_HOG = ("warn", "suspend", "kill")
+KEPT_INSIDE = ("memory", "compute", "oversubscribe", "wait_memory")  # on a GPU, by the library in the program
+SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name is the program's
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that describe a job, the same for run and submit."""
+    options = [
+        click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]..."),
+        click.option("--name", help="What to call the job (default: the script's name)."),
+        click.option("--priority", type=int, default=0, help="Higher goes first, under policy priority."),
+        click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
+        click.option("--tenant", default="default", help="Whose job it is; tenants share by their weights."),
+        click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option(
+            "--wait-memory",
+            metavar="[TIME]",
+            is_flag=False,
+            flag_value="24h",
+            help="Where memory is short an allocation waits, this long (24h), before it fails; on a GPU: for"
+            " processes of its own job.",
+        ),
+        click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
+        click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
+        click.option(
+            "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
+        ),
+        click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
+        click.option(
+            "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
+        ),
+        click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
+        click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
+        click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
+        click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def prepare(client: Client, argv: list[str], options: dict[str, Any]) -> tuple[dict[str, object], dict[str, str]]:
+    """What a job is to be and the environment of its program; a daemon is started if none runs."""
+    spec = make_spec(argv, options)
+    environment = {**os.environ, **recorded_environment(options, argv, script_of(argv))}
+    spec["device"] = ensure_daemon(client.places, policy=options["policy"], device=options["device"])
+    _check_reached(client, argv[0], options)
+    return spec, environment
+
+
+def _check_reached(client: Client, program: str, options: dict[str, Any]) -> None:
+    """Refuse what carpool's library keeps on a GPU for a program it would not get into: it would start without."""
+    asked = [f"--{option.replace('_', '-')}" for option in KEPT_INSIDE if options[option] not in (None, False)]
+    library = find_library("gpu") if asked else None
+    why = obstacle(program, library) if library is not None else None
+    if why is None:
+        return
+    if any(device.kind == "cuda" for device in client.status().devices):
+        limits = format_list(asked)
+        raise RefusedError(f"{limits} cannot be kept for {program} on a GPU: {why}, or run it without {limits}")
+    if options["memory"] is not None:
+        say(f"--memory is not kept for {program}: {why}")
+
+
+def say(text: str) -> None:
+    print(f"carpool: {text}", file=sys.stderr)
+
+
+def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
+    """The job's description as it travels; a UsageError says what is wrong before anything is started."""
+    wait_memory_ns = _wait_memory_ns(options["wait_memory"])  # it may have taken the program for its value
+    for option in ("name", "tenant"):
+        if options[option] is not None and not options[option].strip():
+            raise UsageError(f"--{option} is empty; give a name, or leave it out")
+    if "/" in (options["name"] or ""):
+        free = options["name"].replace("/", "-").strip("-")
+        raise UsageError(f"--name {options['name']} has a slash, and a job's name is part of a path; call it {free}")
+    if options["steps"] is not None and not 1 <= options["steps"] <= STEPS_MAX:
+        raise UsageError(f"--steps {options['steps']} must be at least 1 and at most {STEPS_MAX}")
+    if abs(options["priority"]) > PRIORITY_MAX:
+        raise UsageError(f"--priority {options['priority']} must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+    if len(options["name"] or "") > NAME_MAX:
+        raise UsageError(f"--name has {len(options['name'])} characters; {NAME_MAX} are the most")
+    if options["on_hog"] not in ON_HOG:
+        raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
+    if options["policy"] is not None and options["policy"] not in POLICIES:
+        raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
+    least, most = (
+        parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
+    )
+    cap_bytes = parsed("--memory", parse_bytes, options["memory"]) if options["memory"] is not None else None
+    weight = weight_milli(options["weight"])
+    _check_program(argv[0])
+    script = script_of(argv)
+    if script is not None and not script.exists():
+        raise UsageError(f"the script {script} does not exist (in {Path.cwd()})")
+    return {
+        "name": (options["name"] or name_of(argv))[:NAME_MAX],
+        "tenant": options["tenant"],
+        "weight_milli": weight,
+        "priority": options["priority"],
+        "cap_bytes": cap_bytes,
+        "wait_memory_ns": wait_memory_ns,
+        "on_hog": options["on_hog"],
+        "may_oversubscribe": options["oversubscribe"],
+        "guaranteed_milli": least,
+        "limit_milli": most,
+        "steps": options["steps"],
+        "fingerprint": fingerprint(argv, cwd=str(Path.cwd())),
+    }
+
+
+def _wait_memory_ns(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if origin("--wait-memory") != "--wait-memory":
+        return parsed("--wait-memory", parse_duration_ns, text)
+    try:
+        return parse_duration_ns(text)
+    except UsageError as error:
+        raise UsageError(
+            f"--wait-memory: '{text}' is not a length of time; write --wait-memory=10m, or -- before the program"
+        ) from error
+
+
+def _check_program(program: str) -> None:
+    """Whether there is such a program to be started; what is advised must be there."""
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    if path.is_dir():
+        raise UsageError(f"{program} is a directory, not a program")
+    if "/" in program and path.is_file():
+        raise UsageError(
+            f"{program} may not be executed; allow it: chmod +x {program}, or: carpool run -- python {program}"
+        )
+    if path.is_file():
+        raise UsageError(
+            f"cannot find the program '{program}'; a script is run with: carpool run -- python {program}"
+        )
+    is_path = "/" in program or path.suffix == ".py"
+    where = f"there is no such file (in {Path.cwd()})" if is_path else "no directory of PATH has it"
+    raise UsageError(f"cannot find the program '{program}': {where}; correct its name, or give its path")

@@ -1,0 +1,53 @@
+"""`carpool logs`: what a submitted job wrote."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from carpool.calls import Job
+from carpool.client import Client
+from carpool.errors import CarpoolError, RefusedError, UsageError
+
+FOLLOW_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+def logs(job: str, follow: bool) -> None:
+    """Print what a submitted job wrote.
+
+    \b
+    carpool logs -f nightly-7
+    """
+    client, position = Client(), 0
+    while True:
+        answer = client.describe(job)
+        found = answer.job
+        job = found.id  # of a name the next one may be another job
+        path, is_over = Path(answer.log), not follow or found.is_over
+        if path.exists():
+            with path.open("rb") as source:
+                source.seek(position)
+                data = source.read()
+            position += len(data)
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        elif is_over or found.state != "queued":  # a submitted job has a log from its start on
+            raise _no_log(found)
+        if is_over:
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def _no_log(job: Job) -> CarpoolError:
+    if job.device is None:
+        return RefusedError(f"job {job.id} has not started: {job.reason}")
+    return UsageError(
+        f"job {job.id} has no log: it was started with carpool run, not submit, or ended so long ago that its log"
+        " was removed"
+    )

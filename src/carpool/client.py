@@ -1,0 +1,345 @@
+"""`carpool.Client`: the daemon of this user, from Python. docs/python.md shows it at work.
+
+Each call is one connection to the daemon's socket: it asks, reads one answer (calls.py) and closes. What goes wrong
+is an error of `carpool.errors` with a sentence: UnreachableError (a PeerError) where no daemon answers, or one of
+another version; AnsweredError where it says no. No call starts a daemon: `carpool daemon start` and `carpool run` do.
+
+Not here: turns (`carpool.turn()`, inside a job), and starting a daemon (cli/launch.py), which needs its code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from carpool import __version__, calls
+from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
+from carpool.wire import framing
+from carpool.wire import messages as m
+from carpool.wire.places import Places, check_private, find_places
+
+ANSWER_SECONDS = 30.0
+NAME_MAX = 60
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class DaemonSocket:
+    """A blocking connection to the daemon."""
+
+    def __init__(self, places: Places) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            check_private(places.socket)
+            self._socket.settimeout(ANSWER_SECONDS)
+            self._socket.connect(str(places.socket))
+        except OSError as error:
+            self._socket.close()
+            raise UnreachableError(
+                f"no daemon answers at {places.socket} ({error.strerror}); start one: carpool daemon start"
+            ) from error
+
+    def send(self, message: m.Message) -> None:
+        try:
+            # A runner passes SIGPIPE on to its program: a daemon that died must not send it one.
+            self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise UnreachableError(f"the daemon closed the connection: {error.strerror}") from error
+
+    def receive(self, *, seconds: float | None = ANSWER_SECONDS) -> m.Message:
+        """The next message; None waits for ever."""
+        self._socket.settimeout(seconds)
+        head = self._read(framing.HEAD.size)
+        length = framing.body_length(head)
+        return framing.decode(head, self._read(length) if length else b"")
+
+    def wait_readable(self, seconds: float | None) -> bool:
+        """Whether something comes within so many seconds; nothing is read."""
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        except OSError as error:
+            raise UnreachableError(f"the daemon does not answer: {error}") from error
+        return True
+
+    def _read(self, count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            try:
+                chunk = self._socket.recv(count - len(parts))
+            except OSError as error:
+                raise UnreachableError(f"the daemon does not answer: {error}") from error
+            if not chunk:
+                raise UnreachableError("the daemon closed the connection")
+            parts += chunk
+        return parts
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Changes:
+    """What happens to jobs, one `calls.Change` at a time, until it is closed, time is up or the daemon is stopped.
+
+    The states in which the jobs are come first, so nothing is missed between a look and the stream. A daemon that
+    dies is an UnreachableError, a reader that does not keep up an AnsweredError. A daemon that is stopped ends it.
+    """
+
+    def __init__(self, places: Places, *, turns: bool, seconds: float | None) -> None:
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._changes: list[calls.Change] = []
+        self._socket: DaemonSocket | None = DaemonSocket(places)
+        try:
+            self._socket.send(_call("changes", {"turns": turns}))
+            self._take(self._socket)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Changes:
+        return self
+
+    def __next__(self) -> calls.Change:
+        while not self._changes:
+            if self._socket is None or not self._socket.wait_readable(self._left()):
+                self.close()
+                raise StopIteration
+            self._take(self._socket)
+        return self._changes.pop(0)
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+
+    def _take(self, wire: DaemonSocket) -> None:
+        piece = _converted("changes", _answer_of("changes", wire.receive()), calls.Changes)
+        self._changes += piece.changes
+        if piece.end:
+            self.close()
+
+    def close(self) -> None:
+        """End the stream; the daemon forgets it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def __enter__(self) -> Changes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """The daemon of this user, or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, *, places: Places | None = None) -> None:
+        if places is None:
+            places = find_places(directory)
+        self.places = places
+
+    # --- questions: they change nothing ---------------------------------------------------------------------
+
+    def is_running(self) -> bool:
+        """Whether a daemon answers."""
+        try:
+            DaemonSocket(self.places).close()
+        except UnreachableError:
+            return False
+        return True
+
+    def ps(self, *, ended: bool = False) -> calls.Node:
+        """Every live job and every device at this moment; with `ended` also the newest 20 jobs that are over."""
+        return self._ask("ps", calls.Node, all=ended)
+
+    def jobs(self, *, ended: bool = False) -> list[calls.Job]:
+        return self.ps(ended=ended).jobs
+
+    def job(self, job: str) -> calls.Job:
+        """One job, live or over, by its id, by its name while only one has it, or by the number of its id."""
+        return self.describe(job).job
+
+    def describe(self, job: str) -> calls.JobAnswer:
+        """The same with where its log is and which policy decides."""
+        return self._ask("job", calls.JobAnswer, job=job)
+
+    def explain(self, job: str) -> str:
+        """What a job does or waits for, in one sentence with the numbers."""
+        return self.job(job).reason
+
+    def log_path(self, job: str) -> Path:
+        """Where the output of a submitted job is; the file is there from its start on."""
+        return Path(self.describe(job).log)
+
+    def status(self) -> calls.Status:
+        """The daemon, its settings and its devices."""
+        return self._ask("status", calls.Status)
+
+    def changes(self, *, turns: bool = False, seconds: float | None = None) -> Changes:
+        """What happens to jobs from now on; with `turns` also that a turn came or went, many times a second."""
+        return Changes(self.places, turns=turns, seconds=seconds)
+
+    def wait(self, job: str, *, seconds: float | None = None) -> calls.Job:
+        """Wait until a job is over; RefusedError if it is not within so many seconds."""
+        with self.changes(seconds=seconds) as changes:
+            found = self.job(job)
+            if found.is_over:
+                return found
+            for change in changes:
+                if change.job == found.id and change.is_over:
+                    return self.job(found.id)
+        found = self.job(found.id)
+        if found.is_over:
+            return found
+        if seconds is None:
+            raise UnreachableError(f"the daemon was stopped before job {found.id} was over")
+        raise RefusedError(f"job {found.id} is not over after {seconds:g} s: {found.reason}")
+
+    # --- orders ---------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        argv: Sequence[str],
+        *,
+        spec: calls.Spec | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> calls.Submitted:
+        """Run a program as a job in the background, in this directory and environment unless told otherwise."""
+        if not argv:
+            raise UsageError("there is no program to submit; give its command line, like ['python', 'train.py']")
+        where = str(Path(cwd if cwd is not None else Path.cwd()).absolute())
+        spec = spec if spec is not None else calls.Spec(name=name_of(argv))
+        if not spec.fingerprint:
+            spec = msgspec.structs.replace(spec, fingerprint=fingerprint(argv, cwd=where))
+        return self._ask(
+            "submit",
+            calls.Submitted,
+            spec=msgspec.to_builtins(spec),
+            argv=list(argv),
+            cwd=where,
+            environment=dict(os.environ if environment is None else environment),
+        )
+
+    def cancel(self, job: str, *, reason: str = "by carpool.Client") -> str:
+        """End a job, queued or running; returns its id. The reason is shown with its end."""
+        return self._ask("cancel", calls.Cancelled, job=job, reason=reason).job
+
+    def suspend(self, job: str) -> calls.Job:
+        """Let a job leave its device at its next boundary, until it is resumed; returns it as it is now."""
+        return self._ask("suspend", calls.JobAnswer, job=job).job
+
+    def resume(self, job: str) -> calls.Job:
+        """Let a suspended job come back when there is room."""
+        return self._ask("resume", calls.JobAnswer, job=job).job
+
+    def resize(
+        self,
+        job: str,
+        *,
+        cap_bytes: int | None = None,
+        weight_milli: int | None = None,
+        share_milli: tuple[int, int] | None = None,
+        may_end: bool = False,
+    ) -> calls.Job:
+        """Give a job more or less; what is not named stays. With `may_end` one that needs more is ended."""
+        asked = {"cap_bytes": cap_bytes, "weight_milli": weight_milli, "share_milli": share_milli}
+        said = {name: value for name, value in asked.items() if value is not None}
+        return self._ask("resize", calls.JobAnswer, job=job, may_end=may_end, **said).job
+
+    def migrate(self, job: str, device: str) -> calls.Job:
+        """Let a job go on on another device of this node, from its next boundary on."""
+        return self._ask("migrate", calls.JobAnswer, job=job, device=device).job
+
+    def checkpoint(self, job: str, file: str | os.PathLike[str], *, stop: bool = False) -> calls.CheckpointOrder:
+        """Tell a job to write itself to a file; its answer appears in the order's directory."""
+        path = str(Path(file).absolute())
+        return self._ask("checkpoint", calls.CheckpointOrder, job=job, file=path, stop=stop)
+
+    def flush(self) -> None:
+        """Have everything that happened until now in the journal's file."""
+        self._ask("flush", calls.Nothing)
+
+    def stop(self, *, force: bool = False) -> int:
+        """Stop the daemon; returns the pid of what ends now. Refused while jobs run, unless forced."""
+        return self._ask("stop", calls.Stopped, force=force).pid
+
+    # --- below ----------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, **arguments: object) -> dict[str, object]:
+        """Ask one thing and take the answer as it travels; the methods above are easier to use."""
+        wire = DaemonSocket(self.places)
+        try:
+            wire.send(_call(verb, arguments))
+            return _answer_of(verb, wire.receive())
+        finally:
+            wire.close()
+
+    def _ask(self, verb: str, kind: type[Answer], **arguments: object) -> Answer:
+        return _converted(verb, self.call(verb, **arguments), kind)
+
+
+def _call(verb: str, arguments: dict[str, object]) -> m.Call:
+    return m.Call(verb=verb, arguments=arguments, version=__version__, protocol=m.PROTOCOL)
+
+
+def _answer_of(verb: str, reply: m.Message) -> dict[str, object]:
+    if isinstance(reply, m.Refuse):
+        raise UnreachableError(reply.reason)
+    if not isinstance(reply, m.Reply):
+        raise PeerError(f"the daemon answered {verb} with {type(reply).__name__}")
+    if reply.error:
+        raise AnsweredError(reply.error, exit_code=reply.code)
+    return reply.answer
+
+
+def _converted(verb: str, answer: dict[str, object], kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise PeerError(f"the daemon's answer to {verb} cannot be read: {error}") from error
+
+
+# --- the names of programs --------------------------------------------------------------------------------------
+
+
+def script_of(argv: Sequence[str]) -> Path | None:
+    """The Python script in a command line, if there is one."""
+    if not Path(argv[0]).name.startswith(("python", "torchrun", "accelerate")):
+        return None
+    for word in argv[1:]:
+        if word.endswith(".py"):
+            return Path(word)
+        if word in ("-m", "-c"):
+            return None
+    return None
+
+
+def name_of(argv: Sequence[str]) -> str:
+    """What a job is called unless somebody says otherwise: its script, else its program."""
+    script = script_of(argv)
+    return (script.stem if script is not None else Path(argv[0]).name)[:NAME_MAX]
+
+
+def fingerprint(argv: Sequence[str], *, cwd: str) -> str:
+    """Names a program by its words and its script's text: the same again will need the same memory and time."""
+    script = script_of(argv)
+    digest = hashlib.sha1(json.dumps([list(argv), cwd]).encode(), usedforsecurity=False)
+    if script is not None:
+        try:
+            digest.update((Path(cwd) / script).read_bytes())
+        except OSError as error:
+            raise UsageError(f"the script {script} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
