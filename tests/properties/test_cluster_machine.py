@@ -13,33 +13,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from carpool.core.cluster.books import PlacerBooks
 from carpool.core.cluster.effects import (
     Effect,
     JoinJob,
     LeaveJob,
-    ParkJob,
     PlaceJob,
     RefuseJob,
     RejectEvent,
     RevokeJob,
+    SuspendJob,
 )
 from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
-    JobParked,
+    JobSuspended,
     NodeAdded,
     NodeRemoved,
     RatesMeasured,
     ShareGiven,
     Tick,
 )
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.base import make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
+from carpool.core.cluster.placement.rules import make_rule
+from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
@@ -87,9 +88,9 @@ class ClusterMachine(RuleBasedStateMachine):
         self.gone: set[str] = set()
         self.fleet = Fleet([self._spec(name) for name in self.names])
         self.scheduler = ClusterScheduler(
-            PlacerBooks(Placer(self.fleet, make_rule("best_fit"))),
+            PlacerInventory(Placer(self.fleet, make_rule("best_fit"))),
             ORDERS[self.order](),
-            Settings(parks_at_once=not is_slow),
+            ClusterSettings(parks_at_once=not is_slow),
         )
         self.is_slow = is_slow
         self.now = 0
@@ -146,7 +147,7 @@ class ClusterMachine(RuleBasedStateMachine):
         told = sorted(job for job, each in self.holding.items() if each.is_told)
         job = told[index % len(told)]
         del self.holding[job]
-        self.tell(JobParked(job=JobId(job)))
+        self.tell(JobSuspended(job=JobId(job)))
 
     @rule(seconds=st.sampled_from([0, 1, 30, 700, 5000]))
     def let_time_pass(self, seconds: int) -> None:
@@ -193,7 +194,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.riding.pop(job, None)
                 self.holding[job] = Holding(effect.places)
                 self.check_room()
-            case ParkJob():
+            case SuspendJob():
                 self.holding[job].is_told = True
                 if not self.is_slow:
                     del self.holding[job]

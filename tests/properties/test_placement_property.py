@@ -1,4 +1,4 @@
-"""Placement: whatever is taken and given back, P1 to P6 hold, and the caches choose what a fresh look would."""
+"""Placement: whatever is taken and given back, F1 to F6 hold, and the caches choose what a fresh look would."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from carpool.core.cluster.placement.base import RULES, Outlook, Rule, make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.base import Outlook, Rule
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
+from carpool.core.cluster.placement.rules import RULES, make_rule
 from tests.properties.effort import share_of_profile
 
 MODELS = ("", "", "", "A10", "T4")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.model import Settings
-from carpool.core.cluster.placement.model import NodeSpec
-from carpool.sim.engine import Plan, Result, make_books, members_of, simulate
+from carpool.core.cluster.model import ClusterSettings
+from carpool.core.cluster.placement.requests import NodeSpec
+from carpool.sim.engine import Plan, Result, make_inventory, members_of, simulate
 from carpool.sim.studies import itp, muri, philly
 from carpool.sim.traces import TraceJob, load
 from carpool.units import SECOND
@@ -90,7 +90,7 @@ def test_shares_of_cards_run_with_the_placer() -> None:
     jobs = [job("a", 0, 10, card_milli=500), job("b", 0, 10, card_milli=500), job("c", 0, 10, card_milli=600)]
     one_card = (NodeSpec(name="n", cards=1),)
     assert ends(simulate(jobs, Plan(nodes=one_card, order="fifo"))) == {"a": 10, "b": 10, "c": 20}
-    assert type(make_books(jobs, one_card)).__name__ == "PlacerBooks"
+    assert type(make_inventory(jobs, one_card)).__name__ == "PlacerInventory"
 
 
 @pytest.mark.parametrize("order", ["las", "srsf", "pack", "fair"])
@@ -131,7 +131,7 @@ def test_muri_trace_3_gives_the_published_averages(row: int, seconds: int) -> No
 
 @pytest.mark.slow
 def test_muri_trace_3_packed_with_a_bound_for_gangs_is_below_muri_l() -> None:
-    plan = Plan(nodes=muri.NODES, order="pack", rates=muri.together, settings=Settings(gang_wait_ns=muri.DAY))
+    plan = Plan(nodes=muri.NODES, order="pack", rates=muri.together, settings=ClusterSettings(gang_wait_ns=muri.DAY))
     assert simulate(muri.read_jobs(3), plan).mean_completion_ns <= muri.PUBLISHED_S["muri-l"][2] * SECOND
 
 

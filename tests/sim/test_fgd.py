@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.sim.alibaba import Problem, make_problem, read_nodes, read_pods
 from carpool.sim.studies.fgd import ARMS, MARKS, PUBLISHED, REPRODUCED, Arm, Filling, fill, mean, present
 

@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from carpool.bench.report import Report, Say, Target, percentile
 from carpool.bench.sim_jobs import measure_jobs
 from carpool.bench.sim_node import measure_node
-from carpool.core.cluster.placement.base import Outlook, make_rule
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.base import Outlook
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import Request
+from carpool.core.cluster.placement.rules import make_rule
 from carpool.sim.alibaba import Problem, make_problem, read_nodes, read_pods
 
 RULE = "fragmentation"

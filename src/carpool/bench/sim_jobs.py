@@ -21,7 +21,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from carpool.bench.report import Report, Say, Target
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.sim.engine import Plan, Result, simulate
 from carpool.sim.traces import TraceJob, load
 from carpool.units import SECOND

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.sim.traces import Row, data_file, read_table
 from carpool.units import MIB
 

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.errors import UsageError
 from carpool.sim.traces import data_file, read_table
 from carpool.units import MIB, parse_bytes

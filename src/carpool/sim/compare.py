@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.core.node.settings import Settings
 from carpool.errors import UsageError
 from carpool.policies import POLICIES

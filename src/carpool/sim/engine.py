@@ -11,16 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from carpool.core.cluster.books import Books, CardBooks, PlacerBooks
 from carpool.core.cluster.effects import (
     Effect,
     JoinJob,
     LeaveJob,
-    ParkJob,
     PlaceJob,
     RefuseJob,
     RejectEvent,
     RevokeJob,
+    SuspendJob,
 )
 from carpool.core.cluster.events import (
     Event,
@@ -32,11 +31,14 @@ from carpool.core.cluster.events import (
     WeightGiven,
     WorkLost,
 )
-from carpool.core.cluster.model import Settings
+from carpool.core.cluster.inventory import CardInventory, Inventory
+from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.base import make_rule
-from carpool.core.cluster.placement.model import WHOLE_MILLI, Fleet, NodeSpec, Request
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, NodeSpec, Request
+from carpool.core.cluster.placement.rules import make_rule
+from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.errors import InternalError, UsageError
@@ -56,7 +58,7 @@ class Plan:
     knows_lengths: bool = False  # the scheduler is told how long each job runs
     shares_milli: Mapping[str, int] = field(default_factory=dict)  # by tenant; empty: nobody owns anything
     weights_milli: Mapping[str, int] = field(default_factory=dict)  # of tenants, under fair
-    settings: Settings = field(default_factory=Settings)
+    settings: ClusterSettings = field(default_factory=ClusterSettings)
     restart_cost: Cost | None = None  # work done again each time a job goes on after it was parked
     shake_cost: Cost | None = None  # work lost by every running job whenever anything happens in the cluster
     rates: Rates | None = None  # of jobs side by side; None: as if each had its part of the time
@@ -126,7 +128,7 @@ def share_equally(jobs: Sequence[TraceJob]) -> tuple[int, ...]:
     return (1000 // len(jobs),) * len(jobs)
 
 
-def make_books(jobs: Sequence[TraceJob], nodes: Sequence[NodeSpec]) -> Books:
+def make_inventory(jobs: Sequence[TraceJob], nodes: Sequence[NodeSpec]) -> Inventory:
     """Counted cards where every job wants whole cards and nothing else; else a placer with the best-fit rule."""
     if all(
         job.cards
@@ -134,8 +136,8 @@ def make_books(jobs: Sequence[TraceJob], nodes: Sequence[NodeSpec]) -> Books:
         and not (job.card_bytes or job.cpu_milli or job.memory_bytes or job.models)
         for job in jobs
     ):
-        return CardBooks(nodes)
-    return PlacerBooks(Placer(Fleet(nodes), make_rule("best_fit")))
+        return CardInventory(nodes)
+    return PlacerInventory(Placer(Fleet(nodes), make_rule("best_fit")))
 
 
 def members_of(job: TraceJob, node_cards: int) -> tuple[Request, ...]:
@@ -161,7 +163,7 @@ class _Engine:
     def __init__(self, jobs: Sequence[TraceJob], plan: Plan) -> None:
         self._plan = plan
         order = ORDERS[plan.order]()
-        self._scheduler = ClusterScheduler(make_books(jobs, plan.nodes), order, plan.settings)
+        self._scheduler = ClusterScheduler(make_inventory(jobs, plan.nodes), order, plan.settings)
         self._node_cards = max(node.cards for node in plan.nodes)
         self._outcomes = [Outcome(job=job, remaining_ns=job.service_ns) for job in jobs]
         self._by_id = {JobId(outcome.job.id): outcome for outcome in self._outcomes}
@@ -270,7 +272,7 @@ class _Engine:
                 outcome.is_loaned |= effect.is_loan
                 outcome.beside = [outcome]
                 self._start(outcome, now)
-            case ParkJob() | RevokeJob():
+            case SuspendJob() | RevokeJob():
                 self._parks += 1
                 outcome.parks += 1
                 self._stop(outcome, now)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from carpool.core.cluster.books import CardBooks
 from carpool.core.cluster.effects import (
     Effect,
     JoinJob,
     LeaveJob,
-    ParkJob,
     PlaceJob,
     RefuseJob,
     RejectEvent,
     RevokeJob,
+    SuspendJob,
 )
 from carpool.core.cluster.events import (
     DEFAULT_TENANT,
     Event,
     JobArrived,
     JobEnded,
-    JobParked,
+    JobSuspended,
     NodeAdded,
     NodeRemoved,
     RatesMeasured,
@@ -26,9 +25,10 @@ from carpool.core.cluster.events import (
     Tick,
     WeightGiven,
 )
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.inventory import CardInventory
+from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
@@ -38,10 +38,10 @@ class Desk:
     """Times are seconds. Each call returns its effects as short sentences, and checks all rules."""
 
     def __init__(
-        self, order: str, *, nodes: int = 1, cards: int = 4, settings: Settings | None = None, **shares: int
+        self, order: str, *, nodes: int = 1, cards: int = 4, settings: ClusterSettings | None = None, **shares: int
     ) -> None:
         specs = [NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]
-        self.scheduler = ClusterScheduler(CardBooks(specs), ORDERS[order](), settings)
+        self.scheduler = ClusterScheduler(CardInventory(specs), ORDERS[order](), settings)
         self.now = 0
         for tenant, share in shares.items():
             self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
@@ -89,7 +89,7 @@ class Desk:
         return self.tell(JobEnded(job=JobId(job)), at)
 
     def parked(self, job: str, *, at: float = 0) -> list[str]:
-        return self.tell(JobParked(job=JobId(job)), at)
+        return self.tell(JobSuspended(job=JobId(job)), at)
 
     def tick(self) -> tuple[float, list[str]]:
         """Wake the scheduler when it wants to be; returns when that was."""
@@ -118,7 +118,7 @@ def say(effect: Effect) -> str:
         case PlaceJob():
             where = " ".join(f"{place.node}:{','.join(map(str, place.cards))}" for place in effect.places)
             return f"{'lend' if effect.is_loan else 'place'} {effect.job} {where}"
-        case ParkJob():
+        case SuspendJob():
             return f"park {effect.job} for {effect.wanted_by}"
         case JoinJob():
             return f"join {effect.job} {effect.host}"

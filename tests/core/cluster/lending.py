@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from carpool.core.cluster.books import CardBooks
-from carpool.core.cluster.effects import Effect, ParkJob, PlaceJob, RejectEvent, RevokeJob
-from carpool.core.cluster.events import Event, JobArrived, JobEnded, JobParked, ShareGiven, Tick
-from carpool.core.cluster.model import Settings
+from carpool.core.cluster.effects import Effect, PlaceJob, RejectEvent, RevokeJob, SuspendJob
+from carpool.core.cluster.events import Event, JobArrived, JobEnded, JobSuspended, ShareGiven, Tick
+from carpool.core.cluster.inventory import CardInventory
+from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
@@ -52,9 +52,9 @@ class World:
         nodes, cards = draws.randint(2, 4), draws.choice([2, 4, 8])
         self.node_cards = cards
         self.scheduler = ClusterScheduler(
-            CardBooks([NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]),
+            CardInventory([NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]),
             ORDERS[self.order](),
-            Settings(parks_at_once=False, deadline_ns=DEADLINE_NS),
+            ClusterSettings(parks_at_once=False, deadline_ns=DEADLINE_NS),
         )
         self.now = 0
         self.queue: list[tuple[int, int, Event]] = []
@@ -115,7 +115,7 @@ class World:
             self._note_entitled(here)
 
     def tell(self, event: Event) -> None:
-        self.changes += not isinstance(event, JobParked)
+        self.changes += not isinstance(event, JobSuspended)
         for effect in self.scheduler.handle(event, now=self.now):
             self._perform(effect)
         self.scheduler.check_invariants()
@@ -127,9 +127,9 @@ class World:
             case PlaceJob():
                 person.is_running, person.since_ns = True, self.now
                 self.push(self.now + person.left_ns, JobEnded(job=effect.job))
-            case ParkJob():
+            case SuspendJob():
                 self.evictions.append((self.changes, effect.wanted_by, effect.job))
-                self.push(self.now + self.draws.randint(0, person.turn_ns), JobParked(job=effect.job))
+                self.push(self.now + self.draws.randint(0, person.turn_ns), JobSuspended(job=effect.job))
             case RevokeJob():
                 self.revoked.append(effect.job)
                 self._stop(person)
@@ -145,7 +145,7 @@ class World:
         if isinstance(event, JobEnded):
             person = self.jobs[event.job]
             return person.ended or not person.is_running or self.now - person.since_ns < person.left_ns
-        if isinstance(event, JobParked):
+        if isinstance(event, JobSuspended):
             person = self.jobs[event.job]
             if person.ended or not person.is_running:
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.model import ClusterSettings, State
 from tests.core.cluster.desk import Desk
 
 
@@ -64,7 +64,7 @@ def test_guests_of_a_lost_host_wait_again() -> None:
 
 
 def test_a_job_that_was_leaving_a_lost_node_is_revoked_and_the_next_one_waits() -> None:
-    desk = Desk("priority", nodes=1, cards=1, settings=Settings(parks_at_once=False))
+    desk = Desk("priority", nodes=1, cards=1, settings=ClusterSettings(parks_at_once=False))
     desk.come("low")
     assert desk.come("high", priority=1, at=1) == ["park low for high"]
     assert desk.lose_node("n0", at=2) == ["revoke low"]

@@ -38,7 +38,7 @@ def test_sizes_that_fit_badly_do_not_go_round_for_ever(order: str, seed: int) ->
 def test_a_job_that_is_owed_cards_waits_only_if_no_node_could_hold_it_without_loans_and_smaller_jobs(
     order: str, seed: int
 ) -> None:
-    """T2 where sizes do not nest. No more can be promised: four jobs of 3 never fit on three nodes of 5."""
+    """O2 where sizes do not nest. No more can be promised: four jobs of 3 never fit on three nodes of 5."""
     draws = Random(seed)
     cards = draws.choice([5, 7])
     desk = Desk(order, nodes=3, cards=cards, a=cards, b=cards + 2, c=cards - 2)
@@ -63,7 +63,7 @@ def find_wronged(desk: Desk, cards: int) -> list[str]:
     for pool in cluster.pools.values():
         for job in pool.waiting:
             if pool.owns(job, job.key, cluster.now):
-                for jobs in cluster.floor.on_node:
+                for jobs in cluster.occupancy.on_node:
                     kept = [each.size_milli for each in jobs if each.is_owned and each.size_milli >= job.size_milli]
                     if sum(kept) + job.size_milli <= 1000 * cards:
                         wronged.append(job.id)

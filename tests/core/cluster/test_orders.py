@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.orders.base import ORDERS
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
@@ -79,7 +79,7 @@ def test_priority_parks_the_lower_one() -> None:
 
 
 def test_a_job_that_waits_too_long_goes_first_and_stays_there() -> None:
-    desk = Desk("priority", cards=1, settings=Settings(wait_ns=100 * SECOND))
+    desk = Desk("priority", cards=1, settings=ClusterSettings(wait_ns=100 * SECOND))
     desk.come("high", priority=2)
     desk.come("low", priority=1, at=5)
     assert desk.tick() == (105, ["park high for low", "place low 0:0"])

@@ -6,12 +6,11 @@ from typing import get_args
 
 import pytest
 
-from carpool.core.cluster.books import CardBooks, PlacerBooks
 from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
-    JobParked,
+    JobSuspended,
     NodeAdded,
     NodeRemoved,
     RatesMeasured,
@@ -20,11 +19,14 @@ from carpool.core.cluster.events import (
     WeightGiven,
     WorkLost,
 )
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.inventory import CardInventory
+from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.base import make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec, Request
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec, Request
+from carpool.core.cluster.placement.rules import make_rule
+from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.errors import InternalError
@@ -99,7 +101,7 @@ def in_state(state: State) -> Desk:
         desk.come("host", program="a")
         desk.come("x", program="b", at=1)
         return desk
-    desk = Desk("priority", cards=1, settings=Settings(parks_at_once=False))
+    desk = Desk("priority", cards=1, settings=ClusterSettings(parks_at_once=False))
     if state is State.WAITING:
         desk.come("first", priority=9)
         desk.come("x")
@@ -132,7 +134,7 @@ def test_parked_is_believed_only_of_a_job_that_was_told_to_leave(state: State) -
         assert effects == ["place next 0:0"]
         assert desk.state("x") is State.WAITING
     else:
-        assert effects == [f"reject JobParked: the job is {state}"]
+        assert effects == [f"reject JobSuspended: the job is {state}"]
         assert desk.state("x") is state
 
 
@@ -147,7 +149,7 @@ def test_a_job_may_end_in_every_state_and_leaves_nothing_behind(state: State) ->
 
 def test_events_of_nobody_are_rejected() -> None:
     desk = Desk("fifo")
-    assert desk.parked("x") == ["reject JobParked: no such job"]
+    assert desk.parked("x") == ["reject JobSuspended: no such job"]
     assert desk.end("x") == ["reject JobEnded: no such job"]
 
 
@@ -180,7 +182,7 @@ def test_measurements_that_cannot_be_are_rejected(
 
 EVERY_EVENT: list[Event] = [
     JobArrived(job=JobId("x"), members=(Request(cards=1, card_milli=1000),)),
-    JobParked(job=JobId("x")),
+    JobSuspended(job=JobId("x")),
     JobEnded(job=JobId("x")),
     WorkLost(lost_ns={JobId("x"): SECOND}),
     RatesMeasured(size_milli=1000, programs=("a", "b"), rates_milli=(10, 10)),
@@ -215,16 +217,16 @@ def test_a_job_that_comes_to_no_boundary_in_time_is_revoked() -> None:
     assert desk.tick() == (60, ["revoke x", "place next 0:0"])
 
 
-# --- the two kinds of books ------------------------------------------------------------------------------------
+# --- the two kinds of inventories ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["fifo", "las", "srtf"])
 def test_counted_cards_and_the_placer_give_the_same_effects_for_whole_cards(order: str) -> None:
     nodes = [NodeSpec(name=f"n{number}", cards=4) for number in range(3)]
     said = []
-    for books in (CardBooks(nodes), PlacerBooks(Placer(Fleet(nodes), make_rule("best_fit")))):
+    for inventory in (CardInventory(nodes), PlacerInventory(Placer(Fleet(nodes), make_rule("best_fit")))):
         desk = Desk(order)
-        desk.scheduler = ClusterScheduler(books, ORDERS[order]())
+        desk.scheduler = ClusterScheduler(inventory, ORDERS[order]())
         said.append([desk.come(f"j{n}", 1 + n * 5 % 4, at=n, run=3 + n * 7 % 13) for n in range(30)])
         said[-1] += [desk.end(f"j{n}", at=40 + n) for n in range(0, 30, 3) if desk.state(f"j{n}")]
     assert said[0] == said[1]
@@ -233,7 +235,7 @@ def test_counted_cards_and_the_placer_give_the_same_effects_for_whole_cards(orde
 def test_shares_of_a_card_are_placed_side_by_side_and_parked_for_one_that_wants_it_whole() -> None:
     fleet = Fleet([NodeSpec(name="n", cards=1)])
     desk = Desk("priority")
-    desk.scheduler = ClusterScheduler(PlacerBooks(Placer(fleet, make_rule("best_fit"))), ORDERS["priority"]())
+    desk.scheduler = ClusterScheduler(PlacerInventory(Placer(fleet, make_rule("best_fit"))), ORDERS["priority"]())
     for name in "ab":
         half = JobArrived(job=JobId(name), members=(Request(cards=1, card_milli=500),))
         assert desk.tell(half) == [f"place {name} 0:0"]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from carpool.core.cluster.books import PlacerBooks
 from carpool.core.cluster.events import JobArrived, ShareGiven
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.base import make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec, Request
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec, Request
+from carpool.core.cluster.placement.rules import make_rule
+from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.units import SECOND
@@ -38,7 +39,7 @@ def test_a_gang_moves_smaller_jobs_together_to_have_whole_nodes() -> None:
 
 
 def test_a_gang_that_waited_too_long_goes_before_all_others() -> None:
-    desk = Desk("priority", nodes=2, cards=2, settings=Settings(gang_wait_ns=50 * SECOND))
+    desk = Desk("priority", nodes=2, cards=2, settings=ClusterSettings(gang_wait_ns=50 * SECOND))
     desk.come("a", 2, priority=5)
     desk.come("b", 2, priority=5)
     desk.come("gang", 2, 2, at=1)
@@ -88,7 +89,7 @@ def test_of_the_loans_of_one_tenant_the_one_that_had_least_goes_first() -> None:
 
 
 def test_a_job_that_cannot_promise_a_boundary_in_time_gets_no_loan() -> None:
-    settings = Settings(parks_at_once=False, deadline_ns=10 * SECOND)
+    settings = ClusterSettings(parks_at_once=False, deadline_ns=10 * SECOND)
     desk = Desk("fifo", cards=2, settings=settings, a=1, b=1)
     desk.come("a1", 1, tenant="a")
     assert desk.come("slow", 1, tenant="a", turn=11) == []
@@ -96,7 +97,7 @@ def test_a_job_that_cannot_promise_a_boundary_in_time_gets_no_loan() -> None:
 
 
 def test_the_owner_begins_when_the_borrower_came_to_its_boundary() -> None:
-    desk = Desk("fifo", cards=2, settings=Settings(parks_at_once=False), a=1, b=1)
+    desk = Desk("fifo", cards=2, settings=ClusterSettings(parks_at_once=False), a=1, b=1)
     desk.come("a1", 1, tenant="a")
     desk.come("a2", 1, tenant="a", turn=8)
     assert desk.come("b1", 1, tenant="b", at=5) == ["park a2 for b1"]
@@ -105,7 +106,7 @@ def test_the_owner_begins_when_the_borrower_came_to_its_boundary() -> None:
 
 
 def test_a_coming_owner_that_ends_leaves_the_cards_to_the_borrower() -> None:
-    desk = Desk("fifo", cards=2, settings=Settings(parks_at_once=False), a=1, b=1)
+    desk = Desk("fifo", cards=2, settings=ClusterSettings(parks_at_once=False), a=1, b=1)
     desk.come("a1", 1, tenant="a")
     desk.come("a2", 1, tenant="a", turn=8)
     desk.come("b1", 1, tenant="b", at=5)
@@ -116,11 +117,11 @@ def test_a_coming_owner_that_ends_leaves_the_cards_to_the_borrower() -> None:
 # --- room in CPU, memory and company ---------------------------------------------------------------------------
 
 
-def desk_of(*nodes: NodeSpec, settings: Settings | None = None, **shares: int) -> Desk:
+def desk_of(*nodes: NodeSpec, settings: ClusterSettings | None = None, **shares: int) -> Desk:
     """A desk where requests of all kinds are placed."""
     desk = Desk("fifo")
-    books = PlacerBooks(Placer(Fleet(nodes), make_rule("best_fit")))
-    desk.scheduler = ClusterScheduler(books, ORDERS["fifo"](), settings)
+    inventory = PlacerInventory(Placer(Fleet(nodes), make_rule("best_fit")))
+    desk.scheduler = ClusterScheduler(inventory, ORDERS["fifo"](), settings)
     for tenant, share in shares.items():
         desk.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
     return desk
@@ -159,7 +160,7 @@ def test_a_loan_of_the_wrong_label_gives_way() -> None:
 
 
 def test_an_owner_begins_only_when_the_cpu_it_takes_over_is_free() -> None:
-    desk = desk_of(HOST, settings=Settings(parks_at_once=False), a=2, b=2)
+    desk = desk_of(HOST, settings=ClusterSettings(parks_at_once=False), a=2, b=2)
     want(desk, "a1", "a", cards=2)
     want(desk, "a2", "a", cpu_milli=8)
     assert want(desk, "b1", "b", 1, cpu_milli=4) == ["park a2 for b1"]
@@ -168,7 +169,7 @@ def test_an_owner_begins_only_when_the_cpu_it_takes_over_is_free() -> None:
 
 
 def test_of_several_who_leave_one_card_the_last_counts() -> None:
-    desk = desk_of(NodeSpec(name="n", cards=1), settings=Settings(parks_at_once=False), a=0, b=1)
+    desk = desk_of(NodeSpec(name="n", cards=1), settings=ClusterSettings(parks_at_once=False), a=0, b=1)
     for name in "xy":
         half = JobArrived(job=JobId(name), members=(Request(cards=1, card_milli=500),), tenant=TenantId("a"))
         assert desk.tell(half) == [f"lend {name} 0:0"]

@@ -1,7 +1,7 @@
 """The state of the cluster, and the moves of one job: it waits, gets cards, begins, is charged, leaves.
 
-Each move keeps all the books at once: the pool it counts in, the node it stands on, its state, its wakeup, and the
-effect that tells the driver. Which job makes which move is decided elsewhere: sharing.py, packing.py.
+Each move keeps all accounts at once: the pool it counts in, the node it stands on, its state, its wakeup, and the
+effect that tells the driver. Which job makes which move is decided elsewhere: sharing.py, side_by_side.py.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappush
 
-from carpool.core.cluster.books import Books
-from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, ParkJob, PlaceJob, RevokeJob
-from carpool.core.cluster.exits import Exits
-from carpool.core.cluster.floor import Floor, Room
-from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, Job, Key, Settings, State
+from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, PlaceJob, RevokeJob, SuspendJob
+from carpool.core.cluster.inventory import Inventory
+from carpool.core.cluster.leaving import LeavingJobs
+from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, ClusterSettings, Job, Key, State
+from carpool.core.cluster.occupancy import Occupancy, Room
 from carpool.core.cluster.orders.base import Order
 from carpool.core.cluster.rates import Rates
-from carpool.core.cluster.shelves import Shelves
+from carpool.core.cluster.sorted_jobs import RunningJobs
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.errors import InternalError
@@ -27,11 +27,11 @@ EVERYBODY = TenantId("")  # the one pool where nobody was given a share
 class Cluster:
     """Everything the scheduler knows. Time stands still inside one decision."""
 
-    def __init__(self, books: Books, order: Order, settings: Settings) -> None:
+    def __init__(self, inventory: Inventory, order: Order, settings: ClusterSettings) -> None:
         self.settings = settings
         self.order = order
-        self.books = books
-        self.floor = Floor(books)
+        self.inventory = inventory
+        self.occupancy = Occupancy(inventory)
         self.now: Nanos = 0
         self.jobs: dict[JobId, Job] = {}
         self.effects: list[Effect] = []
@@ -39,23 +39,23 @@ class Cluster:
         self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
-            self.pools[EVERYBODY] = Pool(EVERYBODY, books.capacity_milli)
+            self.pools[EVERYBODY] = Pool(EVERYBODY, inventory.capacity_milli)
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
         self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
         self.rekeyed: list[Job] = []
         self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
-        self.exits = Exits()
+        self.leaving = LeavingJobs()
         self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride
         self.rates = Rates()
         self.regrouped: dict[Job, None] = {}  # hosts whose guests changed since their speeds were set
-        self.in_vain: set[tuple[TenantId, int]] = set()  # pools and shapes for which closing ranks gave no room
+        self.merged_in_vain: set[tuple[TenantId, int]] = set()  # pools and shapes for which no merging gave room
 
     # --- pools -----------------------------------------------------------------------------------------------------
 
     def pool_of(self, job: Job) -> Pool:
         return self.pools[job.tenant if self.has_shares else EVERYBODY]
 
-    def shelf_of(self, job: Job) -> Shelves:
+    def running_of(self, job: Job) -> RunningJobs:
         pool = self.pool_of(job)
         return pool.owned if job.is_owned else pool.loans
 
@@ -81,14 +81,14 @@ class Cluster:
         if job.host is not None:
             self.leave_host(job, reason="it has cards of its own now")
         self.pool_of(job).waiting.remove(job)
-        self.floor.put(job, room.places)
+        self.occupancy.put(job, room.places)
         job.is_owned = is_owned
-        if self.exits and self.exits.keep_waiting(job):
+        if self.leaving and self.leaving.keep_waiting(job):
             job.state = State.COMING
             job.changes += 1
         else:
             self.begin(job)
-        self.shelf_of(job).add(job, self.speed(job), self.now)
+        self.running_of(job).add(job, self.speed(job), self.now)
 
     def begin(self, job: Job) -> None:
         job.state = State.RUNNING
@@ -106,7 +106,7 @@ class Cluster:
         An owned job only moves: it keeps its key, or jobs could change places with each other for ever.
         """
         key = job.key_at(self.now)
-        self.shelf_of(job).remove(job)
+        self.running_of(job).remove(job)
         if job.is_owned:
             self.touch(self.pool_of(job))
         if job.state is State.COMING:
@@ -115,7 +115,7 @@ class Cluster:
             return
         self.send_guests_off(job, reason=f"job {by.id} needs the cards of its host")
         by_ns = self.now + self.settings.deadline_ns
-        self.effects.append(ParkJob(job=job.id, wanted_by=by.id, by_ns=by_ns))
+        self.effects.append(SuspendJob(job=job.id, wanted_by=by.id, by_ns=by_ns))
         if self.settings.parks_at_once:
             self.park(job, key=key if job.is_owned else None)
             return
@@ -125,7 +125,7 @@ class Cluster:
         job.is_owned = False
         job.state = State.LEAVING
         job.changes += 1
-        self.exits.add(job)
+        self.leaving.add(job)
         heappush(self.wakeups, (by_ns, job.number, job.changes, job))
 
     def park(self, job: Job, *, key: Key | None = None) -> None:
@@ -151,31 +151,31 @@ class Cluster:
         moving = self.pool_of(job).moving
         if job in moving:
             moving.remove(job)
-        self.exits.remove(job)
+        self.leaving.remove(job)
         for node in dict.fromkeys(place.node for place in job.places):
-            for other in self.floor.on_node[node]:
-                if other.state is State.COMING and not self.exits.keep_waiting(other):
-                    shelf = self.shelf_of(other)
-                    shelf.remove(other)
+            for other in self.occupancy.on_node[node]:
+                if other.state is State.COMING and not self.leaving.keep_waiting(other):
+                    running = self.running_of(other)
+                    running.remove(other)
                     self.begin(other)
-                    shelf.add(other, self.speed(other), self.now)
+                    running.add(other, self.speed(other), self.now)
 
     def lose_node(self, node: int) -> None:
         """The node is gone: whoever was on it, with any of its members, waits again."""
-        for job in list(self.floor.on_node[node]):
+        for job in list(self.occupancy.on_node[node]):
             self.send_guests_off(job, reason="the node of its host is gone")
-            self.shelf_of(job).remove(job)
-            self.floor.lift(job)
+            self.running_of(job).remove(job)
+            self.occupancy.lift(job)
             self.touch(self.pool_of(job))
             if job.state is State.RUNNING:
                 self.effects.append(RevokeJob(job=job.id))
             self.park(job)
-        for job in self.exits.on_node(node):
+        for job in self.leaving.on_node(node):
             self.effects.append(RevokeJob(job=job.id))
             self.has_left(job)
 
     def remove(self, job: Job) -> None:
-        """Take an ended job out of all books."""
+        """Take an ended job out of all accounts."""
         if job.state is State.WAITING:
             self.pool_of(job).waiting.remove(job)
         elif job.state is State.RIDING:
@@ -184,8 +184,8 @@ class Cluster:
             self.free_cards_of(job)
         else:
             self.send_guests_off(job, reason="its host ended")
-            self.shelf_of(job).remove(job)
-            self.floor.lift(job)
+            self.running_of(job).remove(job)
+            self.occupancy.lift(job)
         job.state = State.ENDED
         job.changes += 1
 
@@ -248,10 +248,10 @@ class Cluster:
         if job.state is State.RIDING:
             self._ask_key(job)
         elif job.state in ON_CARDS:
-            shelf = self.shelf_of(job)
-            shelf.remove(job)
+            running = self.running_of(job)
+            running.remove(job)
             self._ask_key(job)
-            shelf.add(job, self.speed(job), self.now)
+            running.add(job, self.speed(job), self.now)
         else:
             return
         self.wake_later(job)
@@ -263,10 +263,10 @@ class Cluster:
             if job.state is State.RUNNING and not job.is_starved:
                 key = self.order.key(job)
                 if key != job.key:
-                    shelf = self.shelf_of(job)
-                    shelf.remove(job)
+                    running = self.running_of(job)
+                    running.remove(job)
                     job.key = key
-                    shelf.add(job, self.speed(job), self.now)
+                    running.add(job, self.speed(job), self.now)
         self.rekeyed.clear()
 
     def speed(self, job: Job) -> int:

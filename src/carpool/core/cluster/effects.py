@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.cluster.placement.model import Placement
+from carpool.core.cluster.placement.requests import Placement
 from carpool.core.kernel.ids import JobId, Nanos
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseJob:
-    """The job can never run here; `reason` says why and what to do."""
-
-    job: JobId
-    reason: str
+from carpool.core.kernel.refusals import RefuseJob as RefuseJob
+from carpool.core.kernel.refusals import RejectEvent as RejectEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +20,7 @@ class PlaceJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParkJob:
+class SuspendJob:
     """Take the job off its cards at its next boundary, at `by_ns` at the latest; it goes on from there later."""
 
     job: JobId
@@ -58,13 +52,4 @@ class LeaveJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectEvent:
-    """The event makes no sense as things stand: it came twice, late, or with wrong numbers. It changed nothing."""
-
-    job: JobId | None  # None: the event is about no job
-    event: str
-    reason: str
-
-
-Effect = RefuseJob | PlaceJob | ParkJob | RevokeJob | JoinJob | LeaveJob | RejectEvent
+Effect = RefuseJob | PlaceJob | SuspendJob | RevokeJob | JoinJob | LeaveJob | RejectEvent

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carpool.core.cluster.placement.model import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
+from carpool.core.kernel.ids import Tick as Tick
 
 DEFAULT_TENANT = TenantId("default")
 
@@ -26,8 +27,8 @@ class JobArrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobParked:
-    """The job came to a boundary after ParkJob and is off its cards. Not sent by a driver that parks at once."""
+class JobSuspended:
+    """The job came to a boundary after SuspendJob and is off its cards. Not sent by a driver that parks at once."""
 
     job: JobId
 
@@ -85,11 +86,6 @@ class NodeRemoved:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time passed; sent when `next_wakeup` says so."""
-
-
-JobEvent = JobArrived | JobParked | JobEnded
+JobEvent = JobArrived | JobSuspended | JobEnded
 NodeEvent = NodeAdded | NodeRemoved
 Event = JobEvent | NodeEvent | WorkLost | RatesMeasured | ShareGiven | WeightGiven | Tick

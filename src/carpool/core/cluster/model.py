@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from carpool.core.cluster.placement.model import Placement, Request
+from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.units import SECOND
 
 Key = tuple[int, int]  # a job's place in its order: lower goes first; no two jobs have the same
 NO_KEY: Key = (-1, -1)  # of a job whose order was not asked yet
 STARVED_FIRST = -(1 << 90)  # before every key of every order
-Entry = tuple[int, int, "Job"]  # a key as it stands on a shelf, with its job
+Entry = tuple[int, int, "Job"]  # a key as it stands among others, with its job
 
 
 class State(StrEnum):
@@ -28,8 +28,8 @@ ON_CARDS = frozenset({State.COMING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    parks_at_once: bool = True  # the driver's ParkJob takes no time, and no JobParked follows
+class ClusterSettings:
+    parks_at_once: bool = True  # the driver's SuspendJob takes no time, and no JobSuspended follows
     deadline_ns: Nanos = 60 * SECOND  # an owner's job has its cards this long after it came, at the latest
     wait_ns: Nanos | None = None  # a job that waits this long at a stretch goes before all others until it ends
     gang_wait_ns: Nanos | None = None  # the same for jobs of several members, which find room less often
@@ -57,7 +57,7 @@ class Job:
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan
     key: Key = NO_KEY
-    entry: Entry | None = None  # where it stands on its shelf
+    entry: Entry | None = None  # where it stands among those that wait, or that run
     speed: int = 0  # at which the first part of its key falls while it runs
     shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
@@ -70,5 +70,5 @@ class Job:
         return self.state is State.RUNNING or self.state is State.RIDING or self.state is State.LEAVING
 
     def key_at(self, now: Nanos) -> Key:
-        """Its key now, if it stands on a shelf: the first part falls while it runs."""
+        """Its key now, if it stands among others: the first part falls while it runs."""
         return self.key if self.entry is None else (self.entry[0] - self.speed * now, self.entry[1])

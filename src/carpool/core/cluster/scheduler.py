@@ -1,11 +1,11 @@
-"""The one door of the cluster: facts in, orders out.
+"""The cluster's scheduler: facts in, orders out.
 
 `handle` takes one event and the time and returns what must be done, in order. It reads no clock and keeps no log: the
 same events at the same times give the same effects on any machine.
 
-What happens inside one call: the event is taken in (or rejected); each pool it touched lets its jobs run as far as
+What happens inside one call: the event is noted (or rejected); each pool it touched lets its jobs run as far as
 its share goes, which may park others; what is still free is lent (sharing.py, tenants.py); jobs that would wait may
-ride beside others where that was measured to help (packing.py).
+ride beside others where that was measured to help (side_by_side.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from __future__ import annotations
 from heapq import heappop
 from typing import assert_never
 
-from carpool.core.cluster.books import Books, gone
-from carpool.core.cluster.closing import close_ranks
 from carpool.core.cluster.cluster import EVERYBODY, Cluster
 from carpool.core.cluster.effects import Effect, RefuseJob, RejectEvent, RevokeJob
 from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
-    JobParked,
+    JobSuspended,
     NodeAdded,
     NodeRemoved,
     RatesMeasured,
@@ -30,12 +28,14 @@ from carpool.core.cluster.events import (
     WeightGiven,
     WorkLost,
 )
-from carpool.core.cluster.model import Job, Settings, State
+from carpool.core.cluster.inventory import Inventory, gone
+from carpool.core.cluster.merging import merge_groups
+from carpool.core.cluster.model import ClusterSettings, Job, State
 from carpool.core.cluster.orders.base import Order
-from carpool.core.cluster.packing import fill_seats, regroup, set_speeds, spread_out, undo_losses
-from carpool.core.cluster.placement.model import Request
+from carpool.core.cluster.placement.requests import Request
 from carpool.core.cluster.rates import fault_of_rates
-from carpool.core.cluster.sharing import fit_shares, least_level, lend, settle, split_by_weight
+from carpool.core.cluster.sharing import fit_shares, least_level, lend, serve_pools, split_by_weight
+from carpool.core.cluster.side_by_side import fill_groups, regroup, set_speeds, spread_out, undo_losses
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.errors import InternalError
@@ -44,8 +44,8 @@ from carpool.errors import InternalError
 class ClusterScheduler:
     """All decisions about which job runs where and when."""
 
-    def __init__(self, books: Books, order: Order, settings: Settings | None = None) -> None:
-        self._cluster = Cluster(books, order, settings or Settings())
+    def __init__(self, inventory: Inventory, order: Order, settings: ClusterSettings | None = None) -> None:
+        self._cluster = Cluster(inventory, order, settings or ClusterSettings())
         self._arrivals = 0
         self._shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
         self._too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
@@ -66,23 +66,23 @@ class ClusterScheduler:
             cluster.rekey(job)
             cluster.touch(cluster.pool_of(job))
         self._set_back.clear()
-        self._take(event)
-        settle(cluster, is_room_new=not isinstance(event, JobArrived))
-        if cluster.books.free_milli > 0:
+        self._note(event)
+        serve_pools(cluster, is_room_new=not isinstance(event, JobArrived))
+        if cluster.inventory.free_milli > 0:
             lend(cluster)
         if cluster.order.seats > 1:
-            fill_seats(cluster)
+            fill_groups(cluster)
             if cluster.effects or not isinstance(event, JobArrived | Tick):
-                cluster.in_vain.clear()
-            close_ranks(cluster)
-            if cluster.books.free_milli > 0:
+                cluster.merged_in_vain.clear()
+            merge_groups(cluster)
+            if cluster.inventory.free_milli > 0:
                 spread_out(cluster)
             regroup(cluster)
             set_speeds(cluster)
             if cluster.effects:
-                cluster.in_vain.clear()
+                cluster.merged_in_vain.clear()
         cluster.confirm_keys()
-        cluster.floor.seated.clear()
+        cluster.occupancy.made_room.clear()
         return cluster.effects
 
     def next_wakeup(self) -> Nanos | None:
@@ -97,13 +97,13 @@ class ClusterScheduler:
         return found.state if found is not None else None
 
     def check_invariants(self) -> None:
-        """Assert every numbered rule, and that all books agree; for tests and for a driver that wants to be sure."""
+        """Assert every numbered rule, and that all accounts agree; for tests and careful drivers."""
         cluster = self._cluster
         for pool in cluster.pools.values():
             pool.check()
-        if sum(pool.share_milli for pool in cluster.pools.values()) > cluster.books.capacity_milli:
-            raise InternalError("T1 broken: the shares are larger than the cluster")
-        on_cards = {job.id for jobs in cluster.floor.on_node for job in jobs}
+        if sum(pool.share_milli for pool in cluster.pools.values()) > cluster.inventory.capacity_milli:
+            raise InternalError("O1 broken: the shares are larger than the cluster")
+        on_cards = {job.id for jobs in cluster.occupancy.on_node for job in jobs}
         for job in cluster.jobs.values():
             has_cards = job.state in (State.RUNNING, State.COMING)
             if has_cards != (job.id in on_cards):
@@ -115,7 +115,7 @@ class ClusterScheduler:
 
     # --- one short method a case -----------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
         match event:
             case Tick():
                 self._on_tick()
@@ -123,7 +123,7 @@ class ClusterScheduler:
                 self._on_arrived(event)
             case JobEnded():
                 self._on_ended(event)
-            case JobParked():
+            case JobSuspended():
                 self._on_parked(event)
             case ShareGiven():
                 self._on_share(event)
@@ -191,7 +191,7 @@ class ClusterScheduler:
             del cluster.pools[pool.tenant]
             split_by_weight(cluster)
 
-    def _on_parked(self, event: JobParked) -> None:
+    def _on_parked(self, event: JobSuspended) -> None:
         job = self._cluster.jobs.get(event.job)
         if job is None or job.state is not State.LEAVING:
             self._reject(event, "no such job" if job is None else f"the job is {job.state}", job=event.job)
@@ -221,7 +221,7 @@ class ClusterScheduler:
         cluster = self._cluster
         given_milli = {pool.tenant: pool.given_milli for pool in cluster.pools.values() if cluster.has_shares}
         given_milli[event.tenant] = event.share_milli
-        total_milli, capacity_milli = sum(given_milli.values()), cluster.books.capacity_milli
+        total_milli, capacity_milli = sum(given_milli.values()), cluster.inventory.capacity_milli
         if cluster.order.splits_by_weight:
             self._reject(event, f"the order {cluster.order.name} splits the cluster by weight; it takes no shares")
         elif event.share_milli < 0:
@@ -248,25 +248,25 @@ class ClusterScheduler:
             split_by_weight(cluster)
 
     def _on_node_added(self, event: NodeAdded) -> None:
-        books, spec = self._cluster.books, event.node
-        number = books.find_node(spec.name)
-        if number is not None and books.has_node(number):
+        inventory, spec = self._cluster.inventory, event.node
+        number = inventory.find_node(spec.name)
+        if number is not None and inventory.has_node(number):
             self._reject(event, f"node {spec.name} is here already; if it changed, remove it first")
             return
-        books.set_node(number, spec)
+        inventory.set_node(number, spec)
         if number is None:
-            self._cluster.floor.add_node()
+            self._cluster.occupancy.add_node()
         self._too_wide.clear()
         fit_shares(self._cluster)
 
     def _on_node_removed(self, event: NodeRemoved) -> None:
-        books = self._cluster.books
-        number = books.find_node(event.name)
-        if number is None or not books.has_node(number):
+        inventory = self._cluster.inventory
+        number = inventory.find_node(event.name)
+        if number is None or not inventory.has_node(number):
             self._reject(event, f"there is no node {event.name}")
             return
         self._cluster.lose_node(number)
-        books.set_node(number, gone(event.name))
+        inventory.set_node(number, gone(event.name))
         self._too_wide.clear()
         fit_shares(self._cluster)
 
@@ -300,13 +300,13 @@ class ClusterScheduler:
             return f"job {job.id} can never run: it has no members; name what it wants of each node"
         if job.weight_milli <= 0 or job.turn_ns < 0 or (job.service_ns or 0) < 0:
             return f"job {job.id} can never run: its weight is above 0, its times are not below 0; correct them"
-        if job.size_milli > cluster.books.capacity_milli:
+        if job.size_milli > cluster.inventory.capacity_milli:
             return (
                 f"job {job.id} can never run: it wants {job.size_milli / 1000:g} cards, the cluster has "
-                f"{cluster.books.capacity_milli / 1000:g}; ask for fewer"
+                f"{cluster.inventory.capacity_milli / 1000:g}; ask for fewer"
             )
         if job.shape not in self._too_wide:
-            wide = (member for member in dict.fromkeys(job.members) if not cluster.books.could_ever_fit(member))
+            wide = (member for member in dict.fromkeys(job.members) if not cluster.inventory.could_ever_fit(member))
             self._too_wide[job.shape] = next(wide, None)
         member = self._too_wide[job.shape]
         if member is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from carpool.core.cluster.cluster import Cluster
-from carpool.core.cluster.floor import Room
 from carpool.core.cluster.model import NO_KEY, Job, Key
-from carpool.core.cluster.packing import find_host
+from carpool.core.cluster.occupancy import Room
+from carpool.core.cluster.side_by_side import find_host
 from carpool.core.cluster.tenants import Pool, victim_rank
 from carpool.core.kernel.ids import WEIGHT_ONE
 from carpool.errors import InternalError
@@ -15,7 +15,7 @@ from carpool.errors import InternalError
 Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan
 
 
-def settle(cluster: Cluster, *, is_room_new: bool) -> None:
+def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
     """Settle all pools in which something changed; those with a job that is owed cards whenever there may be room."""
     while True:
         if is_room_new:
@@ -27,12 +27,12 @@ def settle(cluster: Cluster, *, is_room_new: bool) -> None:
             return
         before = len(cluster.effects)
         while cluster.touched:
-            settle_pool(cluster, cluster.touched.popleft())
+            serve_pool(cluster, cluster.touched.popleft())
         is_room_new = len(cluster.effects) > before
 
 
-def settle_pool(cluster: Cluster, pool: Pool) -> None:
-    """Let the pool's jobs run, in their order, as far as its share goes (T2)."""
+def serve_pool(cluster: Cluster, pool: Pool) -> None:
+    """Let the pool's jobs run, in their order, as far as its share goes (O2)."""
     heads = _find_heads(cluster, pool)
     while heads:
         key, is_loan, job = heappop(heads)
@@ -45,13 +45,13 @@ def settle_pool(cluster: Cluster, pool: Pool) -> None:
 
 
 def lend(cluster: Cluster) -> None:
-    """Let waiting jobs use what is free, those of the tenant that is least above its share first (T3, T5)."""
-    books, deadline_ns = cluster.books, cluster.settings.deadline_ns
+    """Let waiting jobs use what is free, those of the tenant that is least above its share first (O3, O5)."""
+    inventory, deadline_ns = cluster.inventory, cluster.settings.deadline_ns
     heads: list[tuple[int, Key, Job]] = []
 
     def add_head(pool: Pool, shape: int) -> None:
         for first, second, job in pool.waiting.rows.get(shape, [])[:1]:
-            if job.size_milli <= books.free_milli and job.turn_ns <= deadline_ns:
+            if job.size_milli <= inventory.free_milli and job.turn_ns <= deadline_ns:
                 heappush(heads, (pool.over_milli, (first, second), job))
 
     for pool in cluster.pools.values():
@@ -60,7 +60,7 @@ def lend(cluster: Cluster) -> None:
     tried: set[int] = set()
     while heads:
         job = heappop(heads)[2]
-        room = cluster.floor.find(job) if job.shape not in tried else None
+        room = cluster.occupancy.find(job) if job.shape not in tried else None
         if room is None:
             tried.add(job.shape)
             continue
@@ -72,7 +72,7 @@ def disown_last(cluster: Cluster, pool: Pool) -> Job:
     """The last of the owned jobs becomes a loan."""
     last = pool.owned.last(cluster.now)
     if last is None:
-        raise InternalError(f"T1: {pool.tenant} owns nothing it could give up")
+        raise InternalError(f"O1: {pool.tenant} owns nothing it could give up")
     key, job = last
     pool.owned.remove(job)
     job.key = key
@@ -87,7 +87,7 @@ def split_by_weight(cluster: Cluster) -> None:
     What is left over goes, a card each, to those whose parts were cut most, and of equals to the first by name.
     """
     weights = {tenant: cluster.weights.get(tenant, WEIGHT_ONE) for tenant in sorted(cluster.pools)}
-    total, cards = sum(weights.values()), cluster.books.capacity_milli // 1000
+    total, cards = sum(weights.values()), cluster.inventory.capacity_milli // 1000
     parts = {tenant: divmod(cards * weight, total) for tenant, weight in weights.items()}
     left = cards - sum(whole for whole, _ in parts.values())
     for number, tenant in enumerate(sorted(parts, key=lambda each: -parts[each][1])):
@@ -101,14 +101,14 @@ def split_by_weight(cluster: Cluster) -> None:
 def least_level(cluster: Cluster, pool: Pool) -> int:
     """The level of the pool's job that was served least; 0 if it has none. The first of each row is enough to ask."""
     firsts = [row[0][2] for row in pool.waiting.rows.values()]
-    for shelves in (pool.owned, pool.loans):
-        firsts += [job for _, job in shelves.firsts(cluster.now)]
+    for running in (pool.owned, pool.loans):
+        firsts += [job for _, job in running.firsts(cluster.now)]
     return min((job.level for job in firsts), default=0)
 
 
 def fit_shares(cluster: Cluster) -> None:
-    """Bring all shares to the size that the cluster has now (T7)."""
-    capacity_milli = cluster.books.capacity_milli
+    """Bring all shares to the size that the cluster has now (O7)."""
+    capacity_milli = cluster.inventory.capacity_milli
     if cluster.order.splits_by_weight:
         split_by_weight(cluster)
         return
@@ -126,7 +126,7 @@ def fit_shares(cluster: Cluster) -> None:
 
 
 def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
-    """The first waiting job of each shape, and the first loan of each shelf, that may find room in the share."""
+    """The first waiting job of each shape, and the first loan of each row, that may find room in the share."""
     now = cluster.now
     room_milli = pool.share_milli - pool.owned.size_milli
     last = pool.owned.last(now)
@@ -165,7 +165,7 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
     disowned = []
     while pool.owned.size_milli + job.size_milli > pool.share_milli:
         disowned.append(disown_last(cluster, pool))
-    room = cluster.floor.find(job)
+    room = cluster.occupancy.find(job)
     host = find_host(cluster, job) if room is None and cluster.order.seats > 1 else None
     if host is None and room is None:
         room = _make_room(cluster, job)
@@ -178,19 +178,19 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
             cluster.join(job, host)
         return host is not None
     for other in room.left:
-        cluster.floor.seated.discard(other)
+        cluster.occupancy.made_room.discard(other)
         cluster.evict(other, by=job)
     if room.left:
-        cluster.floor.seated.add(job)
+        cluster.occupancy.made_room.add(job)
     cluster.run(job, room, is_owned=True)
     return True
 
 
 def _make_room(cluster: Cluster, job: Job) -> Room | None:
-    """Room at the cost of others: of loans; if that is not enough, of smaller owned jobs too (T2)."""
+    """Room at the cost of others: of loans; if that is not enough, of smaller owned jobs too (O2)."""
 
     def rank(other: Job) -> tuple[int, ...]:
-        """Who is parked first: loans before owned jobs; of loans by T4, or by the order if nobody has a share."""
+        """Who is parked first: loans before owned jobs; of loans by O4, or by the order if nobody has a share."""
         if other.is_owned:
             return (1, -other.size_milli, other.number)
         if not cluster.has_shares:
@@ -199,5 +199,5 @@ def _make_room(cluster: Cluster, job: Job) -> Room | None:
         return (0, *victim_rank(other, cluster.pool_of(other)))
 
     loans = [other for pool in cluster.pools.values() for other in pool.loans]
-    room = cluster.floor.make_room(job, rank, loans=loans, moves_smaller=False) if loans else None
-    return room or cluster.floor.make_room(job, rank, loans=loans, moves_smaller=True)
+    room = cluster.occupancy.make_room(job, rank, loans=loans, moves_smaller=False) if loans else None
+    return room or cluster.occupancy.make_room(job, rank, loans=loans, moves_smaller=True)

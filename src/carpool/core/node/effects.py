@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
+from carpool.core.kernel.refusals import ExplainWait as ExplainWait
+from carpool.core.kernel.refusals import RefuseJob as RefuseJob
+from carpool.core.kernel.refusals import RejectEvent as RejectEvent
 from carpool.core.node.model import History, HogStep, JobState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseJob:
-    """The job will never run here; `reason` says why and what to do."""
-
-    job: JobId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +118,6 @@ class CloseJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainWait:
-    """A job in the queue waits for another reason than before."""
-
-    job: JobId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NameHog:
     """A job was asked for its turn and has not reached a boundary for far longer than usual; what is done."""
 
@@ -155,15 +142,6 @@ class RememberJob:
 
     fingerprint: str
     history: History
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectEvent:
-    """The event makes no sense in the job's state; nothing was changed."""
-
-    job: JobId
-    event: str
-    reason: str
 
 
 Effect = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import Tick as Tick
 from carpool.core.node.model import Account, History, JobSpec, Needs
 
 
@@ -168,11 +169,6 @@ class MoveFailed:
 
     job: JobId
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time passed; sent when `next_wakeup` says so."""
 
 
 JobEvent = (

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
-from carpool.core.cluster.placement.base import DEFAULT_RULE, Outlook, make_rule
+from carpool.core.cluster.placement.base import Outlook
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.fragmentation import Fragmentation
-from carpool.core.cluster.placement.model import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.rules import DEFAULT_RULE, make_rule
 from carpool.sim.alibaba import Problem, make_problem, read_nodes, read_pods
 from carpool.sim.report import Cell, Study, Table, Target
 

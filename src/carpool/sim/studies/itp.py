@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.sim.engine import Outcome, Plan, simulate
 from carpool.sim.report import Study, Table, Target
 from carpool.sim.traces import TraceJob, load

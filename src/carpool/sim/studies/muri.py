@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 
-from carpool.core.cluster.model import Settings
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.model import ClusterSettings
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.sim.engine import Plan, Result, simulate
 from carpool.sim.report import Study, Table, Target
 from carpool.sim.traces import TraceJob, load
@@ -83,7 +83,7 @@ ROWS = (
     Row(name="pack", plan=Plan(nodes=NODES, order="pack", rates=together), beside="muri-l"),
     Row(
         name="pack, gangs wait a day at most",
-        plan=Plan(nodes=NODES, order="pack", rates=together, settings=Settings(gang_wait_ns=DAY)),
+        plan=Plan(nodes=NODES, order="pack", rates=together, settings=ClusterSettings(gang_wait_ns=DAY)),
         beside="muri-l",
     ),
 )

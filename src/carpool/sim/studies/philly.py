@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carpool.core.cluster.placement.model import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.report import Cell, Study, Table, Target, percentile
 from carpool.sim.traces import TraceJob, load

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from carpool.core.cluster.placement.base import Outlook, make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.base import Outlook
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
+from carpool.core.cluster.placement.rules import make_rule
 from carpool.units import GIB
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from carpool.core.cluster.placement import placer as placer_module
-from carpool.core.cluster.placement.base import RULES
-from carpool.core.cluster.placement.model import Fleet
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.rules import RULES
 from tests.core.cluster.placement.fleets import at, memory, node, placer, share, whole
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.cluster.placement.base import DEFAULT_RULE, RULES, Outlook, make_rule
+from carpool.core.cluster.placement.base import Outlook
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.fragmentation import Fragmentation, find_typical
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.requests import Request
+from carpool.core.cluster.placement.rules import DEFAULT_RULE, RULES, make_rule
 from carpool.errors import UsageError
 from tests.core.cluster.placement.fleets import at, cpu_only, node, placer, share, whole
 

@@ -1,25 +1,24 @@
-"""What a placement rule is, and the list of those there are.
+"""What a placement rule is.
 
-A rule says how bad a place would be; nothing else. Where a request fits at all is the fleet's business (model.py),
+A rule says how bad a place would be; nothing else. Where a request fits at all is the fleet's business (fleet.py),
 the search over nodes is the placer's (placer.py). The least cost wins; ties go to the first node of the fleet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from carpool.core.cluster.placement.best_fit import BestFit
-from carpool.core.cluster.placement.clustering import Clustering
-from carpool.core.cluster.placement.dot_product import DotProduct
-from carpool.core.cluster.placement.fragmentation import Fragmentation
-from carpool.core.cluster.placement.model import Fleet, Lots, Request
-from carpool.core.cluster.placement.packing import Packing
-from carpool.core.cluster.placement.random_fit import RandomFit
-from carpool.core.cluster.placement.spread import Spread
-from carpool.core.cluster.placement.tidy import Tidy
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Request
 from carpool.errors import UsageError
+
+
+class Lots(Protocol):
+    """The part of `random.Random` that is used; whoever passes it in has seeded it."""
+
+    def random(self) -> float: ...
 
 
 class Rule(Protocol):
@@ -51,22 +50,3 @@ class Outlook:
         if self.lots is None:
             raise UsageError("this placement rule draws lots; make it with a seeded random source")
         return self.lots
-
-
-RULES: dict[str, Callable[[Outlook], Rule]] = {
-    "best_fit": lambda outlook: BestFit(),
-    "spread": lambda outlook: Spread(),
-    "packing": lambda outlook: Packing(),
-    "dot_product": lambda outlook: DotProduct(),
-    "clustering": lambda outlook: Clustering(),
-    "random_fit": lambda outlook: RandomFit(outlook.need_lots()),
-    "fragmentation": lambda outlook: Fragmentation(outlook.demand),
-    "tidy": lambda outlook: Tidy(outlook.demand),
-}
-DEFAULT_RULE = "tidy"
-
-
-def make_rule(name: str, outlook: Outlook | None = None) -> Rule:
-    if name not in RULES:
-        raise UsageError(f"there is no placement rule '{name}'; known are {', '.join(RULES)}")
-    return RULES[name](outlook or Outlook())

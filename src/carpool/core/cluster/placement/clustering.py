@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from carpool.core.cluster.placement.best_fit import tightest_cards
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Request
 
 BINS = 25  # as in the published comparison: how finely the card time left on a node is told apart
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from carpool.core.cluster.placement.best_fit import tightest_cards
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Request
 
 BINS = 100  # as in the published comparison: how finely the mean of the two products is told apart
 

@@ -20,7 +20,8 @@ from itertools import accumulate
 from math import floor, tanh
 
 from carpool.core.cluster.placement.best_fit import tightest_cards
-from carpool.core.cluster.placement.model import WHOLE_MILLI, Fleet, Request
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, Request
 
 TYPICAL_PERCENT = 95
 BINS = 100

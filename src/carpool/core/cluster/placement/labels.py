@@ -1,4 +1,4 @@
-"""Who may be beside whom: the labels of a request, kept a card and a node (rule P5).
+"""Who may be beside whom: the labels of a request, kept a card and a node (rule F5).
 
 The labels are those of KubeShare. Of a request that shares a card they speak of that card. A whole card has no
 company, so of a request for whole cards they speak of its node: of everybody there who has cards.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from carpool.errors import InternalError
 
 if TYPE_CHECKING:
-    from carpool.core.cluster.placement.model import Placement, Request
+    from carpool.core.cluster.placement.requests import Placement, Request
 
 Marks = Counter[tuple[str, str]]  # how many users have a label of a kind
 KINDS = ("affinity", "anti_affinity", "exclusion")
@@ -76,23 +76,23 @@ class Labels:
 
 
 def check_company(where: str, users: list[Request]) -> None:
-    """Assert P5 for those who share a card, or for those on a node of whom some have whole cards."""
+    """Assert F5 for those who share a card, or for those on a node of whom some have whole cards."""
     whole = [user for user in users if user.is_whole]
     excluding = [user for user in whole if user.exclusion] if whole else users
     if excluding and len({user.exclusion for user in users}) > 1:
-        raise InternalError(f"P5 broken {where}: users with and without the same exclusion label")
+        raise InternalError(f"F5 broken {where}: users with and without the same exclusion label")
     for user in whole or users:
         alike = [other for other in users if user.anti_affinity and other.anti_affinity == user.anti_affinity]
         if len(alike) > 1:
-            raise InternalError(f"P5 broken {where}: two users of one anti-affinity label")
+            raise InternalError(f"F5 broken {where}: two users of one anti-affinity label")
 
 
 def _exclusion(marks: Marks) -> str:
     return next((label for kind, label in marks if kind == "exclusion"), "")
 
 
-def _count(books: dict[Place, Marks], place: Place, request: Request, sign: int) -> None:
-    marks = books.setdefault(place, Counter())
+def _count(counts: dict[Place, Marks], place: Place, request: Request, sign: int) -> None:
+    marks = counts.setdefault(place, Counter())
     for kind in KINDS:
         label = getattr(request, kind)
         if label:
@@ -100,4 +100,4 @@ def _count(books: dict[Place, Marks], place: Place, request: Request, sign: int)
             if not marks[kind, label]:
                 del marks[kind, label]
     if not marks:
-        del books[place]
+        del counts[place]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from carpool.core.cluster.placement.best_fit import tightest_cards
-from carpool.core.cluster.placement.model import WHOLE_MILLI, Fleet, Request
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, Request
 
 BIN_MILLI = 100  # as in the published comparison: cards in use are told apart by tenths
 # Each step is dearer than anything before it: no node has a million cards.

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from carpool.core.cluster.placement.base import Rule
-from carpool.core.cluster.placement.model import Fleet, Lots, Placement, Request
+from carpool.core.cluster.placement.base import Lots, Rule
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Placement, Request
 
 AT_HOME = 1 << 80  # taken off the cost where somebody of the same affinity already is: more than any rule's cost
 BOARDS_MAX = 512  # about 0.1 MiB each for a thousand nodes; the one not asked for the longest goes first
@@ -69,7 +70,7 @@ class Board:
 
 
 class Placer:
-    """Finds places in one fleet by one rule. Deterministic: equal books and equal requests give equal places."""
+    """Finds places in one fleet by one rule. Deterministic: equal fleets and equal requests give equal places."""
 
     def __init__(self, fleet: Fleet, rule: Rule) -> None:
         self.fleet = fleet
@@ -78,7 +79,7 @@ class Placer:
         self._rebuilt = fleet.rebuilt  # as of those boards
 
     def find(self, request: Request) -> Placement | None:
-        """The best place, or None if there is none now; changes no books."""
+        """The best place, or None if there is none now; changes nothing."""
         board = self._board(request)
         node = board.first() if self.rule.lots is None else board.drawn(self.rule.lots)
         if node is None:

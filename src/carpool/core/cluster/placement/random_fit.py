@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from carpool.core.cluster.placement.model import Fleet, Lots, Request
+from carpool.core.cluster.placement.base import Lots
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Request
 
 
 class RandomFit:

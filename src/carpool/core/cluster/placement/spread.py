@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.fleet import Fleet
+from carpool.core.cluster.placement.requests import Request
 
 PARTS = 1000  # how finely a node's use is told apart
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.fragmentation import Fragmentation
-from carpool.core.cluster.placement.model import Fleet, Request
+from carpool.core.cluster.placement.requests import Request
 
 BIN_MILLI = 80  # narrower bins follow noise, wider ones miss differences: docs/results.md has the widths tried
 

@@ -1,6 +1,6 @@
 """Who was told to leave and is still there: on which cards, and on which nodes with CPU or host memory.
 
-The books give what such a job holds to others at once; those then wait here until it is truly free.
+The inventory gives what such a job holds to others at once; those then wait here until it is truly free.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from carpool.core.cluster.model import Job
 HOST = -1  # stands for a node's CPU and memory among its cards
 
 
-class Exits:
+class LeavingJobs:
     """Leaving jobs by what they still hold."""
 
     def __init__(self) -> None:

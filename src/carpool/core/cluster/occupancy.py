@@ -1,8 +1,8 @@
 """Who is where: the jobs on each node, and how room is made for one more.
 
 Room is made in two ways: loans leave; or owned jobs smaller than the newcomer leave too, and get other cards
-afterwards. Whether enough have left is asked of the books, so that CPU, host memory, bytes of shared cards and labels
-count as card time does. Nothing is changed unless every member finds a place.
+afterwards. Whether enough have left is asked of the inventory, so that CPU, host memory, bytes of shared cards and
+labels count as card time does. Nothing is changed unless every member finds a place.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from carpool.core.cluster.books import Books
+from carpool.core.cluster.inventory import Inventory
 from carpool.core.cluster.model import Job
-from carpool.core.cluster.placement.model import Placement, Request
+from carpool.core.cluster.placement.requests import Placement, Request
 
 Rank = Callable[[Job], tuple[int, ...]]  # the lowest is parked first
 Choice = tuple[int, list[Job]]  # on which node, who leaves
@@ -27,19 +27,19 @@ class Room:
     left: tuple[Job, ...] = ()
 
 
-class Floor:
-    """Jobs on nodes. `put` and `lift` keep the books."""
+class Occupancy:
+    """Jobs on nodes. `put` and `lift` keep the inventory right."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
-        self.on_node: list[dict[Job, int]] = [{} for _ in range(books.nodes)]  # with the card time they have there
-        self.seated: set[Job] = set()  # those for whom room was made in this decision
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.on_node: list[dict[Job, int]] = [{} for _ in range(inventory.nodes)]  # with their card time there
+        self.made_room: set[Job] = set()  # those for whom room was made in this decision
 
     def add_node(self) -> None:
         self.on_node.append({})
 
     def put(self, job: Job, places: tuple[Placement, ...]) -> None:
-        """Enter a job whose places the books already hold."""
+        """Enter a job whose places the inventory already holds."""
         job.places = places
         for member, place in zip(job.members, places, strict=True):
             jobs = self.on_node[place.node]
@@ -48,16 +48,16 @@ class Floor:
     def lift(self, job: Job) -> None:
         """Take a job off its cards; `job.places` still says where it was."""
         for member, place in zip(job.members, job.places, strict=True):
-            self.books.give(member, place)
+            self.inventory.give(member, place)
             self.on_node[place.node].pop(job, None)
 
     def find(self, job: Job) -> Room | None:
-        """Free places for all members, taken in the books; None if there are not enough."""
-        if job.size_milli > self.books.free_milli:
+        """Free places for all members, taken in the inventory; None if there are not enough."""
+        if job.size_milli > self.inventory.free_milli:
             return None
         places: list[Placement] = []
         for member in job.members:
-            place = self.books.place(member)
+            place = self.inventory.place(member)
             if place is None:
                 self._give_all(job, places)
                 return None
@@ -70,7 +70,7 @@ class Floor:
         lifted: list[Job] = []
         places: list[Placement] = []
         for member in job.members:
-            place = self.books.place(member)
+            place = self.inventory.place(member)
             if place is None:
                 still = [loan for loan in loans if loan not in lifted]
                 by_size = self._by_size(job, member, rank, still) if moves_smaller else None
@@ -94,8 +94,8 @@ class Floor:
         return room
 
     def _gives_way(self, other: Job, job: Job) -> bool:
-        """T6: who made room for itself in this decision gives way in it only to a larger job."""
-        return other not in self.seated or other.size_milli < job.size_milli
+        """O6: who made room for itself in this decision gives way in it only to a larger job."""
+        return other not in self.made_room or other.size_milli < job.size_milli
 
     def _by_loans(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
         """For each node with loans enough: who leaves there; best where the most protected of them is least so."""
@@ -118,7 +118,7 @@ class Floor:
         """
         lent = dict.fromkeys(place.node for loan in loans for place in loan.places)
         first = [(self._to_move(job, member, node), node) for node in lent]
-        empty_first = (node for node in self.books.emptiest(member) if node not in lent)
+        empty_first = (node for node in self.inventory.emptiest(member) if node not in lent)
         for node in empty_first:
             moved_milli = self._to_move(job, member, node)
             if moved_milli is not None:
@@ -137,7 +137,7 @@ class Floor:
     def _to_move(self, job: Job, member: Request, node: int) -> int | None:
         """How much of the owned jobs must move for the member to fit on the node; None if it would not even then."""
         size_milli = job.size_milli
-        missing_milli = member.total_milli - self.books.usable_milli(member, node)
+        missing_milli = member.total_milli - self.inventory.usable_milli(member, node)
         smaller_milli = 0
         for other, milli in self.on_node[node].items():
             if not other.is_owned:
@@ -151,7 +151,7 @@ class Floor:
         for node, leaving in choices:
             for other in leaving:
                 self.lift(other)
-            place = self.books.place_on(member, node)
+            place = self.inventory.place_on(member, node)
             if place is not None:
                 lifted.extend(leaving)
                 return place
@@ -161,21 +161,21 @@ class Floor:
 
     def _enough(self, member: Request, node: int, jobs: list[Job]) -> list[Job] | None:
         """As many of the jobs, in their order, as must leave for the member to fit; None if all are too few."""
-        missing_milli = member.total_milli - self.books.usable_milli(member, node)
+        missing_milli = member.total_milli - self.inventory.usable_milli(member, node)
         count = 0
         while count < len(jobs) and missing_milli > 0:
             missing_milli -= self.on_node[node][jobs[count]]
             count += 1
         if missing_milli > 0:
             return None
-        if self.books.counts_cards_only:
+        if self.inventory.counts_cards_only:
             return jobs[:count]
         for other in jobs[:count]:
             self.lift(other)
-        while count < len(jobs) and not self.books.fits_on(member, node):
+        while count < len(jobs) and not self.inventory.fits_on(member, node):
             self.lift(jobs[count])
             count += 1
-        fits = self.books.fits_on(member, node)
+        fits = self.inventory.fits_on(member, node)
         for other in reversed(jobs[:count]):
             self._retake(other)
         return jobs[:count] if fits else None
@@ -183,7 +183,7 @@ class Floor:
     def _retake(self, job: Job) -> bool:
         """Put a lifted job back exactly where it was, if that is still free."""
         for number, (member, place) in enumerate(zip(job.members, job.places, strict=True)):
-            if not self.books.retake(member, place):
+            if not self.inventory.retake(member, place):
                 self._give_all(job, job.places[:number])
                 return False
         self.put(job, job.places)
@@ -191,7 +191,7 @@ class Floor:
 
     def _give_all(self, job: Job, places: Iterable[Placement]) -> None:
         for member, place in zip(job.members, places, strict=False):
-            self.books.give(member, place)
+            self.inventory.give(member, place)
 
 
 def _known(choices: list[tuple[int | None, int]]) -> Iterator[tuple[int, int]]:

@@ -23,11 +23,11 @@ MOVES_MAX = 20  # of guests between groups, in one decision
 Programs = tuple[str, ...]
 
 
-def fill_seats(cluster: Cluster) -> None:
+def fill_groups(cluster: Cluster) -> None:
     """Let waiting jobs join groups, in their order."""
     for shape, hosts in cluster.hosts.items():
         rows = [pool.waiting.rows[shape] for pool in cluster.pools.values() if shape in pool.waiting.rows]
-        groups = _groups_with_seats(cluster, hosts) if rows else {}
+        groups = _groups_with_room(cluster, hosts) if rows else {}
         hopeless: set[str] = set()
         for _, _, job in list(merge(*rows)) if groups else ():
             if job.program in hopeless:
@@ -37,12 +37,12 @@ def fill_seats(cluster: Cluster) -> None:
                 hopeless.add(job.program)
                 continue
             cluster.join(job, host)
-            groups = _groups_with_seats(cluster, hosts)
+            groups = _groups_with_room(cluster, hosts)
 
 
 def find_host(cluster: Cluster, job: Job) -> Job | None:
     """The group to which the job adds most, if it adds enough."""
-    return _best_of(cluster, job, _groups_with_seats(cluster, cluster.hosts.get(job.shape, {})))
+    return _best_of(cluster, job, _groups_with_room(cluster, cluster.hosts.get(job.shape, {})))
 
 
 def spread_out(cluster: Cluster) -> None:
@@ -51,7 +51,7 @@ def spread_out(cluster: Cluster) -> None:
     for guest in sorted(guests, key=lambda each: each.key):
         pool = cluster.pool_of(guest)
         fits = pool.owned.size_milli + guest.size_milli <= pool.share_milli
-        room = cluster.floor.find(guest) if fits or guest.turn_ns <= cluster.settings.deadline_ns else None
+        room = cluster.occupancy.find(guest) if fits or guest.turn_ns <= cluster.settings.deadline_ns else None
         if room is not None:
             cluster.run(guest, room, is_owned=fits)
 
@@ -99,7 +99,7 @@ def _set_speeds(cluster: Cluster, host: Job) -> None:
 def _best_move(cluster: Cluster, hosts: dict[Job, None]) -> tuple[Job, Job] | None:
     """The guest and the host that together raise the summed speed of all groups most; None if not by enough."""
     rates = cluster.rates
-    groups = _groups_with_seats(cluster, hosts)
+    groups = _groups_with_room(cluster, hosts)
     best: tuple[int, Job, Job] | None = None
     seen: set[tuple[Programs, str]] = set()
     for host in hosts if groups else ():
@@ -128,8 +128,8 @@ def _expected_gain(cluster: Cluster, host: Job, guest: Job) -> int:
     return 0 if cluster.rates.was_tried([*group, guest]) else TRIED_MILLI
 
 
-def _groups_with_seats(cluster: Cluster, hosts: dict[Job, None]) -> dict[Programs, Job]:
-    """The oldest host of each mixture of programs that has a free seat."""
+def _groups_with_room(cluster: Cluster, hosts: dict[Job, None]) -> dict[Programs, Job]:
+    """The oldest host of each mixture of programs that may have one more guest."""
     groups: dict[Programs, Job] = {}
     for host in hosts:
         if len(host.guests) + 1 < cluster.order.seats:

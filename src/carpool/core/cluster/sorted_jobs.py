@@ -1,8 +1,8 @@
 """Jobs kept sorted by their keys while time passes, without sorting anything twice.
 
 A key's first part falls at a constant speed while its job runs, so jobs of equal speed never overtake each other.
-Each shelf holds jobs of one size and one speed, sorted by what their keys were at time zero; what is before a given
-key at a given time is one bisection a shelf.
+Each row holds jobs of one size and one speed, sorted by what their keys were at time zero; what is before a given
+key at a given time is one bisection a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from carpool.core.kernel.ids import Nanos
 from carpool.errors import InternalError
 
 
-class Shelves:
+class RunningJobs:
     """The running jobs of one pool: those on its own share, or its loans."""
 
     __slots__ = ("_rows", "size_milli")
@@ -44,7 +44,7 @@ class Shelves:
     def remove(self, job: Job) -> None:
         entry = job.entry
         if entry is None:
-            raise InternalError(f"job {job.id} is on no shelf")
+            raise InternalError(f"job {job.id} does not run")
         row = self._rows[job.size_milli, job.speed]
         del row[bisect_left(row, entry)]
         if not row:
@@ -70,15 +70,15 @@ class Shelves:
         return worst
 
     def firsts(self, now: Nanos) -> Iterator[tuple[Key, Job]]:
-        """The first job of each shelf, with its key now."""
+        """The first job of each row, with its key now."""
         for (_, speed), row in self._rows.items():
             first, second, job = row[0]
             yield (first - speed * now, second), job
 
     def next_after(self, job: Job, now: Nanos) -> tuple[Key, Job] | None:
-        """The job behind this one on its shelf."""
+        """The job behind this one in its row."""
         if job.entry is None:
-            raise InternalError(f"job {job.id} is on no shelf")
+            raise InternalError(f"job {job.id} does not run")
         row = self._rows[job.size_milli, job.speed]
         place = bisect_left(row, job.entry) + 1
         if place == len(row):
@@ -87,7 +87,7 @@ class Shelves:
         return (first - job.speed * now, second), other
 
 
-class Queue:
+class WaitingJobs:
     """The waiting jobs of one pool, by shape: if the first of a shape finds no place, no other of that shape does."""
 
     __slots__ = ("rows",)

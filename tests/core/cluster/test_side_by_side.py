@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.model import Settings, State
+from carpool.core.cluster.model import ClusterSettings, State
 from tests.core.cluster.desk import Desk
 
 
@@ -69,7 +69,7 @@ def test_no_more_than_four_share_their_cards() -> None:
     assert [str(desk.state(name)) for name in "abcde"] == ["running", "riding", "riding", "riding", "waiting"]
 
 
-def four_alike(settings: Settings | None = None) -> Desk:
+def four_alike(settings: ClusterSettings | None = None) -> Desk:
     """Four jobs of one program, each alone on the card of its node."""
     desk = Desk("pack", nodes=4, cards=1, settings=settings)
     for name in "wxyz":
@@ -77,7 +77,7 @@ def four_alike(settings: Settings | None = None) -> Desk:
     return desk
 
 
-def test_groups_close_ranks_where_that_frees_the_nodes_of_a_gang() -> None:
+def test_groups_merge_where_that_frees_the_nodes_of_a_gang() -> None:
     desk = four_alike()
     desk.measure(1, a=800, a2=800)
     assert desk.come("gang", 1, 1, program="g", at=1) == [
@@ -87,7 +87,7 @@ def test_groups_close_ranks_where_that_frees_the_nodes_of_a_gang() -> None:
 
 
 @pytest.mark.parametrize(("together", "is_closed"), [(700, False), (800, True)])
-def test_ranks_are_closed_only_where_less_is_lost_than_the_newcomer_gains(together: int, is_closed: bool) -> None:
+def test_groups_merge_only_where_less_is_lost_than_the_newcomer_gains(together: int, is_closed: bool) -> None:
     desk = Desk("pack", nodes=2, cards=2)
     desk.come("x", 2, program="a")
     desk.come("y", 2, program="a")
@@ -96,7 +96,7 @@ def test_ranks_are_closed_only_where_less_is_lost_than_the_newcomer_gains(togeth
     assert (desk.state("small") is State.RUNNING) == is_closed
 
 
-def test_ranks_are_not_closed_on_hope() -> None:
+def test_groups_do_not_merge_on_hope() -> None:
     assert four_alike().come("gang", 1, 1, program="g", at=1) == []
 
 
@@ -112,8 +112,8 @@ def test_a_whole_group_goes_on_beside_another_with_its_guests() -> None:
     assert [str(desk.state(name)) for name in ("w", "x", "y", "z")] == ["riding", "riding", "running", "running"]
 
 
-def test_the_cards_of_closed_ranks_are_taken_when_those_who_had_them_have_left() -> None:
-    desk = four_alike(Settings(parks_at_once=False))
+def test_the_cards_of_merged_groups_are_taken_when_those_who_had_them_have_left() -> None:
+    desk = four_alike(ClusterSettings(parks_at_once=False))
     desk.measure(1, a=800, a2=800)
     assert desk.come("gang", 1, 1, program="g", at=1) == ["park w for gang", "park y for gang"]
     assert desk.parked("w", at=2) == ["join w x"]
@@ -121,7 +121,7 @@ def test_the_cards_of_closed_ranks_are_taken_when_those_who_had_them_have_left()
 
 
 def test_a_guest_that_cannot_promise_a_boundary_in_time_gets_no_loan() -> None:
-    desk = Desk("pack", cards=2, settings=Settings(parks_at_once=False), a=1, b=1)
+    desk = Desk("pack", cards=2, settings=ClusterSettings(parks_at_once=False), a=1, b=1)
     desk.come("x", program="a", tenant="a", turn=61)
     desk.come("b1", program="b", tenant="b")
     assert desk.come("y", program="a", tenant="a", turn=61, at=1) == ["join y x"]

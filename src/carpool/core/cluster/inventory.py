@@ -10,12 +10,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from carpool.core.cluster.placement.model import WHOLE_MILLI, NodeSpec, Placement, Request
-from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, NodeSpec, Placement, Request
 from carpool.errors import InternalError
 
 
-class Books(Protocol):
+class Inventory(Protocol):
     @property
     def capacity_milli(self) -> int:
         """All cards, in thousandths."""
@@ -66,75 +65,7 @@ class Books(Protocol):
         """All nodes, those with the most usable card time first; ties go to the first node."""
 
 
-class PlacerBooks:
-    """Requests of every kind: shares of cards, CPU, memory, models, labels."""
-
-    counts_cards_only = False
-
-    def __init__(self, placer: Placer) -> None:
-        self._placer = placer
-        self._fleet = placer.fleet
-
-    @property
-    def capacity_milli(self) -> int:
-        return self._fleet.capacity_milli
-
-    @property
-    def nodes(self) -> int:
-        return len(self._fleet.nodes)
-
-    def find_node(self, name: str) -> int | None:
-        return next((number for number, spec in enumerate(self._fleet.nodes) if spec.name == name), None)
-
-    def set_node(self, node: int | None, spec: NodeSpec) -> None:
-        if node is None:
-            self._fleet.add(spec)
-        else:
-            self._fleet.refit(node, spec)
-
-    def has_node(self, node: int) -> bool:
-        return self._fleet.nodes[node] != gone(self._fleet.nodes[node].name)
-
-    @property
-    def free_milli(self) -> int:
-        return self.capacity_milli - self._fleet.taken_milli
-
-    def could_ever_fit(self, member: Request) -> bool:
-        return self._fleet.could_ever_fit(member)
-
-    def place(self, member: Request) -> Placement | None:
-        return self._placer.place(member)
-
-    def fits_on(self, member: Request, node: int) -> bool:
-        return self._fleet.fits(member, node)
-
-    def place_on(self, member: Request, node: int) -> Placement | None:
-        usable = self._fleet.usable_cards(member, node)
-        if usable is None:
-            return None
-        place = Placement(node=node, cards=self._placer.rule.cards(self._fleet, member, node, usable))
-        self._fleet.take(member, place)
-        return place
-
-    def retake(self, member: Request, place: Placement) -> bool:
-        usable = self._fleet.usable_cards(member, place.node)
-        if usable is None or not set(place.cards) <= set(usable):
-            return False
-        self._fleet.take(member, place)
-        return True
-
-    def give(self, member: Request, place: Placement) -> None:
-        self._fleet.give(member, place)
-
-    def usable_milli(self, member: Request, node: int) -> int:
-        free, limit = self._fleet.free_milli[node], self._fleet.limit_milli
-        return sum(left for left in free if left == limit or not member.is_whole)
-
-    def emptiest(self, member: Request) -> Iterator[int]:
-        yield from sorted(range(self.nodes), key=lambda node: (-self.usable_milli(member, node), node))
-
-
-class CardBooks:
+class CardInventory:
     """Whole cards and nothing else: each node has a list of free cards, and nodes stand in rows by how many."""
 
     counts_cards_only = True
@@ -164,7 +95,7 @@ class CardBooks:
             self._free.append([])
             self._rows[0].append(node)
         if len(self._free[node]) != self._cards[node]:
-            raise InternalError(f"P7 broken: somebody is on {spec.name}, which changes")
+            raise InternalError(f"F7 broken: somebody is on {spec.name}, which changes")
         self._rows += [[] for _ in range(spec.cards + 1 - len(self._rows))]
         self._move(node, self._cards[node], spec.cards)
         self.capacity_milli += WHOLE_MILLI * (spec.cards - self._cards[node])
@@ -215,14 +146,14 @@ class CardBooks:
             yield from list(row)
 
     def check_invariants(self) -> None:
-        """Assert P1 and P2 of placement/model.py: no card is free twice or unknown, and the rows say the truth."""
+        """Assert F1 and F2 of placement/fleet.py: no card is free twice or unknown, and the rows say the truth."""
         for node, free in enumerate(self._free):
             if free != sorted(set(free)) or not set(free) <= set(range(self._cards[node])):
-                raise InternalError(f"P2 broken: the free cards of node {node} are {free}")
+                raise InternalError(f"F2 broken: the free cards of node {node} are {free}")
             if node not in self._rows[len(free)]:
                 raise InternalError(f"node {node} stands in the wrong row")
         if self.free_milli != WHOLE_MILLI * sum(map(len, self._free)):
-            raise InternalError("P1 broken: the free cards do not add up")
+            raise InternalError("F1 broken: the free cards do not add up")
 
     def _take(self, node: int, cards: list[int]) -> Placement:
         free = self._free[node]

@@ -1,17 +1,17 @@
-"""Nodes, their cards, and the books of what is taken: the ground that every placement rule stands on.
+"""Nodes, their cards, and what is taken of them: the ground that every placement rule stands on.
 
 A member of a job asks one node for cards, CPU and memory. It takes whole cards, which nobody else then uses, or a
 share of each card (`card_milli`), which others may use too. Both kinds live in one cluster and on one node: a card
 is whole or shared by what is on it now, never by configuration.
 
 Rules, asserted by `Fleet.check_invariants`
-  P1  The time taken of a card is never above its limit: 1000 thousandths, or what `overcommit_percent` adds to that.
-  P2  A whole card has exactly one user; only an untouched card becomes one.
-  P3  The bytes taken of a card are never above the card's, overcommit or not. A card of unknown size counts none.
-  P4  The CPU and memory taken of a node are never above the node's.
-  P5  Labels are kept: see labels.py.
-  P6  What is given back was taken before, and everything given back leaves the fleet as it was built.
-  P7  A node that is gone has nothing, and nothing is on it. It keeps its number, and has it again if it comes back.
+  F1  The time taken of a card is never above its limit: 1000 thousandths, or what `overcommit_percent` adds to that.
+  F2  A whole card has exactly one user; only an untouched card becomes one.
+  F3  The bytes taken of a card are never above the card's, overcommit or not. A card of unknown size counts none.
+  F4  The CPU and memory taken of a node are never above the node's.
+  F5  Labels are kept: see labels.py.
+  F6  What is given back was taken before, and everything given back leaves the fleet as it was built.
+  F7  A node that is gone has nothing, and nothing is on it. It keeps its number, and has it again if it comes back.
 
 What is deliberately not here: which of several places is best (the rules), which job goes first (the cluster's
 order), and time.
@@ -21,88 +21,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from carpool.core.cluster.placement.labels import Labels, check_company
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, NodeSpec, Placement, Request
 from carpool.errors import InternalError, UsageError
 
-WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
 CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
-BOOKS = (
+COUNTED = (
     *("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "shapes"),
     *("sizes", "members", "taken_milli", "labels"),
 )
-NO_MODELS: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What one member of a job wants of one node. Equal requests share cached scores. The labels: see labels.py."""
-
-    cards: int  # 0 = CPU only
-    card_milli: int  # thousandths of each card's time, 1..1000; 1000 = whole, exclusive cards; 0 with no cards
-    card_bytes: int = 0  # memory on each card; 0 = not said: the same share of the card's bytes as of its time
-    cpu_milli: int = 0
-    memory_bytes: int = 0  # of the host
-    models: frozenset[str] = NO_MODELS  # allowed card models; empty = any
-    affinity: str = ""
-    anti_affinity: str = ""
-    exclusion: str = ""
-
-    def __post_init__(self) -> None:
-        if self.cards < 0 or not (0 < self.card_milli <= WHOLE_MILLI if self.cards else self.card_milli == 0):
-            raise UsageError(f"{self.cards} cards of {self.card_milli} m: a card's share is 1 to 1000 thousandths")
-        if min(self.card_bytes, self.cpu_milli, self.memory_bytes) < 0:
-            raise UsageError("a request for less than nothing: bytes and CPU are zero or more")
-
-    @property
-    def is_whole(self) -> bool:
-        return self.card_milli == WHOLE_MILLI
-
-    @property
-    def total_milli(self) -> int:
-        """The card time asked for, over all cards."""
-        return self.cards * self.card_milli
-
-    @property
-    def size(self) -> int:
-        """How many whole cards; 0 for shares of cards."""
-        return self.cards if self.is_whole else 0
-
-    @property
-    def is_labelled(self) -> bool:
-        return bool(self.affinity or self.anti_affinity or self.exclusion)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """What a node has when nothing is on it."""
-
-    name: str
-    cards: int
-    model: str = ""
-    card_bytes: int = 0  # of each card; 0 = unknown, then card memory is not counted
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where a member goes: the node's number in the fleet, and its cards in rising order."""
-
-    node: int
-    cards: tuple[int, ...]
-
-
-class Lots(Protocol):
-    """The part of `random.Random` that is used; whoever passes it in has seeded it."""
-
-    def random(self) -> float: ...
 
 
 class Fleet:
-    """The books of all nodes. Read anything; change only by `take` and `give`.
+    """What is taken of all nodes. Read anything; change only by `take` and `give`.
 
     The order of the nodes is part of the specification: rules break ties in favour of the first.
     """
@@ -140,8 +73,8 @@ class Fleet:
     def add(self, spec: NodeSpec) -> int:
         """A node more, behind all others; its number."""
         self.nodes.append(spec)
-        for books in (self.free_cpu_milli, self.free_memory_bytes, self.kinds, self.members):
-            books.append(0)
+        for counts in (self.free_cpu_milli, self.free_memory_bytes, self.kinds, self.members):
+            counts.append(0)
         self.free_milli.append([])
         self.free_bytes.append([])
         self.shapes.append(())
@@ -150,9 +83,9 @@ class Fleet:
         return len(self.nodes) - 1
 
     def refit(self, node: int, spec: NodeSpec) -> None:
-        """Another machine in the place of one that nobody is on; of one that is gone, nothing but its name (P7)."""
+        """Another machine in the place of one that nobody is on; of one that is gone, nothing but its name (F7)."""
         if self.members[node]:
-            raise InternalError(f"P7 broken: {self.members[node]} members are on {spec.name}, which changes")
+            raise InternalError(f"F7 broken: {self.members[node]} members are on {spec.name}, which changes")
         self.capacity_milli += WHOLE_MILLI * (spec.cards - len(self.free_milli[node]))
         self.nodes[node] = spec
         self.free_cpu_milli[node] = spec.cpu_milli
@@ -208,7 +141,7 @@ class Fleet:
         return usable if len(usable) >= request.cards else None
 
     def _beside_others(self, request: Request, node: int, cards: list[int]) -> list[int]:
-        """Those of the cards on which labels allow the request (P5)."""
+        """Those of the cards on which labels allow the request (F5)."""
         if not self.labels.allow_node(request, node, self.sizes[node].total()):
             return []
         free, untouched = self.free_milli[node], self.limit_milli
@@ -234,7 +167,7 @@ class Fleet:
     # --- the two changes -----------------------------------------------------------------------------------------
 
     def take(self, request: Request, placement: Placement) -> None:
-        """Enter a member into the books; the caller has found that it fits."""
+        """Count a member in; the caller has found that it fits."""
         usable, cards = self.usable_cards(request, placement.node), set(placement.cards)
         is_count = len(placement.cards) == len(cards) == request.cards
         if usable is None or not is_count or not cards.issubset(usable):
@@ -243,9 +176,9 @@ class Fleet:
         self._move(request, placement, sign=1)
 
     def give(self, request: Request, placement: Placement) -> None:
-        """Take a member out of the books again."""
+        """Count a member out again."""
         if not self.held[request, placement]:
-            raise InternalError(f"P6 broken: {request} was never taken at {placement}")
+            raise InternalError(f"F6 broken: {request} was never taken at {placement}")
         self.held[request, placement] -= 1
         if not self.held[request, placement]:
             del self.held[request, placement]
@@ -278,22 +211,22 @@ class Fleet:
     # --- the rules -----------------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert P1 to P6 against a second set of books, built anew from what is held; a failure is a bug."""
+        """Assert F1 to F6 against a second fleet, built anew from what is held; a failure is a bug."""
         again = Fleet(self.nodes, overcommit_percent=self.overcommit_percent)
         for (request, placement), count in self.held.items():
             for _ in range(count):
                 again._move(request, placement, sign=1)
-        for name in BOOKS:
+        for name in COUNTED:
             if getattr(self, name) != getattr(again, name):
-                raise InternalError(f"P6 broken: {name} is not what the members held add up to")
+                raise InternalError(f"F6 broken: {name} is not what the members held add up to")
         self._check_company()
         for node, spec in enumerate(self.nodes):
             if self.free_cpu_milli[node] < 0 or self.free_memory_bytes[node] < 0:
-                raise InternalError(f"P4 broken on {spec.name}: more CPU or memory taken than there is")
+                raise InternalError(f"F4 broken on {spec.name}: more CPU or memory taken than there is")
             if min(self.free_milli[node], default=0) < 0:
-                raise InternalError(f"P1 broken on {spec.name}: more than {self.limit_milli} m taken of a card")
+                raise InternalError(f"F1 broken on {spec.name}: more than {self.limit_milli} m taken of a card")
             if min(self.free_bytes[node], default=0) < 0:
-                raise InternalError(f"P3 broken on {spec.name}: more bytes taken of a card than it has")
+                raise InternalError(f"F3 broken on {spec.name}: more bytes taken of a card than it has")
 
     def _check_company(self) -> None:
         on_card: dict[tuple[int, int], list[Request]] = {}
@@ -306,7 +239,7 @@ class Fleet:
         for (node, card), users in on_card.items():
             where = f"on card {card} of {self.nodes[node].name}"
             if len(users) > 1 and any(user.is_whole for user in users):
-                raise InternalError(f"P2 broken {where}: a whole card with {len(users)} users")
+                raise InternalError(f"F2 broken {where}: a whole card with {len(users)} users")
             check_company(where, users)
         for node, users in on_node.items():
             if any(user.is_whole for user in users):

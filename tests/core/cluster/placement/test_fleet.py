@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.cluster.placement.model import CHANGES_KEPT, Fleet, NodeSpec, Request
+from carpool.core.cluster.placement.fleet import CHANGES_KEPT, Fleet
+from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.errors import InternalError, UsageError
 from carpool.units import GIB
 from tests.core.cluster.placement.fleets import at, cpu_only, memory, node, share, whole
@@ -208,13 +209,13 @@ def test_labels_of_shares_bind_only_their_card() -> None:
 
 
 @pytest.mark.parametrize("labels", [{"exclusion": "a"}, {"anti_affinity": "a"}])
-def test_p5_broken_on_a_node_of_whole_cards_is_noticed(labels: dict[str, str]) -> None:
+def test_f5_broken_on_a_node_of_whole_cards_is_noticed(labels: dict[str, str]) -> None:
     fleet = Fleet([node(2)])
     enter_unchecked(fleet, whole_with(**labels), 1)
     other = share(100, anti_affinity=labels.get("anti_affinity", ""))
     fleet.held[other, at(0, 1)] = 1
     fleet._move(other, at(0, 1), sign=1)
-    with pytest.raises(InternalError, match="P5 broken on n:"):
+    with pytest.raises(InternalError, match="F5 broken on n:"):
         fleet.check_invariants()
 
 
@@ -233,10 +234,10 @@ def test_a_node_that_is_gone_has_nothing_and_may_come_back() -> None:
     assert fleet.capacity_milli == 7000
 
 
-def test_p7_a_node_with_members_stays() -> None:
+def test_f7_a_node_with_members_stays() -> None:
     fleet = Fleet([node(2)])
     fleet.take(share(100), at(0, 0))
-    with pytest.raises(InternalError, match="P7 broken"):
+    with pytest.raises(InternalError, match="F7 broken"):
         fleet.refit(0, NodeSpec(name="n", cards=0))
 
 
@@ -312,21 +313,21 @@ def test_taking_what_does_not_fit_is_a_bug_and_changes_nothing(where: object) ->
     assert fleet.taken_milli == 900
 
 
-def test_p6_giving_back_what_was_never_taken_is_noticed() -> None:
+def test_f6_giving_back_what_was_never_taken_is_noticed() -> None:
     fleet = Fleet([node()])
     fleet.take(share(100), at(0, 0))
-    with pytest.raises(InternalError, match="P6 broken"):
+    with pytest.raises(InternalError, match="F6 broken"):
         fleet.give(share(100), at(0, 1))
     fleet.give(share(100), at(0, 0))
-    with pytest.raises(InternalError, match="P6 broken"):
+    with pytest.raises(InternalError, match="F6 broken"):
         fleet.give(share(100), at(0, 0))
 
 
-def test_p6_books_that_do_not_add_up_are_noticed() -> None:
+def test_f6_books_that_do_not_add_up_are_noticed() -> None:
     fleet = Fleet([node()])
     fleet.take(share(100), at(0, 0))
     fleet.free_milli[0][1] -= 1
-    with pytest.raises(InternalError, match="P6 broken: free_milli"):
+    with pytest.raises(InternalError, match="F6 broken: free_milli"):
         fleet.check_invariants()
 
 
@@ -340,11 +341,11 @@ def enter_unchecked(fleet: Fleet, request: Request, times: int) -> None:
 @pytest.mark.parametrize(
     ("request_", "rule"),
     [
-        (share(600), "P1"),
-        (whole(), "P2"),
-        (memory(10), "P3"),
-        (share(1, cpus=10), "P4"),
-        (share(1, anti_affinity="a"), "P5"),
+        (share(600), "F1"),
+        (whole(), "F2"),
+        (memory(10), "F3"),
+        (share(1, cpus=10), "F4"),
+        (share(1, anti_affinity="a"), "F5"),
     ],
 )
 def test_a_broken_rule_is_noticed(request_: Request, rule: str) -> None:
@@ -355,9 +356,9 @@ def test_a_broken_rule_is_noticed(request_: Request, rule: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["b", ""])
-def test_p5_two_exclusion_labels_on_a_card_are_noticed(other: str) -> None:
+def test_f5_two_exclusion_labels_on_a_card_are_noticed(other: str) -> None:
     fleet = Fleet([node(1)])
     enter_unchecked(fleet, share(1, exclusion="a"), 1)
     enter_unchecked(fleet, share(1, exclusion=other), 1)
-    with pytest.raises(InternalError, match="P5 broken"):
+    with pytest.raises(InternalError, match="F5 broken"):
         fleet.check_invariants()

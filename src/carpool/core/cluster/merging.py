@@ -1,14 +1,14 @@
-"""Closing ranks: groups of a pool join each other where that frees the cards that one of its waiting jobs wants.
+"""Merging: groups of a pool join each other where that frees the cards that one of its waiting jobs wants.
 
 Without it a wide job waits for as long as there are enough smaller ones that go before it, although those could run
 side by side at little loss: guests ride only where there are no cards, and get cards of their own as soon as some
 are free. So for the first waiting job of every shape it is asked which groups would have to join others of their
 shape for it to find room, and what they would lose by that. If they lose less than the job gains by running, they
-join. Both are counted as in packing.py: speed × cards, by what was measured; a mixture nobody has measured does not
-count.
+join. Both are counted as in side_by_side.py: speed × cards, by what was measured; a mixture nobody has measured
+does not count.
 
 A job whose cards are wanted is parked as any other, and joins its new host at once or, if the driver takes its time,
-by the rules of packing.py once it has left its cards. Nobody's share is touched: all of this is inside one pool.
+by the rules of side_by_side.py once it has left its cards. Nobody's share is touched: all of this is inside one pool.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.model import Job, State
-from carpool.core.cluster.packing import GAIN_MILLI
-from carpool.core.cluster.placement.model import WHOLE_MILLI, Request
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, Request
 from carpool.core.cluster.rates import Mixture, join, mixture_of
+from carpool.core.cluster.side_by_side import GAIN_MILLI
 from carpool.core.cluster.tenants import Pool
 
 
@@ -54,15 +54,15 @@ class Plan:
             self.freed_milli[place.node] = self.freed_milli.get(place.node, 0) + member.total_milli
 
 
-def close_ranks(cluster: Cluster) -> None:
+def merge_groups(cluster: Cluster) -> None:
     """Make room side by side for the first waiting job of every shape, in their order."""
     heads = [(row[0], pool) for pool in cluster.pools.values() for row in pool.waiting.rows.values()]
     for (_, _, job), pool in sorted(heads, key=lambda head: head[0][:2]):
-        if not job.size_milli or (pool.tenant, job.shape) in cluster.in_vain:
+        if not job.size_milli or (pool.tenant, job.shape) in cluster.merged_in_vain:
             continue
         plan = _find_merges(cluster, pool, job)
         if plan is None or not _carry_out(cluster, pool, job, plan):
-            cluster.in_vain.add((pool.tenant, job.shape))
+            cluster.merged_in_vain.add((pool.tenant, job.shape))
 
 
 def _carry_out(cluster: Cluster, pool: Pool, job: Job, plan: Plan) -> bool:
@@ -70,7 +70,7 @@ def _carry_out(cluster: Cluster, pool: Pool, job: Job, plan: Plan) -> bool:
     is_owned = owned_milli + job.size_milli <= pool.share_milli
     if not is_owned and job.turn_ns > cluster.settings.deadline_ns:
         return False
-    room = cluster.floor.find_without(job, [merge.guest for merge in plan.merges])
+    room = cluster.occupancy.find_without(job, [merge.guest for merge in plan.merges])
     if room is None:
         return False
     for merge in plan.merges:
@@ -99,10 +99,10 @@ def _find_merges(cluster: Cluster, pool: Pool, job: Job) -> Plan | None:
 
 def _clear_a_node(cluster: Cluster, plan: Plan, member: Request) -> int | None:
     """Find the node that is cheapest to clear for the member, and plan the merges; None if there is none."""
-    usable_milli = cluster.books.usable_milli
+    usable_milli = cluster.inventory.usable_milli
     best: tuple[int, int] | None = None
     cheapest: dict[tuple[int, Mixture], int | None] = {}  # what a group loses at least, whichever it joins
-    for node, jobs in enumerate(cluster.floor.on_node):
+    for node, jobs in enumerate(cluster.occupancy.on_node):
         missing_milli = member.total_milli - usable_milli(member, node) - plan.freed_milli.get(node, 0)
         if missing_milli <= 0:
             return node
@@ -134,9 +134,9 @@ def _sum_up(costs: list[tuple[int, int]], missing_milli: int) -> tuple[int, int]
 
 def _clear(cluster: Cluster, plan: Plan, member: Request, node: int) -> bool:
     """Let groups of the node join others elsewhere, the cheapest first, until the member fits."""
-    free_milli = cluster.books.usable_milli(member, node)
+    free_milli = cluster.inventory.usable_milli(member, node)
     while free_milli + plan.freed_milli.get(node, 0) < member.total_milli:
-        hosts = [host for host in cluster.floor.on_node[node] if host in plan.groups]
+        hosts = [host for host in cluster.occupancy.on_node[node] if host in plan.groups]
         merges = [merge for host in hosts if (merge := _best_merge(cluster, plan, host, node)) is not None]
         if not merges:
             return False

@@ -1,0 +1,69 @@
+"""What is asked for, what a node has, and where something goes: the words of placement. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.errors import UsageError
+
+WHOLE_MILLI = 1000  # a whole card, in thousandths of its time
+NO_MODELS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one member of a job wants of one node. Equal requests share cached scores. The labels: see labels.py."""
+
+    cards: int  # 0 = CPU only
+    card_milli: int  # thousandths of each card's time, 1..1000; 1000 = whole, exclusive cards; 0 with no cards
+    card_bytes: int = 0  # memory on each card; 0 = not said: the same share of the card's bytes as of its time
+    cpu_milli: int = 0
+    memory_bytes: int = 0  # of the host
+    models: frozenset[str] = NO_MODELS  # allowed card models; empty = any
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cards < 0 or not (0 < self.card_milli <= WHOLE_MILLI if self.cards else self.card_milli == 0):
+            raise UsageError(f"{self.cards} cards of {self.card_milli} m: a card's share is 1 to 1000 thousandths")
+        if min(self.card_bytes, self.cpu_milli, self.memory_bytes) < 0:
+            raise UsageError("a request for less than nothing: bytes and CPU are zero or more")
+
+    @property
+    def is_whole(self) -> bool:
+        return self.card_milli == WHOLE_MILLI
+
+    @property
+    def total_milli(self) -> int:
+        """The card time asked for, over all cards."""
+        return self.cards * self.card_milli
+
+    @property
+    def size(self) -> int:
+        """How many whole cards; 0 for shares of cards."""
+        return self.cards if self.is_whole else 0
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.affinity or self.anti_affinity or self.exclusion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a node has when nothing is on it."""
+
+    name: str
+    cards: int
+    model: str = ""
+    card_bytes: int = 0  # of each card; 0 = unknown, then card memory is not counted
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a member goes: the node's number in the fleet, and its cards in rising order."""
+
+    node: int
+    cards: tuple[int, ...]
