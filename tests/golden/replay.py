@@ -119,7 +119,7 @@ class _Walk:
             made = under_test.tell(self.scheduler, self.kind, name, values, self.now)
         except CarpoolError as error:
             return [[RAISED, type(error).__name__, str(error)]]
-        return [fact_as_plain(effect, self.fields.get(type(effect).__name__)) for effect in made]
+        return [fact_as_plain(effect, self.fields.get(under_test.name_of(type(effect)))) for effect in made]
 
     def _named(self, effects: list[list[Plain]]) -> list[str]:
         return [self.show(effect) for effect in effects]

@@ -14,12 +14,14 @@ import msgspec
 
 from carpool.core.cluster import effects as cluster_effects
 from carpool.core.cluster import events as cluster_events
-from carpool.core.cluster.books import CardBooks, PlacerBooks
-from carpool.core.cluster.model import Settings as ClusterSettings
+from carpool.core.cluster.inventory import CardInventory
+from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.orders.base import ORDERS
-from carpool.core.cluster.placement.base import RULES, make_rule
-from carpool.core.cluster.placement.model import Fleet, NodeSpec
+from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import NodeSpec
+from carpool.core.cluster.placement.rules import RULES, make_rule
+from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId
 from carpool.core.node import effects as node_effects
@@ -35,13 +37,24 @@ NODE, CLUSTER = "node", "cluster"
 FORGOTTEN = "JobForgotten"  # a call of `forget`, written as the event it stands for
 RAISED = "raised"  # instead of effects: the scheduler raised an error
 
+NAMES_IN_LOGS: dict[type, str] = {  # types that were renamed after the logs were recorded
+    cluster_effects.SuspendJob: "ParkJob",
+    cluster_events.JobSuspended: "JobParked",
+}
+
+
+def name_of(kind: type) -> str:
+    """What the logs call a type."""
+    return NAMES_IN_LOGS.get(kind, kind.__name__)
+
+
 EVENTS: dict[str, dict[str, type]] = {
-    NODE: {kind.__name__: kind for kind in get_args(node_events.Event)},
-    CLUSTER: {kind.__name__: kind for kind in get_args(cluster_events.Event)},
+    NODE: {name_of(kind): kind for kind in get_args(node_events.Event)},
+    CLUSTER: {name_of(kind): kind for kind in get_args(cluster_events.Event)},
 }
 EFFECTS: dict[str, dict[str, type]] = {
-    NODE: {kind.__name__: kind for kind in get_args(node_effects.Effect)},
-    CLUSTER: {kind.__name__: kind for kind in get_args(cluster_effects.Effect)},
+    NODE: {name_of(kind): kind for kind in get_args(node_effects.Effect)},
+    CLUSTER: {name_of(kind): kind for kind in get_args(cluster_effects.Effect)},
 }
 
 _FIELDS: dict[object, tuple[str, ...]] = {}
@@ -59,7 +72,7 @@ def describe_node(policy: Any, settings: NodeSettings | None) -> dict[str, Plain
     return {"scheduler": NODE, "policy": name, "settings": _unusual(settings or NodeSettings())}
 
 
-def describe_cluster(books: Any, order: Any, settings: ClusterSettings | None) -> dict[str, Plain] | None:
+def describe_cluster(inventory: Any, order: Any, settings: ClusterSettings | None) -> dict[str, Plain] | None:
     if ORDERS.get(order.name) is not type(order):
         return None
     said: dict[str, Plain] = {
@@ -67,12 +80,12 @@ def describe_cluster(books: Any, order: Any, settings: ClusterSettings | None) -
         "policy": order.name,
         "settings": _unusual(settings or ClusterSettings()),
     }
-    if type(books) is CardBooks and books.free_milli == books.capacity_milli:
-        cards = zip(books._names, books._cards, strict=True)
+    if type(inventory) is CardInventory and inventory.free_milli == inventory.capacity_milli:
+        cards = zip(inventory._names, inventory._cards, strict=True)
         return {**said, "nodes": [{"name": name, "cards": count} for name, count in cards]}
-    if type(books) is not PlacerBooks or books.free_milli != books.capacity_milli:
+    if type(inventory) is not PlacerInventory or inventory.free_milli != inventory.capacity_milli:
         return None
-    fleet, rule = books._fleet, books._placer.rule
+    fleet, rule = inventory._fleet, inventory._placer.rule
     if rule.name not in RULES or rule.lots is not None or getattr(rule, "demand", None):
         return None
     nodes = [_unusual(node) for node in fleet.nodes]
@@ -87,10 +100,10 @@ def make(said: dict[str, Plain]) -> Scheduler:
     nodes = [msgspec.convert(node, NodeSpec) for node in said["nodes"]]
     if "rule" in said:
         fleet = Fleet(nodes, overcommit_percent=said["overcommit_percent"])
-        books: CardBooks | PlacerBooks = PlacerBooks(Placer(fleet, make_rule(said["rule"])))
+        inventory: CardInventory | PlacerInventory = PlacerInventory(Placer(fleet, make_rule(said["rule"])))
     else:
-        books = CardBooks(nodes)
-    return ClusterScheduler(books, ORDERS[said["policy"]](), msgspec.convert(said["settings"], ClusterSettings))
+        inventory = CardInventory(nodes)
+    return ClusterScheduler(inventory, ORDERS[said["policy"]](), msgspec.convert(said["settings"], ClusterSettings))
 
 
 def _unusual(record: Any) -> dict[str, Plain]:
@@ -131,7 +144,10 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 def fact_as_plain(fact: Any, fields: tuple[str, ...] | None = None) -> list[Plain]:
     """An event or effect: its name, then its fields; those of the log where one is given."""
     kind = type(fact)
-    return [kind.__name__, *[plain(getattr(fact, name)) for name in fields or fields_of(kind)]]
+    values = [plain(getattr(fact, name)) for name in fields or fields_of(kind)]
+    if kind is cluster_effects.RejectEvent:  # one of its fields names a type
+        values = [next((old for new, old in NAMES_IN_LOGS.items() if new.__name__ == each), each) for each in values]
+    return [name_of(kind), *values]
 
 
 def make_event(scheduler: str, name: str, values: dict[str, Plain]) -> Any:
