@@ -16,10 +16,10 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
+from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
-from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
@@ -32,24 +32,24 @@ CPU = DeviceId("cpu")
 
 
 class Node:
-    """A daemon's loop and calls, with jobs that outlived the last one."""
+    """A daemon's driver and calls, with jobs that outlived the last one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
         places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
         self.starter = starter = Starter(places, [])
-        self.loop = Loop(scheduler, self.journal, starter, lambda: None)
-        self.calls = Calls(self.loop, starter, DaemonConfig(), [], lambda: None)
-        self.loop.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
+        self.driver = Driver(scheduler, self.journal, starter, lambda: None)
+        self.calls = Calls(self.driver, starter, DaemonConfig(), [], lambda: None)
+        self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
 
     def adopt(self, name: str, *, live_bytes: int, needs: Needs | None) -> LiveJob:
         job, spec = JobId(name), JobSpec(name=name)
         (self._directory / name).mkdir()
         file = JobFile(job=name, number=1, spec=spec, argv=["python", "-c", "print(1)"], cwd="/")
-        live = self.loop.jobs[job] = LiveJob(id=job, directory=self._directory / name, file=file)
+        live = self.driver.jobs[job] = LiveJob(id=job, directory=self._directory / name, file=file)
         live.make_page()
-        self.loop.tell(
+        self.driver.tell(
             JobAdopted(job=job, spec=spec, device=CPU, holding=False, steps=1, live_bytes=live_bytes, needs=needs)
         )
         return live
@@ -70,7 +70,7 @@ def test_a_job_for_which_no_byte_is_left_has_a_cap_all_the_same(tmp_path: Path) 
     def act(node: Node) -> None:
         node.adopt("full", live_bytes=MIB, needs=Needs(persistent_bytes=100 * MIB, ephemeral_bytes=0))
         late = node.adopt("late", live_bytes=0, needs=None)
-        node.loop.tell(LeaseAsked(job=late.id))
+        node.driver.tell(LeaseAsked(job=late.id))
         assert late.page is not None
         assert late.is_granted
         assert late.page.words[pages.H_CAP] == 1
@@ -96,7 +96,7 @@ def test_a_job_outside_turns_can_be_neither_suspended_nor_resumed(tmp_path: Path
         live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
         with pytest.raises(RefusedError, match="job a is not suspended"):
             node.calls.suspend("a", is_resumed=True)
-        node.loop.tell(JobDetached(job=live.id, reason="it asked to"))
+        node.driver.tell(JobDetached(job=live.id, reason="it asked to"))
         for verb in ("suspended", "resumed"):
             with pytest.raises(RefusedError, match=f"job a cannot be {verb}: "):
                 node.calls.suspend("a", is_resumed=verb == "resumed")
@@ -122,8 +122,8 @@ def test_a_gpu_is_refused_for_ever_before_anything_that_would_pass(tmp_path: Pat
         gpus = [
             DeviceFacts(id=name, kind="cuda", capacity_bytes=100 * MIB, title="a card") for name in ("cpu", "gpu1")
         ]
-        node.calls = Calls(node.loop, node.starter, DaemonConfig(), gpus, lambda: None)
-        node.loop.tell(DeviceAdded(device=DeviceId("gpu1"), capacity_bytes=100 * MIB))
+        node.calls = Calls(node.driver, node.starter, DaemonConfig(), gpus, lambda: None)
+        node.driver.tell(DeviceAdded(device=DeviceId("gpu1"), capacity_bytes=100 * MIB))
         live = node.adopt("a", live_bytes=MIB, needs=None)
         with pytest.raises(RefusedError, match="keeps the GPU it was started with; end it and start it there: "):
             node.calls.migrate("a", "gpu1")

@@ -29,7 +29,7 @@ from carpool import __version__
 from carpool.cli.launch import restart_daemon
 from carpool.client import DaemonSocket
 from carpool.daemon.files import End, load_file
-from carpool.daemon.isolation import why_kept_out
+from carpool.daemon.python_options import why_kept_out
 from carpool.errors import CarpoolError, PeerError, UnreachableError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places

@@ -19,8 +19,8 @@ from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import JobState
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon.config import DaemonConfig
+from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.loop import Loop
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import plain
@@ -30,7 +30,7 @@ from carpool.units import format_count, format_share
 from carpool.wire import page as pages
 
 if TYPE_CHECKING:
-    from carpool.daemon.desk import Desk
+    from carpool.daemon.router import Router
 
 ENDED_SHOWN = 20
 
@@ -59,29 +59,29 @@ class Resize(msgspec.Struct, kw_only=True):
 class Calls:
     def __init__(
         self,
-        loop: Loop,
+        driver: Driver,
         starter: Starter,
         config: DaemonConfig,
         devices: list[DeviceFacts],
         stop: Callable[[], object],
     ) -> None:
-        self._loop = loop
+        self._driver = driver
         self._starter = starter
         self._config = config
         self._devices = devices
         self._stop = stop
         self._began_ns = time.monotonic_ns()
 
-    def answer(self, desk: Desk, verb: str, arguments: dict[str, object]) -> dict[str, object]:
+    def answer(self, router: Router, verb: str, arguments: dict[str, object]) -> dict[str, object]:
         match verb:
             case "status":
                 return self.status()
             case "ps":
                 return self.ps(with_ended=bool(arguments.get("all")))
             case "submit":
-                return self.submit(desk, arguments)
+                return self.submit(router, arguments)
             case "flush":
-                self._loop.journal.flush()
+                self._driver.journal.flush()
                 return {}
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
@@ -106,8 +106,8 @@ class Calls:
                 raise UsageError(f"the daemon knows no '{verb}'")
 
     def status(self) -> dict[str, object]:
-        self._loop.look()
-        picture = self._loop.scheduler.picture(now=time.monotonic_ns())
+        self._driver.look()
+        picture = self._driver.scheduler.picture(now=time.monotonic_ns())
         times = os.times()
         titles = {device.id: (device.kind, device.title) for device in self._devices}
         return {
@@ -118,8 +118,8 @@ class Calls:
             "kept_bytes": self._kept_bytes(picture.jobs),
             "uptime_ns": time.monotonic_ns() - self._began_ns,
             "cpu_s": times.user + times.system,
-            "jobs": len(self._loop.jobs),
-            "journal_trouble": self._loop.journal.trouble,
+            "jobs": len(self._driver.jobs),
+            "journal_trouble": self._driver.journal.trouble,
             "devices": [
                 {**plain(device), "kind": titles[device.id][0], "title": titles[device.id][1]}
                 for device in picture.devices
@@ -130,28 +130,28 @@ class Calls:
         """What jobs that are not away keep of the store for their next move; on a disk they keep nothing."""
         if not self._config.park_to:
             return 0
-        here = [self._loop.jobs[job.id] for job in jobs if job.id in self._loop.jobs and not job.parked_bytes]
+        here = [self._driver.jobs[job.id] for job in jobs if job.id in self._driver.jobs and not job.parked_bytes]
         return kept_bytes(self._starter.places.parked, {pid for live in here for pid in live.pids()})
 
     def ps(self, *, with_ended: bool) -> dict[str, object]:
-        self._loop.look()
+        self._driver.look()
         now = time.monotonic_ns()
-        picture = self._loop.scheduler.picture(now=now)
-        live = [self._shown(job) for job in picture.jobs if job.id in self._loop.jobs]
-        self._loop.journal.flush(rows_max=0)
-        ended = self._loop.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
+        picture = self._driver.scheduler.picture(now=now)
+        live = [self._shown(job) for job in picture.jobs if job.id in self._driver.jobs]
+        self._driver.journal.flush(rows_max=0)
+        ended = self._driver.journal.ended_jobs(ENDED_SHOWN) if with_ended else []
         return {**plain(picture), "jobs": ended + live, "now_ns": now}
 
     def job(self, wanted: str) -> dict[str, object]:
         """One job, live or ended; the newest of that name if there are several."""
-        self._loop.look()
+        self._driver.look()
         live, policy = self._find_live(wanted), self._config.policy
         if live is not None:
-            picture = self._loop.scheduler.picture_job(live, now=time.monotonic_ns())
+            picture = self._driver.scheduler.picture_job(live, now=time.monotonic_ns())
             if picture is not None:
                 return {"job": self._shown(picture), "log": str(self._starter.log_path(live)), "policy": policy}
-        self._loop.journal.flush(rows_max=0)
-        ended = self._loop.journal.find_ended(wanted)
+        self._driver.journal.flush(rows_max=0)
+        ended = self._driver.journal.find_ended(wanted)
         if ended is not None:
             return {"job": ended, "log": str(self._starter.log_path(str(ended["id"]))), "policy": policy}
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
@@ -160,14 +160,14 @@ class Calls:
         live = self._find_live(wanted)
         if live is None:
             raise self._missing(wanted)
-        self._loop.look_at(self._loop.jobs[live])  # an allocation of it that waits is given up (W8)
-        self._loop.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
+        self._driver.look_at(self._driver.jobs[live])  # an allocation of it that waits is given up (W8)
+        self._driver.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
         return {"job": live}
 
     def suspend(self, wanted: str, *, is_resumed: bool) -> dict[str, object]:
         """Let a job leave the device until it is resumed, or let it come back."""
         job = self._find_live(wanted)
-        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
         if job is None or picture is None:
             raise self._missing(wanted)
         event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
@@ -175,11 +175,11 @@ class Calls:
             raise RefusedError(f"job {job} cannot be {'resumed' if is_resumed else 'suspended'}: {picture.reason}")
         if is_resumed and not picture.is_suspended:
             raise RefusedError(f"job {job} is not suspended: {picture.reason}")
-        live = self._loop.jobs[job]
+        live = self._driver.jobs[job]
         live.file.is_suspended = not is_resumed
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
-        self._loop.tell(event)
+        self._driver.tell(event)
         return self.job(job)
 
     def resize(self, arguments: dict[str, object]) -> dict[str, object]:
@@ -191,8 +191,8 @@ class Calls:
         job = self._find_live(asked.job)
         if job is None:
             raise self._missing(asked.job)
-        live = self._loop.jobs[job]
-        self._loop.look_at(live)
+        live = self._driver.jobs[job]
+        self._driver.look_at(live)
         if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
             least, most = asked.share_milli
             raise UsageError(
@@ -206,11 +206,11 @@ class Calls:
             share_milli=asked.share_milli,
             may_end=asked.may_end,
         )
-        reason = self._loop.scheduler.refusal_of(event)
+        reason = self._driver.scheduler.refusal_of(event)
         if reason is not None:
             raise RefusedError(reason)
-        self._loop.tell(event)
-        live.file.spec = self._loop.scheduler.spec_of(job)
+        self._driver.tell(event)
+        live.file.spec = self._driver.scheduler.spec_of(job)
         self._starter.resized(live)
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
@@ -219,28 +219,28 @@ class Calls:
     def migrate(self, wanted: str, device: str) -> dict[str, object]:
         """Let a job go on on another device of this node."""
         job = self._find_live(wanted)
-        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
         if job is None or picture is None:
             raise self._missing(wanted)
         if not may_move(picture.state, MigrateAsked):
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
-        known = [each.id for each in self._loop.scheduler.picture(now=time.monotonic_ns()).devices]
+        known = [each.id for each in self._driver.scheduler.picture(now=time.monotonic_ns()).devices]
         if device not in known:
             raise UsageError(
                 f"job {job} cannot move to {device}: there is no such device; there are {', '.join(known)}"
             )
         self._check_kinds(job, picture.device, device)
-        refusal = self._loop.scheduler.move_refusal(job, DeviceId(device))
+        refusal = self._driver.scheduler.move_refusal(job, DeviceId(device))
         if refusal:
             raise RefusedError(refusal)
-        self._loop.tell(MigrateAsked(job=job, device=DeviceId(device)))
+        self._driver.tell(MigrateAsked(job=job, device=DeviceId(device)))
         return self.job(job)
 
     def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
         """A process keeps the GPU it was started with, however long one waits: that is said before anything else."""
         if source == target or "cuda" not in {each.kind for each in self._devices if each.id in (source, target)}:
             return
-        live = self._loop.jobs[job]
+        live = self._driver.jobs[job]
         there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
         if live.is_paced():
             there = f"what is not PyTorch cannot be written to a file: {there}"
@@ -255,8 +255,8 @@ class Calls:
         job = self._find_live(wanted)
         if job is None:
             raise self._missing(wanted)
-        live = self._loop.jobs[job]
-        picture = self._loop.scheduler.picture_job(job, now=time.monotonic_ns())
+        live = self._driver.jobs[job]
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns())
         if live.page is None or picture is None or picture.state is JobState.QUEUED:
             raise RefusedError(f"job {job} has not started; there is nothing to write yet")
         if picture.is_suspended:
@@ -280,22 +280,22 @@ class Calls:
         live.page.words[pages.H_CHECKPOINT] = number
         return {"job": job, "number": number, "directory": str(live.directory), "argv": live.file.argv}
 
-    def submit(self, desk: Desk, arguments: dict[str, object]) -> dict[str, object]:
+    def submit(self, router: Router, arguments: dict[str, object]) -> dict[str, object]:
         try:
             asked = msgspec.convert(arguments, Submission)
         except msgspec.ValidationError as error:
             raise UsageError(f"the submission cannot be read: {error}") from error
-        live = desk.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
-        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec))
+        live = router.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
+        self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec))
         if live.trouble:
             raise RefusedError(live.trouble)
-        picture = self._loop.scheduler.picture_job(live.id, now=time.monotonic_ns())
+        picture = self._driver.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is None:
             raise UsageError(f"job {live.id} vanished")
         return {"job": self._shown(picture), "log": str(self._starter.log_path(live.id))}
 
     def stop(self, *, is_forced: bool) -> dict[str, object]:
-        names, count = ", ".join(self._loop.jobs), len(self._loop.jobs)
+        names, count = ", ".join(self._driver.jobs), len(self._driver.jobs)
         runs, whom = ("runs", "it") if count == 1 else ("run", "them")
         if names and not is_forced:
             raise RefusedError(
@@ -307,23 +307,23 @@ class Calls:
 
     def _missing(self, wanted: str) -> CarpoolError:
         """What to say of a job that nothing can be asked of."""
-        self._loop.journal.flush(rows_max=0)
-        ended = self._loop.journal.find_ended(wanted)
+        self._driver.journal.flush(rows_max=0)
+        ended = self._driver.journal.find_ended(wanted)
         if ended is not None:
             return RefusedError(f"job {ended['id']} is over ({ended['reason']}); see: carpool ps --all")
         return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
 
     def _find_live(self, wanted: str) -> JobId | None:
-        if wanted in self._loop.jobs:
+        if wanted in self._driver.jobs:
             return JobId(wanted)
-        named = [job_id for job_id, live in self._loop.jobs.items() if live.file.spec.name == wanted]
+        named = [job_id for job_id, live in self._driver.jobs.items() if live.file.spec.name == wanted]
         if len(named) > 1:
             raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
-        numbered = [job_id for job_id in self._loop.jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
+        numbered = [job_id for job_id in self._driver.jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
         return next(iter(named + numbered), None)
 
     def _shown(self, job: JobPicture) -> dict[str, object]:
-        live = self._loop.jobs.get(job.id)
+        live = self._driver.jobs.get(job.id)
         if live is None:
             return {**plain(job), "pids": [], "argv": [], "device_ns": 0, "processes": [], "gradient_bytes": None}
         shown = {"pids": sorted(live.pids()), "argv": live.file.argv, "silent_ns": _silent_ns(job, live)}

@@ -22,10 +22,10 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes
 from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
-from carpool.daemon.desk import Desk
-from carpool.daemon.door import Door
+from carpool.daemon.driver import Driver
 from carpool.daemon.journal import Journal
-from carpool.daemon.loop import Loop
+from carpool.daemon.knocks import KnockSocket
+from carpool.daemon.router import Router
 from carpool.daemon.starter import Starter
 from carpool.devices.base import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
@@ -63,26 +63,26 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         broken.set()
         stopped.set()
 
-    loop = Loop(Scheduler(POLICIES[config.policy], config.settings()), journal, starter, give_up)
+    driver = Driver(Scheduler(POLICIES[config.policy], config.settings()), journal, starter, give_up)
     for device in devices:
-        loop.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
+        driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in journal.histories().items():
-        loop.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
-    calls = Calls(loop, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
-    desk = Desk(loop, starter, places, calls)
-    desk.adopt()
-    door = Door(places.knock, loop.listen)
+        driver.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
+    calls = Calls(driver, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
+    router = Router(driver, starter, places, calls)
+    router.adopt()
+    knocks = KnockSocket(places.knock, driver.listen)
     # We hold the lock, so a socket that is still there is a dead daemon's.
     places.socket.unlink(missing_ok=True)
-    server = await running.create_unix_server(desk.connect, path=str(places.socket))
+    server = await running.create_unix_server(router.connect, path=str(places.socket))
     log.info(
         "daemon.ready version=%s pid=%d policy=%s device=%s", __version__, os.getpid(), config.policy, config.device
     )
     await stopped.wait()
     if not broken.is_set():
-        loop.note_accounts()
+        driver.note_accounts()
     journal.close()
-    door.close()
+    knocks.close()
     if broken.is_set():
         return False
     server.close()

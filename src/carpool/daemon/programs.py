@@ -11,10 +11,10 @@ import asyncio
 
 from carpool.core.node.events import JobDetached, JobExited
 from carpool.daemon import processes
+from carpool.daemon.driver import Driver
 from carpool.daemon.files import End
-from carpool.daemon.isolation import why_kept_out
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.loop import Loop
+from carpool.daemon.python_options import why_kept_out
 from carpool.wire import messages as m
 
 GRACE_SECONDS = 0.03  # a runner needs 2 ms to tell; on a crowded machine it may not get them at once
@@ -25,8 +25,8 @@ UNTOLD = "its runner does not answer; exit code unknown"
 
 
 class Programs:
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
     def watch(self, live: LiveJob, pid: int) -> None:
         """It runs. One whose command line keeps carpool out takes no turns, and cannot say so itself."""
@@ -40,7 +40,7 @@ class Programs:
             if live.child_pidfd is not None:
                 asyncio.get_running_loop().add_reader(live.child_pidfd, self._on_gone, live)
         if why:
-            self._loop.tell(JobDetached(job=live.id, reason=why))
+            self._driver.tell(JobDetached(job=live.id, reason=why))
 
     def end_if_dead(self, live: LiveJob) -> None:
         """Its runner is gone: so is the job, if its program is."""
@@ -53,15 +53,15 @@ class Programs:
     def _told(self, live: LiveJob, end: End) -> None:
         how = f"ended by signal {end.signal}" if end.signal else f"exit code {end.code}"
         code = -end.signal if end.signal else end.code
-        if self._loop.jobs.get(live.id) is live:
+        if self._driver.jobs.get(live.id) is live:
             reason = "; ".join(said for said in (how, live.refusals()) if said)
-            self._loop.look_at(live)  # its last steps, which nobody asked about
-            self._loop.tell(JobExited(job=live.id, code=code, reason=reason))
+            self._driver.look_at(live)  # its last steps, which nobody asked about
+            self._driver.tell(JobExited(job=live.id, code=code, reason=reason))
         elif live.is_untold:
             # Only what is shown of it: to the core it is over, and what it learns of a program that finished, as the
             # bytes it needs, is lost. A job ends once.
             live.is_untold = False
-            self._loop.journal.fill_in(live.id, UNTOLD, how, is_finished=code == 0)
+            self._driver.journal.fill_in(live.id, UNTOLD, how, is_finished=code == 0)
 
     def _on_gone(self, live: LiveJob) -> None:
         """It ended; its runner tells the exit code, perhaps when it has found this daemon, unless it is gone too."""
@@ -75,13 +75,13 @@ class Programs:
         """A runner that can run gets as long again, and longer if the program was not killed. One that is stopped
         only a round of the loop: uvloop rings its timers before it looks at its sockets, and what the runner told may
         lie there."""
-        if self._loop.jobs.get(live.id) is live:
+        if self._driver.jobs.get(live.id) is live:
             rest = GRACE_SECONDS if live.was_killed() else PATIENCE_SECONDS
             rest = ROUND_SECONDS if processes.is_stopped(live.file.runner_pid) else rest
             asyncio.get_running_loop().call_later(rest, self._end_if_dead, live, UNTOLD)
 
     def _end_if_dead(self, live: LiveJob, reason: str) -> None:
-        if self._loop.jobs.get(live.id) is not live:
+        if self._driver.jobs.get(live.id) is not live:
             return
         child = live.file.child_pid
         if child and processes.is_alive(child, live.file.child_birth):
@@ -90,5 +90,5 @@ class Programs:
             self._told(live, end)
         else:
             live.is_untold = reason == UNTOLD
-            self._loop.look_at(live)  # its last steps
-            self._loop.tell(JobExited(job=live.id, code=None, reason=reason))
+            self._driver.look_at(live)  # its last steps
+            self._driver.tell(JobExited(job=live.id, code=None, reason=reason))

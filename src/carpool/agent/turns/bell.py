@@ -7,7 +7,7 @@ Ringing and listening are C (native/bell.h): between two jobs the caches are col
 
 Rules
   B1  Either the daemon takes a pass back or the holder uses it, never both: one atomic exchange of the word decides.
-      The daemon takes it back before it decides anything (daemon/passes.py).
+      The daemon takes it back before it decides anything (daemon/handovers.py).
   B2  A bell is believed only if it rings the word that stands as the offer in this process's own slot.
   B3  A bell is only earlier news: the daemon sends the same grant, with the same serial, to every job that was rung.
       Whichever comes second, bell or grant, is not another turn.

@@ -15,9 +15,9 @@ from carpool.core.node.events import Event, JobDetached, JobSubmitted, LeaseAske
 from carpool.core.node.model import AWAY, HOLDING, JobState
 from carpool.daemon import parking, processes
 from carpool.daemon.calls import Calls
+from carpool.daemon.driver import Driver
 from carpool.daemon.files import End, JobFile, load_file
 from carpool.daemon.jobs import LiveJob, Member, is_parked, is_underway
-from carpool.daemon.loop import Loop
 from carpool.daemon.peers import Connection
 from carpool.daemon.programs import Programs
 from carpool.daemon.starter import Starter
@@ -30,15 +30,15 @@ from carpool.wire.places import Places, make_private
 log = logging.getLogger("carpool")
 
 
-class Desk:
-    def __init__(self, loop: Loop, starter: Starter, places: Places, calls: Calls) -> None:
-        self._loop = loop
+class Router:
+    def __init__(self, driver: Driver, starter: Starter, places: Places, calls: Calls) -> None:
+        self._driver = driver
         self._starter = starter
         self._places = places
         self._calls = calls
-        self._programs = Programs(loop)
+        self._programs = Programs(driver)
         starter.on_runner_gone = self._programs.end_if_dead
-        self._number = loop.journal.last_number()
+        self._number = driver.journal.last_number()
 
     # --- connections --------------------------------------------------------------------------------------
 
@@ -63,10 +63,10 @@ class Desk:
                 raise PeerError(f"a daemon does not take {type(message).__name__}")
 
     def on_lost(self, peer: Connection) -> None:
-        self._loop.collect()
+        self._driver.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
-        if live is None or self._loop.jobs.get(live.id) is not live:
+        if live is None or self._driver.jobs.get(live.id) is not live:
             return
         if member is not None:
             if member.peer is peer:
@@ -88,13 +88,13 @@ class Desk:
     # --- members ------------------------------------------------------------------------------------------
 
     def _on_attach(self, peer: Connection, message: m.Attach) -> None:
-        live = self._loop.jobs.get(JobId(message.job))
+        live = self._driver.jobs.get(JobId(message.job))
         if live is None or live.page is None:
             peer.send(m.Refuse(reason=f"the daemon does not know job {message.job}"))
             return
         if not self._speaks_this_version(peer, message.version, message.protocol):
             return
-        self._loop.collect()
+        self._driver.collect()
         member = live.members.get(message.pid)
         slot = message.slot or (member.slot if member is not None else self._lend_slot(live.page, message.pid))
         if not 0 < slot < pages.SLOTS:
@@ -128,9 +128,9 @@ class Desk:
         live, member = peer.job, peer.member
         if live is None or member is None:
             raise PeerError(f"{type(message).__name__} from a process that did not attach")
-        if self._loop.jobs.get(live.id) is not live:
+        if self._driver.jobs.get(live.id) is not live:
             return  # the job is over; its last words change nothing
-        self._loop.collect()
+        self._driver.collect()
         match message:
             case m.Ask():
                 self._ask(live, member)
@@ -143,7 +143,7 @@ class Desk:
                 event = needs_from(live.id, measured, step_ns=message.step_ns)
                 live.file.needs = event.needs
                 live.save_or_warn()
-                self._loop.tell(event)
+                self._driver.tell(event)
             case m.Gradients():
                 member.gradient_bytes = message.gradient_bytes
             case m.Parked() | m.Unparked():
@@ -151,9 +151,9 @@ class Desk:
             case m.Detach() if live.speaks_for_all(member):
                 live.detach(member, message.reason)
                 live.save_or_warn()
-                self._loop.tell(JobDetached(job=live.id, reason=message.reason))
+                self._driver.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.is_asking():  # the other ranks still take turns
-                    self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
+                    self._driver.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.is_asking()
@@ -164,9 +164,9 @@ class Desk:
             live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
         elif not live.is_granted and is_first:
             if live.file.needs is None:  # what it holds before its first turn says what it will hold in it
-                self._loop.look_at(live)
-            self._loop.take_idle_beside(live)
-            self._loop.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
+                self._driver.look_at(live)
+            self._driver.take_idle_beside(live)
+            self._driver.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
         was_holding, was_asking = member.is_holding, member.is_asking
@@ -179,14 +179,14 @@ class Desk:
         still_asking = live.is_asking()
         if was_holding:
             live.is_granted = live.is_recalled = False
-            self._loop.pass_on(live.id)
-            self._loop.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
+            self._driver.pass_on(live.id)
+            self._driver.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
         elif was_asking and not still_asking and self._state_of(live) in AWAY | {JobState.WAITING}:
-            self._loop.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))
+            self._driver.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))
 
     def _drop_member(self, live: LiveJob, member: Member) -> None:
         """A member's connection is gone: what it held is free at once."""
-        self._loop.look_at(live)  # its last words in the page
+        self._driver.look_at(live)  # its last words in the page
         self._tell(parking.dropped(live, member, self._state_of(live)))
         if member.is_holding or member.is_asking:
             self._return(live, member, wants_more=False)
@@ -199,18 +199,18 @@ class Desk:
             (self._places.bells / str(member.pid)).unlink(missing_ok=True)
 
     def _state_of(self, live: LiveJob) -> JobState | None:
-        return self._loop.scheduler.state_of(live.id)
+        return self._driver.scheduler.state_of(live.id)
 
     def _tell(self, event: Event | None) -> None:
         if event is not None:
-            self._loop.tell(event)
+            self._driver.tell(event)
 
     # --- runners ------------------------------------------------------------------------------------------
 
     def _on_enter(self, peer: Connection, message: m.Enter) -> None:
         if not self._speaks_this_version(peer, message.version, message.protocol):
             return
-        known = self._loop.jobs.get(JobId(message.job)) if message.job else None
+        known = self._driver.jobs.get(JobId(message.job)) if message.job else None
         if known is not None and _has_other_runner(known, message):
             peer.send(m.Refuse(reason=f"job {message.job} has a runner already"))
             return
@@ -227,15 +227,15 @@ class Desk:
             return
         live.runner, live.file.runner_pid = peer, message.pid
         peer.job = live
-        account = self._loop.journal.account_of(live.id) if message.job else None
-        self._loop.tell(JobSubmitted(job=live.id, spec=live.file.spec, account=account))
+        account = self._driver.journal.account_of(live.id) if message.job else None
+        self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec, account=account))
 
     def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
         live.runner, live.file.runner_pid = peer, message.pid
         peer.job = live
         if message.child_pid:
             self._programs.watch(live, message.child_pid)
-        elif self._loop.scheduler.state_of(live.id) is not JobState.QUEUED:
+        elif self._driver.scheduler.state_of(live.id) is not JobState.QUEUED:
             self._starter.send_start(live)
 
     def _on_started(self, peer: Connection, message: m.Started) -> None:
@@ -272,7 +272,7 @@ class Desk:
         except BaseException:
             live.remove()
             raise
-        self._loop.jobs[job_id] = live
+        self._driver.jobs[job_id] = live
         return live
 
     def adopt(self) -> None:
@@ -291,12 +291,12 @@ class Desk:
                 self._adopt_running(live)
             elif not file.child_pid and file.environment is not None:
                 file.device = ""
-                self._loop.jobs[live.id] = live
-                account = self._loop.journal.account_of(live.id)
-                self._loop.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
+                self._driver.jobs[live.id] = live
+                account = self._driver.journal.account_of(live.id)
+                self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
                 if file.child_pid:
-                    self._loop.note_lost(live, End.load(directory))
+                    self._driver.note_lost(live, End.load(directory))
                 live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _adopt_running(self, live: LiveJob) -> None:
@@ -312,16 +312,16 @@ class Desk:
         live.file.device = device
         live.set_capacity(self._starter.capacity_of(device))
         live.find_members()
-        self._loop.jobs[live.id] = live
-        event = live.adopted(self._loop.journal.account_of(live.id))
-        self._loop.tell(event)
-        state = self._loop.scheduler.state_of(live.id)
+        self._driver.jobs[live.id] = live
+        event = live.adopted(self._driver.journal.account_of(live.id))
+        self._driver.tell(event)
+        state = self._driver.scheduler.state_of(live.id)
         if state is None:
-            del self._loop.jobs[live.id]
+            del self._driver.jobs[live.id]
             return
         live.is_granted = state in HOLDING
         if live.is_detached:
-            self._loop.tell(JobDetached(job=live.id, reason=live.file.detached))
+            self._driver.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:
             self._programs.watch(live, live.file.child_pid)
         else:

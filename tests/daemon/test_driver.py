@@ -1,4 +1,4 @@
-"""What the loop does when carpool itself has a bug, how soon it notes what happened, and what wakes it."""
+"""What the driver does when carpool itself has a bug, how soon it notes what happened, and what wakes it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from carpool.core.node.events import DeviceAdded, Tick
 from carpool.core.node.model import Account, JobSpec
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.daemon import loop as loops
-from carpool.daemon.door import Door
+from carpool.daemon import driver as drivers
+from carpool.daemon.driver import FLUSH_ROWS, Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
-from carpool.daemon.loop import FLUSH_ROWS, Loop
+from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.starter import Starter
 from carpool.errors import InternalError
 from carpool.policies import POLICIES
@@ -38,11 +38,11 @@ def test_an_event_that_breaks_the_core_is_kept_in_the_journal_and_ends_the_daemo
     scheduler = Scheduler(POLICIES["fair"], Settings())
 
     async def live() -> None:
-        loop = Loop(scheduler, journal, Starter(places, []), lambda: given_up.append("now"))
-        loop.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=1))
+        driver = Driver(scheduler, journal, Starter(places, []), lambda: given_up.append("now"))
+        driver.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=1))
         assert given_up == []
         with pytest.raises(InternalError, match="here already"):
-            loop.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=2))
+            driver.tell(DeviceAdded(device=DeviceId("cpu"), capacity_bytes=2))
         assert given_up == ["now"]
 
     asyncio.run(live())
@@ -67,13 +67,13 @@ def test_what_happens_while_the_journal_is_written_in_pieces_is_noted_in_the_acc
 
     async def live() -> None:
         places = Places(run=tmp_path, state=tmp_path)
-        loop = Loop(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
+        driver = Driver(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
         began_ns = time.monotonic_ns()
         for _ in range(40 * FLUSH_ROWS):
-            loop.tell(Tick())
+            driver.tell(Tick())
         await wait_noted(began_ns)
         happened_ns = time.monotonic_ns()
-        loop.tell(Tick())  # between two pieces
+        driver.tell(Tick())  # between two pieces
         await wait_noted(happened_ns)
 
     asyncio.run(live())
@@ -92,15 +92,15 @@ def job_that_waits(directory: Path, pending_bytes: int) -> LiveJob:
     return live
 
 
-def loop_with(live: LiveJob, journal: Journal, places: Places) -> Loop:
-    """A loop that has this job, of which the core has heard nothing but its account."""
-    loop = Loop(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
+def driver_with(live: LiveJob, journal: Journal, places: Places) -> Driver:
+    """A driver that has this job, of which the core has heard nothing but its account."""
+    driver = Driver(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
     account = Account(
         arrived_ns=0, at_ns=0, row="run", row_since_ns=0, spent_ns={}, waited_for_ns={}, served_ns=0, steps=0
     )
-    loop.scheduler.account_of = lambda job, *, now: account  # type: ignore[method-assign]  # of this object only
-    loop.jobs[live.id] = live
-    return loop
+    driver.scheduler.account_of = lambda job, *, now: account  # type: ignore[method-assign]  # of this object only
+    driver.jobs[live.id] = live
+    return driver
 
 
 def set_pending(live: LiveJob, pending_bytes: int) -> None:
@@ -114,7 +114,7 @@ def set_pending(live: LiveJob, pending_bytes: int) -> None:
 def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knocks: bool
 ) -> None:
-    monkeypatch.setattr(loops, "NOTE_SECONDS", 60.0 if knocks else 0.05)
+    monkeypatch.setattr(drivers, "NOTE_SECONDS", 60.0 if knocks else 0.05)
     journal = Journal(tmp_path / "journal.db", version="test", config="{}")
     live = job_that_waits(tmp_path, pending_bytes=4096)
 
@@ -135,19 +135,19 @@ def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
 
     async def run() -> None:
         places = Places(run=tmp_path, state=tmp_path)
-        loop = loop_with(live, journal, places)
-        door = Door(places.knock, loop.listen)
-        loop.tell(Tick())
-        assert loop._listener is None, "nobody is looked at who did not knock"
+        driver = driver_with(live, journal, places)
+        knocks = KnockSocket(places.knock, driver.listen)
+        driver.tell(Tick())
+        assert driver._listener is None, "nobody is looked at who did not knock"
         if knocks:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
                 peer.sendto(b"x", str(places.knock))
         await wait_seen([4096])
-        assert loop._listener is not None
+        assert driver._listener is not None
         set_pending(live, 0)
         await wait_seen([4096, 0])
-        assert loop._listener is None
-        door.close()
+        assert driver._listener is None
+        knocks.close()
         assert not places.knock.exists()
 
     asyncio.run(run())
@@ -160,7 +160,7 @@ def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
 def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "NOTE_SECONDS", 0.05)
+    monkeypatch.setattr(drivers, "NOTE_SECONDS", 0.05)
     journal = Journal(tmp_path / "journal.db", version="test", config="{}")
     live, noted = job_that_waits(tmp_path, pending_bytes=0), list[int]()
     note = journal.note_accounts
@@ -173,14 +173,14 @@ def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
 
     async def run() -> None:
         places = Places(run=tmp_path, state=tmp_path)
-        loop = loop_with(live, journal, places)
-        loop.tell(Tick())
+        driver = driver_with(live, journal, places)
+        driver.tell(Tick())
         for _ in range(100):
             await asyncio.sleep(0.05)
             if len(noted) >= 3:
                 break
         assert len(noted) >= 3
-        del loop.jobs[live.id]
+        del driver.jobs[live.id]
         await asyncio.sleep(0.8)  # what happened last is written
         noted.clear()
         await asyncio.sleep(0.3)

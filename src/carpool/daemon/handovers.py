@@ -45,7 +45,7 @@ class Pass:
         return self.giver.page.words[pages.slot_base(self.member.slot) + word]
 
 
-class Passes:
+class Handovers:
     def __init__(self, bells: Path) -> None:
         self._bells = bells
         self._armed: list[Pass] = []

@@ -3,7 +3,7 @@
 `tell` hands one fact to the core, writes both sides to the journal, performs the effects in their order, and arms
 the one timer for the core's next wake-up, which is there only while somebody waits. Beside it there are: one that
 writes what happened to the journal, until all is written; one that looks at allocations that wait, while some do
-(they knock, door.py; those of a CUDA program with --wait-memory do not, so it runs while such a job lives); and one
+(they knock, knocks.py; those of a CUDA program with --wait-memory do not, so it runs while such a job lives); and one
 that notes every NOTE_SECONDS, while jobs live, that they do what they did. A daemon without jobs has no timer at all.
 """
 
@@ -44,9 +44,9 @@ from carpool.core.node.model import Account, JobState
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import parking
 from carpool.daemon.files import End
+from carpool.daemon.handovers import Handovers
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
-from carpool.daemon.passes import Passes
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -63,7 +63,7 @@ IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
-class Loop:
+class Driver:
     def __init__(
         self, scheduler: Scheduler, journal: Journal, starter: Starter, give_up: Callable[[], object]
     ) -> None:
@@ -86,7 +86,7 @@ class Loop:
         self._passed: GrantLease | None = None
         self._told_ns = 0  # the time of what the core was told last
         self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
-        self._passes = Passes(starter.places.bells)
+        self._handovers = Handovers(starter.places.bells)
 
     def collect(self) -> None:
         """Take every pass back before anything is decided."""
@@ -95,7 +95,7 @@ class Loop:
 
     def _collect(self) -> bool:
         """Tell the core of turns that went on meanwhile, as of then: it orders the grants that were rung (D5)."""
-        all_used = self._passes.take_back() if not self._is_telling else []
+        all_used = self._handovers.take_back() if not self._is_telling else []
         for used in all_used:
             used.member.is_holding, used.member.is_asking = False, True
             used.giver.is_granted = used.giver.is_recalled = False
@@ -167,7 +167,7 @@ class Loop:
         """Let a recalled holder pass its turn on. That it did is found out at the next event, or when the next job
         has had its quantum; until then nothing is to be decided (B6)."""
         taker, until = self.jobs[following.job], self.scheduler.unheard_until(live.id)
-        if self._passes.arm(live, taker, following, is_quiet=until is not None):
+        if self._handovers.arm(live, taker, following, is_quiet=until is not None):
             taker.set_waiters(waiters)
             self._unheard_ns = until
 
@@ -190,7 +190,7 @@ class Loop:
         now = time.monotonic_ns()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
-            self.tell(*self._looks(map(self._passes.who_has, self.scheduler.watched())), Tick())
+            self.tell(*self._looks(map(self._handovers.who_has, self.scheduler.watched())), Tick())
         elif self._wanted_ns is not None and self._wanted_ns <= now:
             self.tell(Tick())
         else:  # what happened since it was armed put it off
@@ -245,7 +245,7 @@ class Loop:
 
     def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
-        if self._passes.has_used():
+        if self._handovers.has_used():
             self.collect()
         now = self._accounted_ns = time.monotonic_ns()
         self._has_news = False

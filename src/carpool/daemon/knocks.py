@@ -1,4 +1,4 @@
-"""The daemon's door: a program whose allocation waits for memory knocks here; inside `malloc` it can do no more.
+"""Where waiting allocations knock: a program inside `malloc` that waits for memory can do no more than that.
 
 A knock says nothing: what waits stands in the pages (S_PENDING). So one that is lost, or comes when nobody listens,
 does no harm, as the program knocks again while it waits (native/meter.c, M4); one that anybody sends makes the daemon
@@ -17,7 +17,7 @@ from pathlib import Path
 HEARD_MAX = 100  # knocks at once; whatever is left comes next
 
 
-class Door:
+class KnockSocket:
     def __init__(self, path: Path, on_knock: Callable[[], None]) -> None:
         self._path = path
         self._on_knock = on_knock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.daemon.isolation import why_kept_out
+from carpool.daemon.python_options import why_kept_out
 
 
 @pytest.mark.parametrize(
