@@ -86,7 +86,7 @@ results: setup
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams
 	@$(BIN)/python -m carpool.testing.coverage
-	@$(BIN)/python -m carpool.testing.page_header
+	@$(BIN)/python -m carpool.testing.protocol_texts
 	@$(BIN)/python -m carpool.testing.house.rules
 
 house: setup

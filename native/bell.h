@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "page.h"
+#include "protocol.h"
 
 typedef _Atomic uint64_t Word; /* every access is in the order written here */
 
@@ -31,13 +32,6 @@ struct bell {
     long pushed;   /* how often this thread had been pushed off its processor when it last knocked */
     char directory[sizeof(((struct sockaddr_un *)0)->sun_path) - 12]; /* of all bells, with room for a pid */
 };
-
-struct bell_frame { /* as wire/framing.py has it */
-    uint16_t kind, zero;
-    uint32_t length;
-    uint64_t word[4];
-};
-enum { BELL_GRANT = 4, BELL_RETURN = 5 };
 
 struct bell_sound { /* what a bell hears; the daemon's own has no more than the word */
     uint64_t pass, processor;
@@ -175,24 +169,25 @@ static inline uint64_t bell_listen(struct bell *bell, Word *slot, int64_t for_ns
 /* Tell the daemon that the turn went on by this pass and that another is wanted; false if it cannot be reached. */
 static inline bool bell_say_passed(const struct bell *bell, uint64_t steps, uint64_t pass)
 {
-    struct bell_frame frame = {.kind = BELL_RETURN, .word = {steps, 1, pass, 0}};
+    struct cp_frame frame = {
+        .kind = CP_M_RETURN,
+        .word = {[CP_RETURN_STEPS] = steps, [CP_RETURN_WANTS_MORE] = true, [CP_RETURN_PASSED] = pass},
+    };
     return send(bell->peer, &frame, sizeof frame, MSG_NOSIGNAL) == (ssize_t)sizeof frame;
 }
 
 /* Drop the daemon's own grant of a turn that was rung; whether there was one to drop. */
 static inline bool bell_drop_stale(const struct bell *bell)
 {
-    struct bell_frame frame;
+    struct cp_frame frame;
     ssize_t got = recv(bell->peer, &frame, sizeof frame, MSG_PEEK | MSG_DONTWAIT);
-    if (got != (ssize_t)sizeof frame || frame.kind != BELL_GRANT)
+    if (got != (ssize_t)sizeof frame || frame.kind != CP_M_GRANT)
         return false;
-    if (frame.word[2] == 0 || frame.word[2] > bell->rung) /* else of a turn that was rung, perhaps long ago */
+    uint64_t serial = frame.word[CP_GRANT_SERIAL];
+    if (serial == 0 || serial > bell->rung) /* else of a turn that was rung, perhaps long ago */
         return false;
     return recv(bell->peer, &frame, sizeof frame, MSG_DONTWAIT) == (ssize_t)sizeof frame;
 }
-
-/* A signal that comes just before poll does not end it: the program's handler must not wait for the next turn. */
-enum { BELL_LOOK_MS = 1000 };
 
 /* Until a turn is rung: true. False if there was a knock, the connection has something to read, a signal came, or it is
  * time to look whether one did. */
@@ -200,7 +195,7 @@ static inline bool bell_wait(struct bell *bell, Word *slot, bool *is_knocked)
 {
     struct pollfd both[2] = {{.fd = bell->own, .events = POLLIN}, {.fd = bell->peer, .events = POLLIN}};
     *is_knocked = false;
-    while (poll(both, 2, BELL_LOOK_MS) > 0) {
+    while (poll(both, 2, CP_BELL_LOOK_MS) > 0) {
         if (both[0].revents && bell_hear(bell, slot, is_knocked))
             return true;
         if (*is_knocked || (both[1].revents && !bell_drop_stale(bell)))

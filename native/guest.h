@@ -12,6 +12,7 @@
 
 #include "driver.h"
 #include "page.h"
+#include "protocol.h"
 #include "words.h"
 
 /* A lock of this process: 0 free, 1 taken, 2 taken and waited for. Not a pthread one: since glibc 2.34 some of its

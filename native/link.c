@@ -18,6 +18,7 @@
 #include "guest.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,21 +26,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#define SECOND 1000000000ull
-#define ORPHAN_PATIENCE_NS (15 * SECOND) /* a daemon that died is restarted by its runners */
-#define STOPPED_PATIENCE_NS SECOND       /* one that was stopped took its socket with it */
-#define RETRY_NS SECOND
-#define ANSWER_SECONDS 10
-#define LEARN_STEPS 3     /* after so many steps the daemon is told what the program holds … */
-#define RESAMPLE_STEPS 32 /* … and then now and then, if it has grown by a twentieth */
-
-enum { ATTACH = 1, ATTACHED, ASK, GRANT, RETURN, MEASURED, REFUSE = 11, PARK = 17, PARKED, UNPARK, UNPARKED, TRIM };
-struct frame {
-    uint16_t kind, zero;
-    uint32_t length;
-    uint64_t word[4];
-};
-_Static_assert(sizeof(struct frame) == 40, "a frame is 40 bytes");
+#define LEARN_STEPS 3 /* after so many steps the daemon is told what the program holds; then every CP_RESAMPLE_STEPS, if it has grown */
 
 static cp_word go_on = 0, stop = 1, look = 1; /* look: the turn is held, and the program has not launched since it waited */
 cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
@@ -89,18 +76,30 @@ static bool carry(void *data, size_t size, bool is_out) {
     return true;
 }
 
-static bool send_text(uint16_t kind, char *text) {
-    struct frame head = {.kind = kind, .length = (uint32_t)strlen(text)};
+__attribute__((format(printf, 2, 3))) static bool send_text(uint16_t kind, const char *format, ...) {
+    char text[512];
+    va_list facts;
+    va_start(facts, format);
+    vsnprintf(text, sizeof text, format, facts);
+    va_end(facts);
+    struct cp_frame head = {.kind = kind, .length = (uint32_t)strlen(text)};
     return carry(&head, sizeof head, true) && carry(text, head.length, true);
 }
 
-static bool send_words(uint16_t kind, uint64_t first, uint64_t second, uint64_t fourth) {
-    struct frame frame = {.kind = kind, .word = {first, second, 0, fourth}};
-    return carry(&frame, sizeof frame, true);
+static bool send_frame(struct cp_frame frame) { return carry(&frame, sizeof frame, true); }
+
+static bool send_measured(uint64_t held, uint64_t step_ns) {
+    return send_frame((struct cp_frame){
+        .kind = CP_M_MEASURED, .word = {[CP_MEASURED_PERSISTENT_BYTES] = held, [CP_MEASURED_STEP_NS] = step_ns}});
+}
+
+static bool send_return(uint64_t steps, bool wants_more) {
+    return send_frame((struct cp_frame){
+        .kind = CP_M_RETURN, .word = {[CP_RETURN_STEPS] = steps, [CP_RETURN_WANTS_MORE] = wants_more}});
 }
 
 /* The next message; of its body the beginning, as text. */
-static bool next_frame(struct frame *frame, char *text, uint32_t size) {
+static bool next_frame(struct cp_frame *frame, char *text, uint32_t size) {
     if (!carry(frame, sizeof *frame, false))
         return false;
     uint32_t kept = frame->length < size ? frame->length : size - 1;
@@ -120,28 +119,27 @@ static void set_patience(int seconds) {
 static bool attach(cp_word *slot, bool holding) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat facts;
-    struct frame answer;
-    char body[512], text[300];
+    struct cp_frame answer;
+    char text[300];
     snprintf(address.sun_path, sizeof address.sun_path, "%s", cp_socket_path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || syscall(SYS_fstat, fd, &facts) != 0)
         return false;
     fd_inode = facts.st_ino;
-    snprintf(body, sizeof body,
-             "{\"job\":\"%s\",\"pid\":%d,\"slot\":%u,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}", cp_job,
-             (int)getpid(), (unsigned)((slot - cp_header()) / CP_SLOT_WORDS), holding ? "true" : "false", cp_version,
-             CP_PROTOCOL);
-    set_patience(ANSWER_SECONDS);
+    set_patience(CP_ANSWER_SECONDS);
     atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_PACED);
-    bool is_answered = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 && send_text(ATTACH, body) &&
+    bool is_answered = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                       send_text(CP_M_ATTACH, CP_ATTACH_BODY, cp_job, (int)getpid(),
+                                 (int)((slot - cp_header()) / CP_SLOT_WORDS), holding ? "true" : "false", cp_version,
+                                 CP_PROTOCOL) &&
                        next_frame(&answer, text, sizeof text);
     set_patience(0);
     is_reported = false; /* a new daemon may not know */
-    if (is_answered && answer.kind == ATTACHED)
+    if (is_answered && answer.kind == CP_M_ATTACHED)
         return true;
     is_off = is_answered;
     if (is_off)
-        cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == REFUSE ? text : "no answer to an attach");
+        cp_say_once("job %s runs unmanaged: %s", cp_job, answer.kind == CP_M_REFUSE ? text : "no answer to an attach");
     hang_up();
     return false;
 }
@@ -229,17 +227,17 @@ static void set_lease(cp_word *slot, uint64_t lease) {
 
 /* Orders that come meanwhile are answered: nothing of ours can be moved to the host; to come back from there is no work. */
 static bool wait_granted(cp_word *slot) {
-    struct frame frame;
+    struct cp_frame frame;
     char text[300];
     while (next_frame(&frame, text, sizeof text)) {
-        if (frame.kind == GRANT)
+        if (frame.kind == CP_M_GRANT)
             return true;
-        if (frame.kind == PARK)
-            send_text(PARKED, "{\"reason\":\"its program is not PyTorch: nobody knows what points to its memory\"}");
-        if (frame.kind == UNPARK)
-            send_text(UNPARKED, "{\"reason\":\"\"}");
-        if (frame.kind == TRIM) /* it has no cache of ours: it holds what it holds */
-            send_words(MEASURED, atomic_load(&slot[CP_S_LIVE]), 0, 0);
+        if (frame.kind == CP_M_PARK)
+            send_text(CP_M_PARKED, CP_PARKED_BODY, "its program is not PyTorch: nobody knows what points to its memory");
+        if (frame.kind == CP_M_UNPARK)
+            send_text(CP_M_UNPARKED, CP_UNPARKED_BODY, "");
+        if (frame.kind == CP_M_TRIM) /* it has no cache of ours: it holds what it holds */
+            send_measured(atomic_load(&slot[CP_S_LIVE]), 0);
     }
     return false;
 }
@@ -258,14 +256,14 @@ static void acquire(cp_word *slot, bool is_asked) {
     for (uint64_t started = cp_now();;) {
         set_lease(slot, CP_LEASE_ASKED);
         if (!is_asked)
-            is_asked = (is_up() || attach(slot, false)) && send_words(ASK, 0, 0, 0);
+            is_asked = (is_up() || attach(slot, false)) && send_frame((struct cp_frame){.kind = CP_M_ASK});
         if (is_asked && wait_granted(slot))
             break;
         is_asked = false;
-        uint64_t patience = access(cp_socket_path, F_OK) == 0 ? ORPHAN_PATIENCE_NS : STOPPED_PATIENCE_NS;
+        uint64_t patience = access(cp_socket_path, F_OK) == 0 ? CP_ORPHAN_PATIENCE_NS : CP_STOPPED_PATIENCE_NS;
         if (is_off || is_alone || cp_now() - started > patience)
             return go_alone(slot);
-        cp_sleep(50000000);
+        cp_sleep(CP_RECONNECT_NS);
     }
     is_alone = false;
     granted_ns = counted_ns = cp_now();
@@ -278,9 +276,9 @@ static void acquire(cp_word *slot, bool is_asked) {
 static void report(cp_word *slot) {
     uint64_t held = atomic_load(&slot[CP_S_LIVE]), steps = atomic_load(&slot[CP_S_STEPS]), now = cp_now();
     uint64_t step_ns = steps > granted_steps ? (now - granted_ns) / (steps - granted_steps) : 0;
-    if ((int64_t)held < 0 || (is_reported && held <= reported_bytes + reported_bytes / 20))
+    if ((int64_t)held < 0 || (is_reported && held <= reported_bytes + reported_bytes * CP_GROWTH_PERCENT / 100))
         return;
-    if (send_words(MEASURED, held, 0, step_ns)) {
+    if (send_measured(held, step_ns)) {
         is_reported = true;
         reported_bytes = held;
     }
@@ -298,8 +296,8 @@ static void give_back(cp_word *slot, bool wants_more) {
     report(slot);
     count_turn();
     uint64_t steps = atomic_load(&slot[CP_S_STEPS]);
-    bool is_told = send_words(RETURN, steps, wants_more, 0) || /* a new daemon has read in the page that we hold it */
-                   (attach(slot, true) && send_words(RETURN, steps, wants_more, 0));
+    bool is_told = send_return(steps, wants_more) || /* a new daemon has read in the page that we hold it */
+                   (attach(slot, true) && send_return(steps, wants_more));
     set_lease(slot, CP_LEASE_NONE);
     atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE);
     if (wants_more)
@@ -349,7 +347,7 @@ __attribute__((cold, noinline)) void cp_wait_turn(CUstream stream) {
 void cp_end_step(uint64_t finished) {
     cp_read_samples(); /* others may be waiting for it */
     cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();
-    bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > RETRY_NS;
+    bool must_retry = turn == &go_on && is_alone && cp_now() - atomic_load(&alone_since_ns) > CP_RETRY_NS;
     if (must_retry)
         atomic_store(&cp_turn, &stop);
     if (must_retry || (turn == &go_on && atomic_load(&cp_gate) == turn && is_limited()))
@@ -366,7 +364,7 @@ void cp_end_step(uint64_t finished) {
         cp_drop_lock(&turn_lock);
     }
     uint64_t steps = atomic_fetch_add_explicit(&slot[CP_S_STEPS], is_step, memory_order_relaxed) + is_step;
-    bool is_sample = is_step && (steps == LEARN_STEPS || steps % RESAMPLE_STEPS == 0);
+    bool is_sample = is_step && (steps == LEARN_STEPS || steps % CP_RESAMPLE_STEPS == 0);
     if (!atomic_load(&slot[CP_S_RECALL]) && !is_sample)
         return;
     int saved = errno;

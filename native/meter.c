@@ -38,13 +38,13 @@
 #include <sys/un.h>
 #include <time.h>
 
+#include "protocol.h"
 #include "slots.h"
 
 #define COUNTED_FROM 4096
 #define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
 #define ASIDE_NS 2000000000 /* M5; most turns come sooner */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
-#define KNOCK_NS 200000000 /* between two knocks: as often as the daemon looks while something waits */
 #define EXPORT __attribute__((visibility("default")))
 
 static cp_word *_Atomic cp_slot; /* our slot; NULL passes every call through */
@@ -199,7 +199,7 @@ __attribute__((cold, noinline)) static bool cp_wait_for_room(uint64_t asked, uin
         now = cp_now();
         if (!cp_at_boundary())
             went_on = now;
-        if (!is_free && now - knocked >= KNOCK_NS) {
+        if (!is_free && now - knocked >= CP_KNOCK_NS) {
             knocked = now;
             cp_knock();
         }

@@ -21,7 +21,7 @@
 #include <emmintrin.h>
 #endif
 
-#define CONTRACT 1 /* with agent/parking/find_and_copy.py; raise both when names or meanings change */
+#include "protocol.h"
 
 /* --- living ---------------------------------------------------------------------------------------------------- */
 
@@ -230,7 +230,7 @@ static struct PyModuleDef moves_module = {
 PyMODINIT_FUNC PyInit_moves(void)
 {
     PyObject *module = PyModule_Create(&moves_module);
-    if (module != NULL && PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0)
+    if (module != NULL && PyModule_AddIntConstant(module, "CONTRACT", CP_MOVES_CONTRACT) < 0)
         Py_CLEAR(module);
     return module;
 }

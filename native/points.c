@@ -23,10 +23,8 @@
 
 #include "bell.h"
 #include "page.h"
+#include "protocol.h"
 
-#define CONTRACT 6 /* with agent/turns/hot_path.py; raise both when names or meanings change */
-#define RESAMPLE_MASK 31
-#define STALL_NS 3000000
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
 
 /* --- Seat ---------------------------------------------------------------------------------------------------- */
@@ -351,7 +349,7 @@ static int64_t count_step(Seat *seat, PyObject *optimizer)
         seat->slot[CP_S_STEPS] = steps;
         seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
         seat->update_ns = now - seat->update_began_ns;
-        bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & RESAMPLE_MASK) == 0;
+        bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & CP_RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }
     return -1;
@@ -411,7 +409,7 @@ static int hand_over(Seat *seat, uint64_t steps, PyObject *rehearse)
     slot[CP_S_LEASE] = CP_LEASE_HELD;
     slot[CP_S_PEAK] = slot[CP_S_LIVE];
     seat->away_ns += clock_ns(CLOCK_MONOTONIC) - seat->left_ns;
-    return steps - seat->sampled_at <= RESAMPLE_MASK;
+    return steps - seat->sampled_at <= CP_RESAMPLE_MASK;
 }
 
 static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -514,7 +512,7 @@ static PyObject *module_call(PyObject *self, PyObject *const *args, size_t nargs
 static bool may_give_back(const Seat *seat)
 {
     const Word *header = seat->view.buf;
-    return seat->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && seat->stall_ns > STALL_NS);
+    return seat->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && seat->stall_ns > CP_STALL_NS);
 }
 
 static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -535,7 +533,7 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
     /* A fetch that computes in this thread is work, not a wait for input. */
     int64_t waited = clock_ns(CLOCK_MONOTONIC) - began - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - busy);
     Seat *seat = call->seat;
-    if (seat != NULL && seat->held && waited <= STALL_NS && may_compute(seat)) {
+    if (seat != NULL && seat->held && waited <= CP_STALL_NS && may_compute(seat)) {
         seat->stall_ns += (waited - seat->stall_ns) >> 2; /* rounds down, as Python does */
         return item;
     }
@@ -704,9 +702,7 @@ PyMODINIT_FUNC PyInit_points(void)
     if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &SoonHookType) < 0
         || PyModule_AddType(module, &StepHookType) < 0
         || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
-        || PyModule_AddIntConstant(module, "CONTRACT", CONTRACT) < 0
-        || PyModule_AddIntConstant(module, "STALL_NS", STALL_NS) < 0
-        || PyModule_AddIntConstant(module, "RESAMPLE_MASK", RESAMPLE_MASK) < 0)
+        || PyModule_AddIntConstant(module, "CONTRACT", CP_POINTS_CONTRACT) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -21,7 +21,6 @@ from carpool.core.policies.base import Rank
 from carpool.policies import POLICIES, JobView, Policy
 from carpool.testing import diagrams
 from carpool.testing.policies import check_policy
-from carpool.wire.framing import FRAMES
 from tests.test_architecture import (
     FUNCTION_LINES_MAX,
     GUEST_LINES_MAX,
@@ -128,12 +127,6 @@ def test_the_check_finds_a_policy_that_depends_on_order() -> None:
 def test_the_diagrams_are_drawn_from_the_tables() -> None:
     text = diagrams.PAGE.read_text()
     assert diagrams.redraw(text) == text, "run: make docs"
-
-
-def test_every_message_is_in_the_protocol_page() -> None:
-    text = (ROOT / "docs" / "protocol.md").read_text()
-    for message, (kind, _) in FRAMES.items():
-        assert f"| {kind} | {message.__name__} |" in text
 
 
 def first_screen() -> list[str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import PeerError
 from carpool.wire import messages as m
-from carpool.wire.framing import BODY_MAX, FRAMES, HEAD, Decoder, encode
+from carpool.wire.framing import BODY_MAX, HEAD, Decoder, encode
 
 WORD = st.integers(0, (1 << 64) - 1)
 TEXT = st.text(max_size=40)
@@ -25,7 +25,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def message_of(cls: type[Any]) -> st.SearchStrategy[m.Message]:
-    _, words = FRAMES[cls]
+    words = m.FORMS[cls].words
     fields = {}
     for field in dataclasses.fields(cls):
         kind = str(field.type)
@@ -35,7 +35,7 @@ def message_of(cls: type[Any]) -> st.SearchStrategy[m.Message]:
     return st.builds(cls, **fields)
 
 
-MESSAGE = st.one_of([message_of(cls) for cls in FRAMES])
+MESSAGE = st.one_of([message_of(cls) for cls in m.FORMS])
 
 
 @given(st.lists(MESSAGE, max_size=5), st.data())
@@ -59,8 +59,8 @@ def test_garbage_is_a_peer_error_or_waits_for_more_and_never_anything_else(data:
 
 
 def test_every_message_has_a_kind_of_its_own() -> None:
-    kinds = [kind for kind, _ in FRAMES.values()]
-    assert sorted(kinds) == list(range(1, len(FRAMES) + 1))
+    kinds = [form.kind for form in m.FORMS.values()]
+    assert sorted(kinds) == list(range(1, len(m.FORMS) + 1))
 
 
 def test_the_hot_messages_are_one_frame_without_a_body() -> None:

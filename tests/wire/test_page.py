@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import PeerError
-from carpool.testing import page_header
 from carpool.wire import page
-
-
-def test_the_c_header_has_every_number_of_the_page() -> None:
-    made = page_header.render()
-    assert page_header.HEADER.read_text() == made, "native/page.h is stale: run make docs"
-    for name in ("H_PRICE", "S_PENDING", "PASSED", "SLOTS"):
-        assert f"#define CP_{name} " in made
 
 
 def test_a_page_is_private_whole_and_can_be_opened_again(tmp_path: Path) -> None:

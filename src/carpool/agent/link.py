@@ -20,8 +20,7 @@ from carpool.agent.turns.hot_path import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
-
-ANSWER_SECONDS = 10.0  # an attach is answered at once; only a grant may take for ever
+from carpool.wire.protocol import ANSWER_SECONDS
 
 
 class LinkLostError(PeerError):

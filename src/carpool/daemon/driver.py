@@ -50,15 +50,15 @@ from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
-from carpool.units import MS
+from carpool.units import MS, SECOND
 from carpool.wire import messages as m
+from carpool.wire.protocol import KNOCK_NS
 
 log = logging.getLogger("carpool")
 FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
-LISTEN_SECONDS = 0.2  # between two looks at an allocation that waits
 IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
@@ -198,7 +198,7 @@ class Driver:
 
     def _arm_listener(self) -> None:
         if self._listener is None and any(live.is_listened_to for live in self.jobs.values()):
-            self._listener = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
+            self._listener = asyncio.get_running_loop().call_later(KNOCK_NS / SECOND, self._listen)
 
     def listen(self) -> None:
         """Look for allocations that wait, now and again until none does; who knocks meanwhile is seen then."""

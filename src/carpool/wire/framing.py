@@ -1,8 +1,8 @@
 """Messages to bytes and back; no sockets here.
 
-A frame is 40 bytes, little-endian: kind (16 bits), zero (16), length of the body (32), four words (64 each).
-The fields named in FRAMES go into the words; any others into a JSON body behind the frame. A frame that names no
-known kind, a body that is too long or not what the message needs, is a PeerError: the connection is closed.
+A frame is 40 bytes, little-endian: kind (16 bits), zero (16), length of the body (32), four words (64 each). Which
+fields of a message are words, messages.py says; the others are a JSON body behind the frame. A frame of unknown kind,
+a body that is too long, and a body that is not what the message needs are a PeerError: the connection is closed.
 """
 
 from __future__ import annotations
@@ -14,56 +14,33 @@ from typing import Any
 
 from carpool.errors import PeerError
 from carpool.wire import messages as m
+from carpool.wire.protocol import BODY_MAX as BODY_MAX
+from carpool.wire.protocol import FRAME, FRAME_WORDS
 
-HEAD = struct.Struct("<HHIQQQQ")
-BODY_MAX = 4 << 20  # a submitted job's environment is the largest thing that travels
+HEAD = struct.Struct(FRAME)
 
-FRAMES: dict[type[Any], tuple[int, tuple[str, ...]]] = {
-    m.Attach: (1, ()),
-    m.Attached: (2, ("slot",)),
-    m.Ask: (3, ()),
-    m.Grant: (4, ("lane_bytes", "is_shared", "serial")),
-    m.Return: (5, ("steps", "wants_more", "passed")),
-    m.Measured: (6, ("persistent_bytes", "ephemeral_bytes", "overhead_bytes", "step_ns")),
-    m.Detach: (7, ()),
-    m.Enter: (8, ()),
-    m.Start: (9, ()),
-    m.Wait: (10, ()),
-    m.Refuse: (11, ()),
-    m.Started: (12, ("pid",)),
-    m.Exited: (13, ("code", "signal")),
-    m.Stop: (14, ()),
-    m.Call: (15, ()),
-    m.Reply: (16, ()),
-    m.Park: (17, ("limit_bytes",)),
-    m.Parked: (18, ("moved_bytes", "move_ns")),
-    m.Unpark: (19, ()),
-    m.Unparked: (20, ("move_ns",)),
-    m.Trim: (21, ()),
-    m.Gradients: (22, ("gradient_bytes",)),
-}
-_KINDS = {kind: (cls, words) for cls, (kind, words) in FRAMES.items()}
+_KINDS: dict[int, type[Any]] = {form.kind: cls for cls, form in m.FORMS.items()}
 _TYPES = {"str": str, "int": int, "bool": bool, "list[str]": list, "dict[str, object]": dict}
 _BODY_FIELDS = {
-    cls: {field.name: _TYPES[str(field.type)] for field in dataclasses.fields(cls) if field.name not in words}
-    for cls, (_, words) in FRAMES.items()
+    cls: {field.name: _TYPES[str(field.type)] for field in dataclasses.fields(cls) if field.name not in form.words}
+    for cls, form in m.FORMS.items()
 }
-_BOOL_WORDS = {cls: {field.name for field in dataclasses.fields(cls) if str(field.type) == "bool"} for cls in FRAMES}
+_BOOL_WORDS = {cls: {field.name for field in dataclasses.fields(cls) if str(field.type) == "bool"} for cls in m.FORMS}
 # A hand-over is made of these two; written out, they are read in a quarter of the time.
-_RETURN, _GRANT = FRAMES[m.Return][0], FRAMES[m.Grant][0]
+_RETURN, _GRANT = m.FORMS[m.Return].kind, m.FORMS[m.Grant].kind
 
 
 def encode(message: m.Message) -> bytes:
     cls = type(message)
-    kind, names = FRAMES[cls]
-    words = [int(getattr(message, name)) for name in names] + [0] * (4 - len(names))
+    form = m.FORMS[cls]
+    words = [int(getattr(message, name)) for name in form.words] + [0] * (FRAME_WORDS - len(form.words))
     fields = _BODY_FIELDS[cls]
     if not fields:
-        return HEAD.pack(kind, 0, 0, *words)
+        return HEAD.pack(form.kind, 0, 0, *words)
     body = json.dumps({name: getattr(message, name) for name in fields}, separators=(",", ":")).encode()
     if len(body) > BODY_MAX:
         raise PeerError(f"a {cls.__name__} message of {len(body)} bytes is over the limit of {BODY_MAX}")
-    return HEAD.pack(kind, 0, len(body), *words) + body
+    return HEAD.pack(form.kind, 0, len(body), *words) + body
 
 
 def body_length(head: bytes) -> int:
@@ -76,10 +53,10 @@ def body_length(head: bytes) -> int:
 
 def decode(head: bytes, body: bytes) -> m.Message:
     kind, _, _, *words = HEAD.unpack(head)
-    cls, names = _KINDS[kind]
+    cls = _KINDS[kind]
     bools = _BOOL_WORDS[cls]
     values: dict[str, object] = {
-        name: bool(word) if name in bools else word for name, word in zip(names, words, strict=False)
+        name: bool(word) if name in bools else word for name, word in zip(m.FORMS[cls].words, words, strict=False)
     }
     fields = _BODY_FIELDS[cls]
     if fields:

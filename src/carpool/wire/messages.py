@@ -1,20 +1,59 @@
-"""The messages between a job, its runner, the command line and the daemon.
+"""The messages between a job, its runner, a client and the daemon.
 
-A *member* is a process of a job that takes turns. A *runner* is the process that started the job's program and
-waits for its end (`carpool run` itself, or the background process of `carpool submit`). Fixed-size words carry the
-hot path (Ask, Grant, Return); fields that are not words travel as a JSON body. docs/protocol.md has the table.
+A *job* here is a process of a job that takes turns (a member). A *runner* is the process that started the job's
+program and waits for its end: `carpool run` itself, or the background process of `carpool submit`. A *client* is the
+command line, or anybody else with a question.
+
+A message is a class under `@message(kind, sender, receiver, *words)`. The fields that are named there travel as words
+of the frame, which is quick; all other fields travel as a JSON body behind it. framing.py, native/protocol.h and the
+table in docs/protocol.md follow from this file. docs/protocol.md says how to add a message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-PROTOCOL = 3
+from carpool.wire.protocol import PROTOCOL as PROTOCOL
+
+JOB, RUNNER, CLIENT, DAEMON, ANYBODY = "job", "runner", "client", "daemon", "any"
+
+
+class Message:
+    """What all messages are."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attach:
-    """Member to daemon: I belong to this job; answered by Attached or Refuse."""
+class Form:
+    """How a message travels: its number, from whom to whom, and which fields are words of its frame."""
+
+    kind: int
+    sender: str
+    receiver: str
+    words: tuple[str, ...]
+
+
+FORMS: dict[type[Any], Form] = {}
+_Class = TypeVar("_Class", bound=type[Message])
+
+
+def message(kind: int, sender: str, receiver: str, *words: str) -> Callable[[_Class], _Class]:
+    """Declare a message."""
+
+    def declare(cls: _Class) -> _Class:
+        FORMS[cls] = Form(kind=kind, sender=sender, receiver=receiver, words=words)
+        return cls
+
+    return declare
+
+
+@message(1, JOB, DAEMON)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach(Message):
+    """I am a process of this job and take turns. Answered by Attached or Refuse."""
 
     job: str
     pid: int
@@ -24,35 +63,44 @@ class Attach:
     protocol: int
 
 
+@message(2, DAEMON, JOB, "slot")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
+class Attached(Message):
+    """Welcome; this is your slot of the page."""
+
     slot: int
 
 
+@message(3, JOB, DAEMON)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """Member: I want a turn; answered by Grant, sooner or later."""
+class Ask(Message):
+    """I want a turn. Answered by Grant, sooner or later."""
 
 
+@message(4, DAEMON, JOB, "lane_bytes", "is_shared", "serial")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Message):
+    """The turn is yours."""
+
     lane_bytes: int
     is_shared: bool  # the lane is shared: give scratch memory back with the turn
     serial: int = 0  # of a grant that may have been rung already
 
 
+@message(5, JOB, DAEMON, "steps", "wants_more", "passed")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Return:
-    """Member: my turn is over; with `wants_more` it is an Ask too."""
+class Return(Message):
+    """My turn is over; with `wants_more` this is an Ask too."""
 
     steps: int
     wants_more: bool
     passed: int = 0  # the pass by which the turn went on already
 
 
+@message(6, JOB, DAEMON, "persistent_bytes", "ephemeral_bytes", "overhead_bytes", "step_ns")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Member: what I need between turns and inside one."""
+class Measured(Message):
+    """This is what I need between turns and inside one."""
 
     persistent_bytes: int
     ephemeral_bytes: int
@@ -60,57 +108,18 @@ class Measured:
     step_ns: int
 
 
+@message(7, JOB, DAEMON)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
-    """Member: so much of what I keep between turns is gradients; the program drops them when it clears them."""
-
-    gradient_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
-    """Daemon to a member that waits: move your tensors to the host, at most so many bytes; answered by Parked."""
-
-    limit_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
-    """Member: they are there; or, with a reason, nothing was moved."""
-
-    moved_bytes: int
-    move_ns: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpark:
-    """Daemon to a parked member: bring them back; answered by Unparked. A Grant says the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unparked:
-    """Member: everything is where it was; or, with a reason, everything is still on the host."""
-
-    move_ns: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trim:
-    """Daemon to a member that waits: give back what you can spare; answered by Measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detach:
-    """Member: I go on without taking turns."""
+class Detach(Message):
+    """I go on without taking turns."""
 
     reason: str
 
 
+@message(8, RUNNER, DAEMON)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enter:
-    """Runner to daemon: a new job (empty id), or the runner of a known one; answered by Start, Wait or Refuse."""
+class Enter(Message):
+    """Here is a new job (empty id), or I am the runner of a known one. Answered by Start, Wait or Refuse."""
 
     job: str
     spec: dict[str, object]
@@ -122,48 +131,59 @@ class Enter:
     protocol: int
 
 
+@message(9, DAEMON, RUNNER)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Daemon to runner: start the program, with this added to its environment."""
+class Start(Message):
+    """Start the program, with this added to its environment."""
 
     job: str
     environment: dict[str, object]
 
 
+@message(10, DAEMON, RUNNER)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Daemon to runner: why the program is not started yet."""
+class Wait(Message):
+    """The program is not started yet, for this reason."""
 
     job: str
     reason: str
 
 
+@message(11, DAEMON, ANYBODY)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(Message):
+    """No, for this reason."""
+
     reason: str
 
 
+@message(12, RUNNER, DAEMON, "pid")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Message):
+    """The program runs."""
+
     pid: int
 
 
+@message(13, RUNNER, DAEMON, "code", "signal")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
-    """Runner: the program ended with this code, or by this signal."""
+class Exited(Message):
+    """The program ended with this code, or by this signal."""
 
     code: int
     signal: int
 
 
+@message(14, DAEMON, RUNNER)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Daemon to runner: end the program."""
+class Stop(Message):
+    """End the program."""
 
 
+@message(15, CLIENT, DAEMON)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """Command line to daemon: one question or order; answered by one Reply."""
+class Call(Message):
+    """One question or order. Answered by one Reply."""
 
     verb: str
     arguments: dict[str, object]
@@ -171,36 +191,58 @@ class Call:
     protocol: int
 
 
+@message(16, DAEMON, CLIENT)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """`error` is empty if it went well; else a sentence, and `code` is the exit code for it."""
+class Reply(Message):
+    """The answer; or, in `error`, a sentence why there is none, and `code` is the exit code for it."""
 
     answer: dict[str, object]
     error: str
     code: int
 
 
-Message = (
-    Attach
-    | Attached
-    | Ask
-    | Grant
-    | Return
-    | Measured
-    | Gradients
-    | Park
-    | Parked
-    | Unpark
-    | Unparked
-    | Trim
-    | Detach
-    | Enter
-    | Start
-    | Wait
-    | Refuse
-    | Started
-    | Exited
-    | Stop
-    | Call
-    | Reply
-)
+@message(17, DAEMON, JOB, "limit_bytes")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park(Message):
+    """Move your tensors to the host, at most so many bytes. Answered by Parked."""
+
+    limit_bytes: int
+
+
+@message(18, JOB, DAEMON, "moved_bytes", "move_ns")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked(Message):
+    """They are there; or, with a reason, nothing was moved."""
+
+    moved_bytes: int
+    move_ns: int
+    reason: str
+
+
+@message(19, DAEMON, JOB)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpark(Message):
+    """Bring them back. Answered by Unparked; a Grant says the same."""
+
+
+@message(20, JOB, DAEMON, "move_ns")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unparked(Message):
+    """Everything is where it was; or, with a reason, everything is still on the host."""
+
+    move_ns: int
+    reason: str
+
+
+@message(21, DAEMON, JOB)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trim(Message):
+    """Give back what you can spare. Answered by Measured."""
+
+
+@message(22, JOB, DAEMON, "gradient_bytes")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients(Message):
+    """So much of what I keep between turns is gradients, which the program drops when it clears them."""
+
+    gradient_bytes: int

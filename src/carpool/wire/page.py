@@ -2,7 +2,7 @@
 
 One file per job, made by the daemon (owner-only), mapped by every process of the job that preloads the byte
 meter or takes turns, and by the daemon. It is an array of 64-bit words: a header, then one slot a process.
-`native/page.h`, the same table in C, is made from this file (`make docs`).
+protocol.py lists the words and what they mean; here are the rules, and the words under names.
 
 Rules
   G1  Each word has one writer, the daemon or the process that owns the slot; the few header words that every
@@ -27,74 +27,7 @@ from pathlib import Path
 from typing import overload
 
 from carpool.errors import PeerError
-
-MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
-LAYOUT = 3
-PAGE_BYTES = 65536
-SLOT_WORDS = 16
-TEXT_BYTES = 512  # at the end: the daemon's sentence about the newest denial (H_DENIED_NS), ended by a zero
-TEXT_AT = PAGE_BYTES - TEXT_BYTES
-SLOTS = TEXT_AT // 8 // SLOT_WORDS  # slot 0 is the header
-FIRST_LENT = 448
-
-# Header words.
-H_MAGIC = 0
-H_LAYOUT = 1
-H_CAP = 2  # daemon: bytes all processes of the job may hold together; 0 is no cap
-H_WAITERS = 3  # daemon: how many other jobs wait for this job's lane
-H_SLOTS_USED = 4  # meter: one past the highest slot that anybody ever tried to claim
-H_DENIED_COUNT = 5  # meter: allocations refused for the cap
-H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
-H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
-H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint; 0 if there was none
-H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE for 1:1; 0 is no compute limit
-H_PAID_UNTIL = 10  # CUDA guests: monotonic time up to which what was launched is paid for; a launch waits for it
-H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
-H_ENDED_NS = 12  # CUDA guests: monotonic time when the latest kernel that they measured ended
-H_CAPACITY = 13  # daemon: bytes of the job's device; what goes beyond is not waited for. 0 is not known
-H_DENIED_NS = 14  # daemon: monotonic time of its newest denial; allocations that began to wait before it fail
-H_TRIAL = 15  # CUDA guests: since when one of them runs what was never measured, its pid in the bits TRIAL_PID; or 0
-
-# Words of a process's slot.
-S_PID = 0  # 0 is a free slot
-S_LIVE = 1  # bytes held now (meter); signed, a forked child may free what its parent counted
-S_PEAK = 2  # most bytes held since the agent last reset it
-S_STEPS = 3  # agent: iterations finished
-S_BOUNDARY_NS = 4  # agent: monotonic time of the newest boundary
-S_RECALL = 5  # daemon: 0, LAPSED, or give the turn back at the first boundary with steps >= this number
-S_LEASE = 6  # agent: one of LEASE_*
-S_STALL_NS = 7  # agent: time spent waiting for input data, in all
-S_FLAGS = 8  # FLAG_* bits; from NAMESPACE_SHIFT on, the number of the pid namespace in which S_PID means something
-S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
-S_PENDING = 10  # guest: the part of S_LIVE that is asked for and not yet given
-S_PASS = 11  # daemon: to whom the recalled turn goes, as a pass; agent: the bit PASSED, by an exchange (bell.py)
-S_OFFER = 12  # daemon: the pass by which this process may be rung; agent: 0 when it was
-S_STALL_HELD_NS = 13  # agent: of S_STALL_NS, the part during which it had its turn
-S_DEVICE_NS = 14  # CUDA guest: device time; without a compute limit the time it had its turn
-S_SPILLED = 15  # CUDA guest: bytes beyond the cap or the card, in managed memory (--oversubscribe); not in S_LIVE
-
-LEASE_NONE, LEASE_HELD, LEASE_ASKED, LEASE_PARKED = 0, 1, 2, 3
-LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
-FLAG_METERED = 1  # the C meter counts this process's bytes
-FLAG_BELL = 2  # it can be rung, and ring others
-FLAG_PACED = 4  # the CUDA guest takes this process's turns, and keeps to the compute limit itself
-FLAG_IDLE = (
-    8  # the CUDA guest saw at a wait that nothing this process launched still runs, and nothing launched since
-)
-FLAG_ASIDE = 16  # the CUDA guest waits for room: S_PENDING is not part of S_LIVE meanwhile
-FLAG_SOON = 32  # its optimizer's update runs, a short one: a recalled turn is given back in a moment
-FLAG_AGENT = 64  # the Python agent takes this process's turns: the CUDA guest leaves them to it
-NAMESPACE_SHIFT = 32
-PRICE_ONE = 1024
-OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (caps.py)
-TRIAL_PID = (1 << 22) - 1  # as large as the largest pid there can be
-
-# A pass: the pid to ring, whether its lane is shared, and the serial of the grant.
-PASS_SHARED = 1 << 22  # above the largest pid there can be
-PASS_SERIAL_SHIFT = 23
-PASS_SERIAL_MASK = (1 << 39) - 1
-PASS_QUIET = 1 << 62  # whoever uses it need not tell the daemon (B6)
-PASSED = 1 << 63
+from carpool.wire.protocol import *
 
 try:
     _swap = importlib.import_module("carpool._native.points").swap

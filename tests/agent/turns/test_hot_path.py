@@ -23,9 +23,10 @@ import pytest
 from carpool.agent.memory import Memory
 from carpool.agent.turns import hot_path, process
 from carpool.agent.turns.torch_hooks import GRADED_PATIENCE, STEP_PATIENCE, STEPS_TO_TRUST, Hooks
-from carpool.agent.turns.turn_taking import RESAMPLE_MASK, STALL_NS, Turns
+from carpool.agent.turns.turn_taking import Turns
 from carpool.wire import messages as m
 from carpool.wire import page
+from carpool.wire.protocol import RESAMPLE_MASK, STALL_NS
 from tests.agent.desk import Desk
 from tests.agent.turns.test_turn_taking import FakeSource
 
@@ -525,11 +526,6 @@ def test_a_data_worker_and_the_first_fetch(program: Program, desk: Desk) -> None
 
 
 # What only C can get wrong.
-
-
-@needs_c
-def test_the_two_agree_on_their_numbers() -> None:
-    assert (hot_path.native.RESAMPLE_MASK, hot_path.native.STALL_NS) == (RESAMPLE_MASK, STALL_NS)
 
 
 @needs_c

@@ -11,6 +11,21 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
+# attach and detach: made from src/carpool/wire by make docs
+_PROTOCOL = 3
+_FRAME, _FRAME_BYTES = "<HHI4Q", 40
+
+
+def _attach(job, pid, slot, holding, version, protocol):
+    return 1, {"job": job, "pid": pid, "slot": slot, "holding": holding, "version": version, "protocol": protocol}
+
+
+def _detach(reason):
+    return 7, {"reason": reason}
+
+
+# end of what is made
+
 
 def _is_here(entry):
     return os.path.abspath(entry or ".") == _HERE
@@ -69,23 +84,23 @@ def _say(what):
 
 
 def _tell_daemon(why):
-    """Attach and Detach of wire/messages.py, as wire/framing.py writes them."""
+    """Attach, and Detach at once: without a page there is nothing else to say."""
     import json
     import socket
     import struct
 
-    attach = {"job": os.environ["CARPOOL_JOB"], "pid": os.getpid(), "slot": 0, "holding": False, "protocol": 3}
-    attach["version"] = os.environ["CARPOOL_VERSION"]
+    job, version = os.environ["CARPOOL_JOB"], os.environ["CARPOOL_VERSION"]
+    attach = _attach(job=job, pid=os.getpid(), slot=0, holding=False, version=version, protocol=_PROTOCOL)
     frames = b""
-    for kind, fields in ((1, attach), (7, {"reason": why})):
+    for kind, fields in (attach, _detach(reason=why)):
         body = json.dumps(fields).encode()
-        frames += struct.pack("<HHIQQQQ", kind, 0, len(body), 0, 0, 0, 0) + body
+        frames += struct.pack(_FRAME, kind, 0, len(body), 0, 0, 0, 0) + body
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(2.0)
         peer.connect(os.environ["CARPOOL_SOCKET"])
         peer.sendall(frames, getattr(socket, "MSG_NOSIGNAL", 0))
-        peer.recv(40)
+        peer.recv(_FRAME_BYTES)
     finally:
         peer.close()
 

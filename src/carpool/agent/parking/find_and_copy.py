@@ -8,10 +8,9 @@ from collections.abc import Set
 from typing import Any
 
 from carpool._native import load
+from carpool.wire.protocol import MOVES_CONTRACT
 
-CONTRACT = 1  # with native/moves.c
-
-native: Any = load("moves", CONTRACT)
+native: Any = load("moves", MOVES_CONTRACT)
 
 
 def living(classes: Set[type]) -> list[Any]:

@@ -34,9 +34,9 @@ from pathlib import Path
 from carpool.agent.turns.hot_path import PlainSeat, native
 from carpool.wire import messages as m
 from carpool.wire import page
+from carpool.wire.protocol import BELL_LOOK_MS
 
 DIRECTORY = "bells"  # beside the daemon's socket
-LOOK_MS = 1000  # a signal that comes just before poll does not end it, and its handler must not wait for the turn
 
 
 class Bell:
@@ -60,7 +60,7 @@ class Bell:
         poll.register(self._socket, select.POLLIN)
         poll.register(peer, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll(LOOK_MS)]
+            ready = [fd for fd, _ in poll.poll(BELL_LOOK_MS)]
             word = self._seat.hear()
             if word:
                 return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))

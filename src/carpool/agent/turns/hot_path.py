@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from carpool._native import load
+from carpool.wire.protocol import POINTS_CONTRACT
 
-CONTRACT = 6  # with native/points.c
-
-native: Any = load("points", CONTRACT)
+native: Any = load("points", POINTS_CONTRACT)
 
 
 class PlainSeat:

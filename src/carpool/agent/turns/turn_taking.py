@@ -32,14 +32,16 @@ from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
+from carpool.wire.protocol import (
+    GROWTH_PERCENT,
+    ORPHAN_PATIENCE_NS,
+    RECONNECT_NS,
+    RESAMPLE_MASK,
+    RETRY_NS,
+    STALL_NS,
+    STOPPED_PATIENCE_NS,
+)
 
-ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon, a waiting job goes on alone after this
-STOPPED_PATIENCE_NS = 1_000_000_000  # the same after a daemon that was stopped, and is perhaps restarted
-RETRY_NS = 1_000_000_000
-RECONNECT_SECONDS = 0.05
-RESAMPLE_MASK = 31  # every 32nd step, a job that is never recalled looks whether it has grown
-STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
-GROWTH_PERCENT = 5
 OUTSIDE_LOOP = 16  # few programs call more modules without gradients in one iteration
 
 
@@ -335,7 +337,7 @@ class Turns:
             except PeerError as error:
                 self._turn_off(str(error))
                 return False
-            time.sleep(RECONNECT_SECONDS)
+            time.sleep(RECONNECT_NS / 1e9)
 
     def _lost(self) -> None:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""

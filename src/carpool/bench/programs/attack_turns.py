@@ -11,7 +11,9 @@ import os
 from attack_compute import LaunchConfig, prepare
 from attack_driver import Driver, NotHereError, word
 
-SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 448  # as in carpool/wire/page.py
+# page: made from src/carpool/wire by make docs
+SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 448
+# end of what is made
 LARGE_COPY = 2 << 20
 DIMENSIONS = 1, 1, 1, 1, 1, 1, 0
 
