@@ -126,7 +126,7 @@ static bool attach(cp_word *slot, bool holding) {
     if (fd < 0 || syscall(SYS_fstat, fd, &facts) != 0)
         return false;
     fd_inode = facts.st_ino;
-    set_patience(CP_ANSWER_SECONDS);
+    set_patience(CP_ATTACH_SECONDS);
     atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_PACED);
     bool is_answered = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
                        send_text(CP_M_ATTACH, CP_ATTACH_BODY, cp_job, (int)getpid(),

@@ -160,14 +160,14 @@ static PyObject *living(PyObject *self, PyObject *classes)
 
 /* --- copy ------------------------------------------------------------------------------------------------------ */
 
-#define PAGE_BYTES 4096
+#define KERNEL_PAGE_BYTES 4096
 #define PAGES 4 /* at once: the memory is busy with several rows then */
 
 #ifdef __SSE2__
 static void copy_pages(char *to, const char *from)
 {
-    for (size_t line = 0; line < PAGE_BYTES; line += 64) {
-        for (size_t at = line; at < PAGES * PAGE_BYTES; at += PAGE_BYTES) {
+    for (size_t line = 0; line < KERNEL_PAGE_BYTES; line += 64) {
+        for (size_t at = line; at < PAGES * KERNEL_PAGE_BYTES; at += KERNEL_PAGE_BYTES) {
             const __m128i *source = (const __m128i *)(from + at);
             __m128i *target = (__m128i *)(to + at);
             __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
@@ -183,12 +183,12 @@ static void copy_pages(char *to, const char *from)
 static void copy_bytes(char *to, const char *from, size_t count)
 {
     size_t odd = -(uintptr_t)to % sizeof(__m128i); /* such stores need an aligned target */
-    if (count >= odd + PAGES * PAGE_BYTES) {
+    if (count >= odd + PAGES * KERNEL_PAGE_BYTES) {
         memcpy(to, from, odd);
         to += odd, from += odd, count -= odd;
-        for (; count >= PAGES * PAGE_BYTES; count -= PAGES * PAGE_BYTES) {
+        for (; count >= PAGES * KERNEL_PAGE_BYTES; count -= PAGES * KERNEL_PAGE_BYTES) {
             copy_pages(to, from);
-            to += PAGES * PAGE_BYTES, from += PAGES * PAGE_BYTES;
+            to += PAGES * KERNEL_PAGE_BYTES, from += PAGES * KERNEL_PAGE_BYTES;
         }
         _mm_sfence();
     }

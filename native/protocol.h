@@ -7,8 +7,8 @@
 
 /* versions */
 #define CP_PROTOCOL 3 /* of the messages; raise it when one of them changes */
-#define CP_POINTS_CONTRACT 6 /* between native/points.c and agent/points.py; raise it when names or meanings change */
-#define CP_MOVES_CONTRACT 1 /* between native/moves.c and agent/moves.py; the same */
+#define CP_POINTS_CONTRACT 6 /* between native/points.c and agent/turns/hot_path.py; raise it when names or meanings change */
+#define CP_MOVES_CONTRACT 1 /* between native/moves.c and agent/parking/find_and_copy.py; the same */
 
 /* frame */
 #define CP_FRAME_WORDS 4 /* words in a frame */
@@ -20,7 +20,7 @@
 #define CP_STOPPED_PATIENCE_NS 1000000000 /* the same after a daemon that was stopped: it took its socket with it */
 #define CP_RETRY_NS 1000000000 /* between two attempts of a program that went on alone to reach a daemon */
 #define CP_RECONNECT_NS 50000000 /* between two attempts of a program that waits for a daemon */
-#define CP_ANSWER_SECONDS 10 /* an Attach is answered at once; only a Grant may take for ever */
+#define CP_ATTACH_SECONDS 10 /* how long the answer to an Attach may take; a Grant may take for ever */
 #define CP_RESAMPLE_STEPS 32 /* a power of two: every so many steps a job looks whether it has grown */
 #define CP_RESAMPLE_MASK 31 /* the bits of a step's number that are 0 then */
 #define CP_GROWTH_PERCENT 5 /* a job that holds so much more than it said has grown */

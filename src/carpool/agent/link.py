@@ -20,7 +20,7 @@ from carpool.agent.turns.hot_path import make_seat
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
-from carpool.wire.protocol import ANSWER_SECONDS
+from carpool.wire.protocol import ATTACH_SECONDS
 
 
 class LinkLostError(PeerError):
@@ -75,7 +75,7 @@ class Link:
         self._tried_ns = time.monotonic_ns()
         peer = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            peer.settimeout(ANSWER_SECONDS)
+            peer.settimeout(ATTACH_SECONDS)
             peer.connect(self._socket_path)
             slot = self.base // page.SLOT_WORDS
             attach = m.Attach(
@@ -190,7 +190,7 @@ class Link:
 def tell_detached(job: str, socket_path: str, reason: str) -> None:
     """Tell the daemon, if it is there, that this process has no page to attach with and goes on alone."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(ANSWER_SECONDS)
+        peer.settimeout(ATTACH_SECONDS)
         peer.connect(socket_path)
         attach = m.Attach(job=job, pid=os.getpid(), slot=0, holding=False, version=__version__, protocol=m.PROTOCOL)
         peer.sendall(framing.encode(attach) + framing.encode(m.Detach(reason=reason)), socket.MSG_NOSIGNAL)

@@ -1,6 +1,6 @@
 """The file of `carpool checkpoint`: how it is written in one go, and how it is read without trusting it.
 
-Layout: MAGIC, then pieces of bytes in any order, then a JSON object (the *contents*) that says where each piece is,
+Layout: CHECKPOINT_MAGIC, then pieces of bytes in any order, then a JSON object (the *contents*) that says where each piece is,
 then the length of that object (8 bytes, little-endian) and a BLAKE2b hash of everything before it (32 bytes). A file
 that was cut or changed does not match its hash. Nothing in it is code: it is read as JSON and bytes only.
 """
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from carpool.errors import RefusedError
 
-MAGIC = b"carpool checkpt\n"
+CHECKPOINT_MAGIC = b"carpool checkpt\n"
 FORMAT = 1
 TAIL_BYTES = 8 + 32
 CHUNK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class CheckpointWriter:
         self._file: BinaryIO = os.fdopen(fd, "wb")
         self._hash = hashlib.blake2b(digest_size=32)
         self._length = 0
-        self.add(MAGIC)
+        self.add(CHECKPOINT_MAGIC)
 
     def add(self, data: bytes | bytearray | memoryview) -> Piece:
         """Append a piece; an OSError if the disk refuses."""
@@ -89,9 +89,9 @@ class CheckpointFile:
     def _verify(self) -> dict[str, Any]:
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
-        if size < len(MAGIC) + TAIL_BYTES or self._file.read(len(MAGIC)) != MAGIC:
+        if size < len(CHECKPOINT_MAGIC) + TAIL_BYTES or self._file.read(len(CHECKPOINT_MAGIC)) != CHECKPOINT_MAGIC:
             raise RefusedError(f"{self.path} is no checkpoint of carpool")
-        digest, left = hashlib.blake2b(MAGIC, digest_size=32), size - 32 - len(MAGIC)
+        digest, left = hashlib.blake2b(CHECKPOINT_MAGIC, digest_size=32), size - 32 - len(CHECKPOINT_MAGIC)
         while left:
             chunk = self._file.read(min(left, CHUNK_BYTES))
             if not chunk:

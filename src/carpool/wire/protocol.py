@@ -14,8 +14,8 @@ from __future__ import annotations
 # versions: a daemon and a job of different ones refuse each other
 PROTOCOL = 3  # of the messages; raise it when one of them changes
 LAYOUT = 3  # of the page; raise it when a word of it changes
-POINTS_CONTRACT = 6  # between native/points.c and agent/points.py; raise it when names or meanings change
-MOVES_CONTRACT = 1  # between native/moves.c and agent/moves.py; the same
+POINTS_CONTRACT = 6  # between native/points.c and agent/turns/hot_path.py; raise it when names or meanings change
+MOVES_CONTRACT = 1  # between native/moves.c and agent/parking/find_and_copy.py; the same
 
 # frame: the fixed part of a message
 FRAME = "<HHI4Q"  # kind, zero, length of the body, the words; little-endian
@@ -100,7 +100,7 @@ ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon a waiting job goes on al
 STOPPED_PATIENCE_NS = 1_000_000_000  # the same after a daemon that was stopped: it took its socket with it
 RETRY_NS = 1_000_000_000  # between two attempts of a program that went on alone to reach a daemon
 RECONNECT_NS = 50_000_000  # between two attempts of a program that waits for a daemon
-ANSWER_SECONDS = 10  # an Attach is answered at once; only a Grant may take for ever
+ATTACH_SECONDS = 10  # how long the answer to an Attach may take; a Grant may take for ever
 RESAMPLE_STEPS = 32  # a power of two: every so many steps a job looks whether it has grown
 RESAMPLE_MASK = RESAMPLE_STEPS - 1  # the bits of a step's number that are 0 then
 GROWTH_PERCENT = 5  # a job that holds so much more than it said has grown

@@ -1,0 +1,213 @@
+"""One source for the protocol: what is made from it is fresh, and nobody writes a number of it again."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.testing import protocol_texts as texts
+from carpool.wire import messages as m
+from carpool.wire import protocol
+from carpool.wire.framing import Decoder
+
+NATIVE = texts.ROOT / "native"
+MADE = {texts.ROOT / path for path in texts.FILES}
+C_FILES = [path for path in sorted([*NATIVE.glob("*.[ch]"), *NATIVE.glob("tests/*.[ch]")]) if path not in MADE]
+PACKAGE = texts.ROOT / "src" / "carpool"
+NUMBERS = [number for numbers in texts.sections().values() for number in numbers]
+NAMES = {number.name for number in NUMBERS}
+MESSAGES = {cls.__name__.upper() for cls in m.FORMS}
+SECOND = 1_000_000_000
+TELLING = {str(number.value) for number in NUMBERS if isinstance(number.value, int) and number.value > 1 << 21} - {
+    str(SECOND)
+}
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+# --- what is made is fresh ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*texts.FILES, *texts.PARTS])
+def test_what_is_made_from_the_protocol_is_fresh(path: str) -> None:
+    assert (texts.ROOT / path).read_text() == texts.wanted_texts()[path], f"{path} is stale: run make docs"
+
+
+@pytest.mark.parametrize("path", texts.PARTS)
+def test_a_number_changed_by_hand_in_a_made_part_is_put_right(path: str) -> None:
+    text = (texts.ROOT / path).read_text()
+    for part in texts.PARTS[path]:
+        begin, end = texts.marks(path, part)
+        before, _, rest = text.partition(begin)
+        inside, _, after = rest.partition(end)
+        spoilt = re.sub(r"\d+", lambda found: str(int(found[0]) + 1), inside, count=1)
+        assert spoilt != inside
+        assert texts.renew(path, f"{before}{begin}{spoilt}{end}{after}") == text
+
+
+def test_a_page_without_its_marks_is_an_error_and_not_silently_left() -> None:
+    with pytest.raises(ValueError, match="lacks the marks"):
+        texts.renew("docs/protocol.md", "# The protocol\n")
+
+
+def test_a_line_without_its_meaning_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no number with its meaning: H_CAP = 2"):
+        texts.sections("import annotations\n# header words: one set a job\nH_CAP = 2\n")
+
+
+def test_c_has_every_word_flag_message_and_time() -> None:
+    made = texts.page_header() + texts.protocol_header()
+    for number in NUMBERS:
+        assert isinstance(number.value, str) or f"#define CP_{number.name} " in made
+    for line in (
+        "CP_M_GRADIENTS 22",
+        "CP_GRANT_SERIAL 2",
+        "CP_STALL_NS 3000000",
+        "CP_ORPHAN_PATIENCE_NS 15000000000ull",
+    ):
+        assert f"#define {line}" in made
+    assert r'CP_DETACH_BODY "{\"reason\":\"%s\"}"' in made
+
+
+# --- the table itself ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ["header words", "slot words"])
+def test_every_word_has_a_place_of_its_own_and_a_writer(section: str) -> None:
+    numbers = texts.sections()[section]
+    assert [number.value for number in numbers] == list(range(protocol.SLOT_WORDS))
+    assert all(re.match(r"[\w ,]+: \S", number.meaning) for number in numbers)
+
+
+def test_every_flag_is_a_bit_of_its_own_below_the_namespace() -> None:
+    assert [number.value for number in texts.sections()["flags"]] == [1 << bit for bit in range(7)]
+    assert protocol.FLAG_AGENT < 1 << protocol.NAMESPACE_SHIFT
+
+
+@pytest.mark.parametrize("cls", m.FORMS, ids=lambda cls: cls.__name__)
+def test_every_message_says_what_it_means_and_its_words_are_fields_that_fit(cls: type[Any]) -> None:
+    form, kinds = m.FORMS[cls], {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    assert cls.__doc__ and "\n" not in cls.__doc__
+    assert {form.sender, form.receiver} <= {m.JOB, m.RUNNER, m.CLIENT, m.DAEMON, m.ANYBODY}
+    assert len(form.words) <= protocol.FRAME_WORDS
+    assert {kinds[word] for word in form.words} <= {"int", "bool"}
+
+
+def test_every_class_of_messages_is_declared() -> None:
+    declared = {cls.__name__ for cls in m.FORMS}
+    assert declared == {cls.__name__ for cls in m.Message.__subclasses__()}
+
+
+# --- and it is the only one ---------------------------------------------------------------------------------------
+
+
+def copies_in_c(text: str) -> Iterator[str]:
+    """What a C source writes by hand that the headers have."""
+    code = COMMENT.sub("", text)
+    names = NAMES | MESSAGES
+    for name in re.findall(r"#define\s+(?:CP_)?(?:M_)?(\w+)(?![\w(])", code):
+        if name in names:
+            yield f"defines {name}"
+    for inside in re.findall(r"\benum\b[^{;]*\{([^}]*)\}", code):
+        yield from (
+            f"counts {name}" for name in re.findall(r"\b(?:CP_|BELL_)?(?:M_)?([A-Z]\w*)", inside) if name in names
+        )
+    yield from re.findall(r"\bkind\s*(?:==|!=|=)\s*[1-9]\d*", code)
+    yield from re.findall(r"\b(?:word|slot|header)\[\d+\]", code)
+    yield from (f"writes {number}" for number in re.findall(r"\b\d+(?=[uUlL]*\b)", code) if number in TELLING)
+    if '{\\"' in code:
+        yield "writes a body by hand"
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda path: path.name)
+def test_no_c_source_writes_a_number_of_the_protocol_by_hand(path: Path) -> None:
+    assert list(copies_in_c(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("#define STALL_NS 3000001", "defines STALL_NS"),
+        ("#define CP_S_LIVE 1", "defines S_LIVE"),
+        ("enum { ATTACH = 1, ATTACHED };", "counts ATTACH"),
+        ("enum { BELL_GRANT = 4 };", "counts GRANT"),
+        ("if (frame.kind == 4)", "kind == 4"),
+        ("x = frame.word[2];", "word[2]"),
+        ("x = slot[5];", "slot[5]"),
+        ("long x = 3000000;", "writes 3000000"),
+        ("uint64_t x = 15000000000ull;", "writes 15000000000"),
+        (r'char *x = "{\"reason\":1}";', "writes a body by hand"),
+    ],
+)
+def test_a_copy_in_c_is_noticed(source: str, found: str) -> None:
+    assert found in list(copies_in_c(source))
+
+
+def test_what_is_no_copy_is_not_complained_about() -> None:
+    source = (
+        "/* word[2] of a GRANT */ x = slot[CP_S_LIVE]; kind = CP_M_GRANT; enum { CP_EXTERNAL = 1 }; y = 1000000000;"
+    )
+    assert list(copies_in_c(source + "\n#define CALL(x) x\n")) == []
+
+
+def copies_in_python(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("<HHI"):
+            yield node.lineno, node.value
+
+
+def test_no_python_module_writes_a_number_of_the_protocol_by_hand() -> None:
+    made = {texts.ROOT / path for path in texts.PARTS} | {texts.SOURCE}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path not in made:
+            assert list(copies_in_python(path.read_text())) == [], path
+
+
+def test_a_copy_in_python_is_noticed() -> None:
+    assert [what for _, what in copies_in_python("a = 1\nS_PID, STALL_NS = 0, 5\n")] == ["S_PID", "STALL_NS"]
+    assert [line for line, _ in copies_in_python('import struct\nHEAD = struct.Struct("<HHIQQQQ")\n')] == [2]
+
+
+# --- the injected file speaks it ----------------------------------------------------------------------------------
+
+
+def test_the_injected_file_sends_an_attach_and_a_detach_that_the_daemon_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = PACKAGE / "agent" / "inject" / "sitecustomize.py"
+    parsed = ast.parse(source.read_text())
+    assert isinstance(parsed.body.pop(), ast.Try)  # which would start it
+    injected: dict[str, Any] = {"__file__": str(source)}
+    exec(compile(parsed, str(source), "exec"), injected)
+    monkeypatch.setenv("CARPOOL_JOB", "j1")
+    monkeypatch.setenv("CARPOOL_VERSION", "1.2.3")
+    monkeypatch.setenv("CARPOOL_SOCKET", str(tmp_path / "s"))
+    heard: list[m.Message] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        server.settimeout(30)
+
+        def listen() -> None:
+            peer, decoder = server.accept()[0], Decoder()
+            while len(heard) < 2:
+                heard.extend(decoder.feed(peer.recv(65536)))
+            peer.close()
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        injected["_tell_daemon"]("it is too old")
+        listener.join()
+    attach, detach = heard
+    assert isinstance(attach, m.Attach)
+    assert (attach.job, attach.slot, attach.version, attach.protocol) == ("j1", 0, "1.2.3", protocol.PROTOCOL)
+    assert detach == m.Detach(reason="it is too old")
