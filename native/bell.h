@@ -37,7 +37,7 @@ struct bell_sound { /* what a bell hears; the daemon's own has no more than the 
     uint64_t pass, processor;
 };
 
-enum { BELL_SOON_NS = 1000000 }; /* who was knocked at stays awake so long (B4); a longer update is not worth a knock */
+enum { BELL_SOON_NS = 1000000 }; /* a process that was knocked at stays awake so long (B4); a longer update is not worth a knock */
 enum { BELL_PUSHED_MAX = 3 };    /* in a turn, stepping aside included; more, and others want the processor (B5) */
 
 static inline int64_t clock_ns(clockid_t clock)
@@ -81,8 +81,8 @@ static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
     return bell_send(bell->line, pass);
 }
 
-/* Use the pass in this slot, if there is one, and ring the process it names; the pass, or 0. Whoever could not be rung
- * hears it from the daemon, which must be told then. */
+/* Use the pass in this slot, if there is one, and ring the process it names; the pass, or 0. A process that could
+ * not be rung hears it from the daemon, which must be told then. */
 static inline uint64_t bell_pass_on(struct bell *bell, Word *slot, bool *is_rung)
 {
     uint64_t pass = slot[CP_S_PASS];

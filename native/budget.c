@@ -1,14 +1,14 @@
 /* The job's account of device bytes: this process's slot of the shared page, and a table of what it holds.
  *
  * Threads: any. Lock: `table_lock` guards the table and is never held across a call to the driver; `open_lock` guards
- *   the opening of the account. Both are this process's own: nothing that others wait for can be held by the dead.
+ *   the opening of the account. Both belong to this process: a killed process holds no lock that others wait for.
  *
- * B1  Bytes are added to our slot before the driver is asked, then all slots are summed: of two that ask at once the
- *     later sees both, so the cap is never passed. Both may see both; the one who then waits a moment and asks again is
- *     not refused for bytes that the other did not get (S_PENDING tells such bytes from held ones).
- * B2  Whoever is killed takes his slot with him: sums skip the dead, and their slots are wiped by who needs room.
- * B3  If the account cannot be opened, a job with a cap gets no device memory at all, and a sentence says so; a job
- *     without one runs on uncounted. */
+ * Q1  A process adds the bytes to its slot before it asks the driver, and then sums all slots. Of two that ask at once
+ *     the later sees both, so the cap is never passed. Both may see both: then each waits a moment and asks again, and
+ *     neither is refused for bytes that the other did not get (S_PENDING tells such bytes from held ones).
+ * Q2  A killed process takes its slot with it: sums skip the dead, and whoever needs room wipes their slots.
+ * Q3  If the account cannot be opened, a job with a cap gets no device memory at all, and a sentence says so; a job
+ *     without a cap runs on uncounted. */
 #define _GNU_SOURCE
 #include "guest.h"
 
@@ -18,7 +18,7 @@
 
 #include "slots.h"
 
-#define TRIES 40 /* times B1's second attempt is made, about 100 µs apart: a refusal at the cap is 4 ms late at most */
+#define TRIES 40 /* times Q1's second attempt is made, about 100 µs apart: a refusal at the cap is 4 ms late at most */
 
 char cp_job[80], cp_socket_path[108], cp_version[32], cp_device[80];
 bool cp_is_configured, cp_must_cap, cp_may_spill;
@@ -63,7 +63,7 @@ static bool grow(void) {
     return true;
 }
 
-/* Whoever stands further from his home than the hole does moves into it, and leaves another. */
+/* An entry that stands further from its home than the hole does moves into it, and leaves another hole. */
 static void erase(struct cp_entry *entry) {
     size_t hole = (size_t)(entry - table), last = table_size - 1;
     PUT(cp_captures, GET(cp_captures) - (entry->kind == CP_CAPTURE));

@@ -1,19 +1,20 @@
-/* Taking turns at kernel launches, with the messages of docs/protocol.md; the same as src/carpool/agent/turns/turn_taking.py.
+/* Taking turns at kernel launches, with the messages of docs/protocol.md. src/carpool/agent does the same for PyTorch.
  *
- * A launch looks at one word (`cp_gate`): our recall word in the shared page while we hold the turn, a constant 0 when
- * there are no turns to take, a constant 1 when we have none. Anything but 0 leads to share.c, and if it stands in
- * `cp_turn` too, from there to here. Under a compute limit cp_gate is always 1.
+ * A launch looks at one word, through `cp_gate`. While this process holds the turn, that is its recall word in the shared
+ * page. It is a constant 0 when there are no turns to take, and a constant 1 when the turn is away. Anything but 0 leads
+ * to share.c; if the word behind `cp_turn` is not 0 either, from there to here. Under a compute limit cp_gate is always 1.
  *
- * Threads: any; those that launch while the turn is away queue at `turn_lock`, which guards everything below it;
+ * Threads: any. Those that launch while the turn is away queue at `turn_lock`, which guards everything below it.
  * `line_lock` guards the list of contexts and streams, and is held while they are asked, so that none ends meanwhile.
  *
- * T1  While the turn is held and not recalled, a launch makes no system call.
- * T2  A recalled turn goes back after the device has finished what this process has in flight, in all of its contexts. A
+ * U1  While the turn is held and not recalled, a launch makes no system call.
+ * U2  A recalled turn goes back after the device has finished what this process has in flight, in all of its contexts. A
  *     process is called idle, and may lose its turn without being asked, only when all its streams have said they are done.
- * T3  A launch into a stream that is being captured does not wait. While any is, the device is not waited for: it would break
- *     the capture, so a recalled turn is kept until it ends. Who has no turn asks for one all the same.
- * T4  A program whose turns the Python agent takes (a flag of its slot) is left to it; one that it executes is not.
- * T5  A daemon that is away is waited for; then the program goes on alone, and tries again now and then. */
+ * U3  A launch into a stream that is being captured does not wait. While any stream is, the guest does not wait for the
+ *     device, because that would break the capture: a recalled turn is kept until the capture ends. A process without a
+ *     turn asks for one even then.
+ * U4  A program whose turns the Python agent takes (a flag of its slot) is left to it. A program that it executes is not.
+ * U5  The guest waits for a daemon that is away. After a while the program goes on alone, and tries again now and then. */
 #define _GNU_SOURCE
 #include "guest.h"
 
@@ -187,7 +188,7 @@ static bool are_all(struct line *line, uint64_t but, bool (*is_so)(CUstream)) {
     return is;
 }
 
-/* Wait for all; false: that may not be (T3). The lock is not held for the current context, for most programs the only one. */
+/* Wait for all; false: that may not be (U3). The lock is not held for the current context, for most programs the only one. */
 static bool finish(void) {
     if (GET(cp_captures))
         return false;
@@ -268,7 +269,7 @@ static void acquire(cp_word *slot, bool is_asked) {
     is_alone = false;
     granted_ns = counted_ns = cp_now();
     granted_steps = atomic_load(&slot[CP_S_STEPS]);
-    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE); /* it is here to compute (T2) */
+    atomic_fetch_and(&slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_IDLE); /* it is here to compute (U2) */
     set_lease(slot, CP_LEASE_HELD);
 }
 
@@ -304,7 +305,7 @@ static void give_back(cp_word *slot, bool wants_more) {
         acquire(slot, is_told);
 }
 
-/* After the device has finished (T2). One that was taken away is nobody's to keep. */
+/* After the device has finished (U2). One that was taken away is nobody's to keep. */
 static bool hand_back(cp_word *slot, bool wants_more) {
     bool is_given = finish() || atomic_load(&slot[CP_S_RECALL]) & CP_LAPSED;
     if (is_given)
@@ -342,8 +343,8 @@ __attribute__((cold, noinline)) void cp_wait_turn(CUstream stream) {
     errno = saved;
 }
 
-/* The program waited for the device: that is a step, if it launched since the last one. A recalled turn goes back here, and is asked for at the next
- * launch; who went on alone looks for a daemon again. */
+/* The program waited for the device: that is a step, if it launched since the last one. A recalled turn goes back here,
+ * and the next launch asks for it. A program that went on alone looks for a daemon again. */
 void cp_end_step(uint64_t finished) {
     cp_read_samples(); /* others may be waiting for it */
     cp_word *turn = atomic_load(&cp_turn), *slot = turn == &go_on || turn == &stop ? NULL : cp_my_slot();

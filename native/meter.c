@@ -1,31 +1,32 @@
-/* The byte meter of the CPU device: preloaded (LD_PRELOAD) into every process of a job, it counts the bytes
- * the process holds into its slot of the shared page (page.h) and refuses what would go over the job's cap.
+/* The byte meter of the CPU device. It is preloaded (LD_PRELOAD) into every process of a job, counts the bytes that
+ * the process holds into its slot of the shared page (page.h), and refuses what would go over the job's cap.
  *
  * Threads: every hook runs on whichever thread of the program calls it, also before this library's
  *   constructor and after its destructor. Load and unload run on one thread, the fork handler on the child's
  *   only thread. There are no threads of ours.
- * Lock: none. Shared words are atomics. cp_page is written once, before cp_slot is published; a slot is
- *   owned by whoever exchanged his pid into it (G2).
+ * Lock: none. Shared words are atomics. cp_page is written once, before cp_slot is published; a slot belongs to
+ *   the process that exchanged its pid into it (G2).
  *
- * M1  A block counts if its usable size is at least COUNTED_FROM. Giving out and taking back ask the same
+ * Y1  A block counts if its usable size is at least COUNTED_FROM. Giving out and taking back ask the same
  *     question of the same block, so there is no table of blocks.
- * M2  Blocks from before the constructor, or from before a fork, were never counted here; giving them back
- *     may take the live count below zero. It is signed, and a sum takes a negative count for zero.
- * M3  The cap is looked at before an allocation and counted after it: threads and processes that ask in the
+ * Y2  Blocks from before the constructor, or from before a fork, were never counted here. Giving them back may
+ *     take the live count below zero. The count is signed, and a sum takes a negative count for zero.
+ * Y3  The meter looks at the cap before an allocation and counts after it. Threads and processes that ask in the
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
- *     allocation and could be held by a process that is killed.
- * M4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, looking again every few
- *     milliseconds: the daemon raises the cap when there is some, and says when there will be none (H_DENIED_NS). What
- *     goes over H_CAPACITY fails at once: the device does not have it, or the job's user drew the line there.
- *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). The daemon
- *     looks there when it is knocked at (CARPOOL_KNOCK): at the first look without room, and again now and then, for the
- *     daemon may be another. After so many nanoseconds it fails by itself, for the daemon may be gone.
- * M5  At a boundary the thread that takes the turns (T4 of agent/turns/turn_taking.py) stands still and it is carpool that works on it,
- *     perhaps to move memory away. There it waits for nothing, and small blocks are not refused to it: the job may already
- *     hold more than its cap, having grown. The program's other threads go on meanwhile, and are refused what any thread
- *     is. They wait, but while it stands there no longer than ASIDE_NS: one that waits with the interpreter's lock
- *     keeps the process from hearing of its turn, or that it is to make room.
- * M6  A guest: any trouble turns the meter off for this process, says so in one line, and passes calls on.
+ *     allocation, and a killed process could hold it.
+ * Y4  With CARPOOL_WAIT_MEMORY_NS an allocation over the cap waits for room, on its own thread, and looks again every few
+ *     milliseconds. The daemon raises the cap when there is room, and says when there will be none (H_DENIED_NS). What
+ *     goes over H_CAPACITY fails at once: the device does not have it, or the job's user set the limit there.
+ *     What it waits for stands in the slot (S_PENDING, and in S_LIVE, so that another thread cannot slip in). The meter
+ *     knocks at the daemon (CARPOOL_KNOCK), which then looks there: at the first look without room, and again now and
+ *     then, because the daemon may be a new one. After so many nanoseconds the allocation fails by itself, because the
+ *     daemon may be gone.
+ * Y5  At a boundary the thread that takes the turns (T4) stands still, and carpool works on it, perhaps to move memory
+ *     away. There that thread waits for nothing, and small blocks are not refused to it: the job may hold more than its
+ *     cap already, having grown. The program's other threads go on meanwhile, and are refused what any thread is. They
+ *     wait, but no longer than ASIDE_NS while that thread stands there: a thread that waits with the interpreter's lock
+ *     keeps the process from hearing of its turn, or that it must make room.
+ * Y6  The meter is a guest: any trouble turns it off for this process, it says so in one line, and passes calls on.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
@@ -43,7 +44,7 @@
 
 #define COUNTED_FROM 4096
 #define SMALL_BYTES (1 << 20) /* carpool's own blocks are smaller */
-#define ASIDE_NS 2000000000 /* M5; most turns come sooner */
+#define ASIDE_NS 2000000000 /* Y5; most turns come sooner */
 #define LOOK_NS 5000000 /* between two looks for room; a granted one is late by as much */
 #define EXPORT __attribute__((visibility("default")))
 
@@ -306,7 +307,7 @@ EXPORT void free(void *block) {
     GET(real_free)(block);
 }
 
-/* The agent says that it is this thread which takes the turns (M5). */
+/* The agent says that it is this thread which takes the turns (Y5). */
 EXPORT void carpool_takes_turns(void);
 void carpool_takes_turns(void) { cp_takes_turns = true; }
 

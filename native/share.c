@@ -1,22 +1,26 @@
-/* The job's compute limit, in device nanoseconds paid before each launch from one bucket in the shared page.
+/* The job's compute limit. Each launch is paid for beforehand, in device nanoseconds, from one bucket in the shared page.
  *
- * H_PRICE is the wall time that device time costs (the daemon sets it; 0: no limit). H_PAID_UNTIL is the time up to
- * which the job has paid: while that lies in the future nobody of it launches, and whoever then takes a slice moves it on
- * by slice x price. A launch takes its cost from this process's purse, which holds the rest of its last slice.
+ * H_PRICE is the wall time that device time costs; the daemon sets it, and 0 is no limit. H_PAID_UNTIL is the time up to
+ * which the job has paid. While that lies in the future, no process of the job launches. A process that then takes a
+ * slice moves it on by slice x price. A launch takes its cost from this process's purse, which holds the rest of its last
+ * slice.
  *
- * C1  The bucket is one word, changed by compare-and-exchange: whoever is killed leaves it right, and loses his slice.
- * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS; what was launched beyond the limit is repaid before anything else.
- * C3  Costs are learnt, by kernel and grid or by graph: the first launch, and then one in 96 or in a millisecond of device
- *     time, is put between two events, read later. If the job has one process with one stream, a fading mean counts; else
- *     the least, for then the others' work lies between the events too. While this thread asked for the launch and the
- *     second event the device may have been idle: the host kept it from its processor, or the driver loaded the kernel. So
- *     much is in doubt: it counts little, and of a first launch REST_NS_MAX at most; or the job would pay long for nothing.
- * C4  What was never measured is launched by one process at a time (H_TRIAL), and nobody of the job pays for another
- *     launch meanwhile: it is paid by guess, and the rest when its end was seen, as of its begin, so that nobody gets far on a
- *     guess. Who is gone, or has not come back after PATIENCE_NS, is not waited for: his kernel may be waiting for ours; and
- *     AWAY_NS less while he neither waits for the device nor launches, for then nobody sees the end. Only the next launch
- *     of the same kernel by the same process waits as long as it takes.
- * C5  While its stream is being captured a launch is neither paid nor measured: the graph is, when it runs. Captures of
+ * C1  The bucket is one word, changed by compare-and-exchange. A killed process leaves it right, and loses its slice.
+ * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS. What was launched
+ *     beyond the limit is repaid before anything else.
+ * C3  Costs are learnt, by kernel and grid or by graph. The first launch, and then one in 96 or in a millisecond of device
+ *     time, is put between two events, which are read later. If the job has one process with one stream, a fading mean
+ *     counts. Else the least counts, because the others' work lies between the events too. While this thread asked for
+ *     the launch and the second event, the device may have been idle: the host kept the thread from its processor, or
+ *     the driver loaded the kernel. That time is in doubt: it counts little, and of a first launch REST_NS_MAX at most;
+ *     otherwise the job would pay long for nothing.
+ * C4  A kernel that was never measured is launched by one process at a time (H_TRIAL), and no process of the job pays for
+ *     another launch meanwhile. It is paid by guess, and the rest when its end was seen, as of its begin, so that nobody
+ *     gets far on a guess. A process that is gone, or has not come back after PATIENCE_NS, is not waited for: its kernel
+ *     may be waiting for ours. A process that neither waits for the device nor launches is waited for AWAY_NS less,
+ *     because nobody sees the end then. Only the next launch of the same kernel by the same process waits as long as it
+ *     takes.
+ * C5  While its stream is being captured, a launch is neither paid nor measured: the graph is, when it runs. Captures of
  *     other streams stay whole: the driver breaks them when any thread asks for an event, unless that is relaxed.
  *
  * Threads: any. Lock: `sample_lock` guards the samples, and is never held while somebody waits for the device; costs are
@@ -25,15 +29,15 @@
 #include "guest.h"
 
 #define BURST_NS 100000000u
-#define BACKLOG_NS 20000000u /* a process has no more than this in the device's queue: its turn can be taken back soon */
+#define BACKLOG_NS 20000000u /* no more of a process is in the device's queue, so its turn can be taken back soon */
 #define SLICE_NS 500000u
 #define GUESS_NS 100000u
 #define COST_NS_MIN 500u
-#define RESUME_NS 10000000u /* who gave his turn back asks for it when there is this much to spend: no turn for one kernel */
+#define RESUME_NS 10000000u /* a process that gave its turn back asks again when it has this much to spend: no turn for one kernel */
 #define PAUSE_NS 200000u /* how often the end of a trial is looked for */
-#define REST_NS_MAX 5000000u /* what nobody needs to hurry for */
+#define REST_NS_MAX 5000000u /* nothing shorter is worth hurrying for */
 #define PATIENCE_NS 2000000000
-#define AWAY_NS (450ull << 22) /* 1.9 s: so much less for who does something else meanwhile; leaves the pid as it is */
+#define AWAY_NS (450ull << 22) /* 1.9 s: so much less for a process that does something else meanwhile; leaves the pid as it is */
 #define EVERY 96
 #define EVERY_NS 1000000
 #define RISE_AFTER 32
@@ -46,7 +50,7 @@ struct cp_sample {
     struct cp_kernel *kernel;
     uint64_t key, begun, asked_ns; /* how long the driver was asked for the launch and the second event */
     bool is_trial;
-    _Atomic enum { FREE, BEGUN, RECORDED } state; /* who began it has it to himself until it is recorded */
+    _Atomic enum { FREE, BEGUN, RECORDED } state; /* the thread that began it has it to itself until it is recorded */
 };
 
 struct cp_kernel cp_kernels[CP_KERNELS];
@@ -105,7 +109,7 @@ static uint64_t least_of(struct cp_kernel *kernel, uint64_t cost, uint64_t ns) {
     return least < most ? least : most;
 }
 
-/* Pay for device time that began at `begun`, if the bucket is still as it was seen. Who begins has saved nothing. */
+/* Pay for device time that began at `begun`, if the bucket is still as it was seen. A job that begins has saved nothing. */
 static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns) {
     uint64_t least = until ? begun - BURST_NS : begun, from = until < least ? least : until;
     uint64_t to = from + ns * GET(header[CP_H_PRICE]) / CP_PRICE_ONE;
@@ -139,7 +143,7 @@ static void end_trial(void) {
     uint64_t trial = atomic_exchange(&own_trial, 0);
     cp_word *header = trial ? cp_header() : NULL;
     uint64_t seen = header ? GET(header[CP_H_TRIAL]) : 0;
-    if (seen && (seen & CP_TRIAL_PID) == (trial & CP_TRIAL_PID)) /* else somebody lost his patience, and it is his */
+    if (seen && (seen & CP_TRIAL_PID) == (trial & CP_TRIAL_PID)) /* else another process lost its patience, and the trial is its own */
         atomic_compare_exchange_strong(&header[CP_H_TRIAL], &seen, 0);
 }
 

@@ -1,7 +1,7 @@
 /* The slots of the shared page (page.h) as a guest sees them: claiming one, adding all up, skipping the dead.
  * Included by one file of each library that is preloaded into a job.
  *
- * Threads: any. Lock: none; shared words are atomics, a slot is owned by whoever exchanged his pid into it (G2). */
+ * Threads: any. Lock: none; shared words are atomics, a slot belongs to the process that exchanged its pid into it (G2). */
 #ifndef CARPOOL_SLOTS_H
 #define CARPOOL_SLOTS_H
 
@@ -50,12 +50,12 @@ static bool cp_take(cp_word *slot, uint64_t from) {
     return atomic_compare_exchange_strong(&slot[CP_S_PID], &from, (uint64_t)getpid());
 }
 
-/* A pid means something only in its namespace. A slot without flags is being claimed or wiped: if who did that was
- * killed, its pid is as good as one of ours, or nobody would ever clear it. */
+/* A pid means something only in its namespace. A slot without flags is being claimed or wiped. If the
+ * process that did so was killed, its pid counts as one of ours; otherwise nobody would ever clear it. */
 static bool cp_is_foreign(uint64_t flags) { return flags && (flags ^ cp_flags) >> CP_NAMESPACE_SHIFT; }
 
-/* The pid goes last, so that nobody claims half-wiped words. The flags stay ours, also of a slot that nobody has then: who
- * is in another namespace leaves it alone meanwhile. */
+/* The pid goes last, so that nobody claims half-wiped words. The flags stay ours, also of a slot that nobody has
+ * then: a process in another namespace leaves it alone meanwhile. */
 static void cp_wipe(cp_word *slot, uint64_t next_pid) {
     for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
         PUT(slot[word], word == CP_S_FLAGS ? cp_flags : 0);
@@ -75,7 +75,7 @@ static bool cp_is_gone(uint64_t pid) {
     return gone;
 }
 
-/* Who is in another namespace cannot tell whether this one lives, and leaves it alone. */
+/* A process in another namespace cannot tell whether this one lives, and leaves its slot alone. */
 static bool cp_is_dead(cp_word *slot, uint64_t pid) { return !cp_is_foreign(GET(slot[CP_S_FLAGS])) && cp_is_gone(pid); }
 
 /* Runs in the child of a threaded program too: system calls only, no allocation, no stdio. */
@@ -92,23 +92,23 @@ static cp_word *cp_claim_slot(void) { /* NULL: every slot is taken */
             cp_wipe(mine, 0);
         mine = cp_slot_at(s);
     }
-    for (unsigned s = 1; s < 2 * CP_FIRST_LENT && !mine; s++) { /* free ones first: who is dead takes system calls to tell */
+    for (unsigned s = 1; s < 2 * CP_FIRST_LENT && !mine; s++) { /* free ones first: system calls tell who is dead */
         cp_word *slot = cp_slot_at(s % CP_FIRST_LENT);
         uint64_t pid = GET(slot[CP_S_PID]);
         bool is_free = slot != cp_page && (pid == 0 || (s > CP_FIRST_LENT && cp_is_dead(slot, pid)));
-        /* first the number, then the slot: who is killed in between is seen by those who bury */
+        /* first the number, then the slot: a process killed in between is seen by those who bury */
         if (is_free && (cp_raise(&cp_page[CP_H_SLOTS_USED], s % CP_FIRST_LENT + 1), cp_take(slot, pid)))
             mine = slot;
     }
     if (!mine)
         return NULL;
-    PUT(mine[CP_S_FLAGS], cp_flags); /* at once: until then who is in another namespace would take us for dead */
+    PUT(mine[CP_S_FLAGS], cp_flags); /* at once: until then a process in another namespace would take us for dead */
     cp_wipe(mine, self);
     return mine;
 }
 
-/* Bytes held by all processes of the job. A dead slot is taken over before it is wiped: otherwise one who
- * claims it meanwhile would lose his count. The daemon alone clears the slots it lends. */
+/* Bytes held by all processes of the job. A dead slot is taken over before it is wiped: otherwise a
+ * process that claims it meanwhile would lose its count. The daemon alone clears the slots it lends. */
 static uint64_t cp_held(bool bury_dead) {
     uint64_t held = 0, used = GET(cp_page[CP_H_SLOTS_USED]), lent = GET(cp_page[CP_H_LENT_USED]);
     for (unsigned s = 1; s < used || s < lent; s++) {

@@ -152,7 +152,7 @@ def test_a_broken_sitecustomize_is_named_and_breaks_nothing_else(site: Path) -> 
     assert "Traceback" not in err
 
 
-def test_m5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk) -> None:
+def test_y5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk) -> None:
     meter = cpu.meter_path()
     if meter is None:
         pytest.skip("the meter is not built; install gcc, then 'make native'")

@@ -203,7 +203,7 @@ def test_all_processes_of_a_job_share_one_account(start: Start, page: Page) -> N
     assert second.alloc("plain", 1, 600 * MIB) == 0
 
 
-def test_a_process_killed_at_work_leaves_no_phantom_bytes(start: Start, page: Page) -> None:
+def test_q2_a_process_killed_at_work_leaves_no_phantom_bytes(start: Start, page: Page) -> None:
     page.words[wire.H_CAP] = 1024 * MIB
     first, second = start(), start()
     assert first.alloc("plain", 0, 600 * MIB) == 0
@@ -235,7 +235,7 @@ def test_what_an_exec_left_in_the_slot_is_wiped(built: Built, page: Page, books:
 
 
 @pytest.mark.slow
-def test_racing_processes_never_pass_the_cap_and_none_is_refused_what_fits(
+def test_q1_racing_processes_never_pass_the_cap_and_none_is_refused_what_fits(
     start: Start, page: Page, books: Path
 ) -> None:
     page.words[wire.H_CAP] = 1000 * MIB
@@ -336,7 +336,7 @@ def test_without_a_page_everything_passes_and_nothing_is_said(
 
 
 @pytest.mark.parametrize("spoil", ["missing", "layout", "slots"])
-def test_a_capped_program_whose_account_cannot_be_opened_gets_no_device_memory_and_one_sentence(
+def test_q3_a_capped_program_whose_account_cannot_be_opened_gets_no_device_memory_and_one_sentence(
     start: Start, page: Page, spoil: str
 ) -> None:
     page.words[wire.H_CAP] = 1024 * MIB
@@ -354,7 +354,7 @@ def test_a_capped_program_whose_account_cannot_be_opened_gets_no_device_memory_a
     assert len(lines) == 1 and lines[0].startswith("carpool: ")
 
 
-def test_an_uncapped_job_whose_account_cannot_be_opened_runs_on(
+def test_q3_an_uncapped_job_whose_account_cannot_be_opened_runs_on(
     built: Built, start: Start, page: Page, books: Path
 ) -> None:
     page.path.unlink()

@@ -117,7 +117,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-def test_whoever_was_killed_leaves_nothing_behind(start: Start, page: Page, state: dict[int, int]) -> None:
+def test_q2_a_killed_process_leaves_nothing_behind(start: Start, page: Page, state: dict[int, int]) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
         page.words[wire.H_SLOTS_USED] = 10
         for word, value in (state | {wire.S_FLAGS: state.get(wire.S_FLAGS, 0) | OWN, wire.S_PID: victim.pid}).items():
@@ -130,7 +130,7 @@ def test_whoever_was_killed_leaves_nothing_behind(start: Start, page: Page, stat
     assert page.words[slot_base(9) + wire.S_LIVE] == 0
 
 
-def test_the_trial_of_one_who_was_killed_is_not_waited_for(start: Start, page: Page) -> None:
+def test_c4_the_trial_of_a_killed_process_is_not_waited_for(start: Start, page: Page) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
         victim.kill()
     probe = start()

@@ -108,7 +108,9 @@ run('busy_20ms', None, cuda.cuLaunchKernel_ptsz), cuda.cuCtxSynchronize()""",
 
 
 @pytest.mark.parametrize("text", BUSY.values(), ids=BUSY.keys())
-def test_a_process_with_a_kernel_in_flight_is_not_idle_after_a_wait_for(start: Start, desk: Desk, text: str) -> None:
+def test_u2_a_process_with_a_kernel_in_flight_is_not_idle_after_a_wait_for(
+    start: Start, desk: Desk, text: str
+) -> None:
     script = start(f"{text}\nwait()")
     attach(desk)
     desk.answer(m.Ask)
@@ -118,7 +120,7 @@ def test_a_process_with_a_kernel_in_flight_is_not_idle_after_a_wait_for(start: S
 
 
 @pytest.mark.parametrize("text", IDLE.values(), ids=IDLE.keys())
-def test_a_process_is_idle_after_it_waited_for(start: Start, desk: Desk, text: str) -> None:
+def test_u2_a_process_is_idle_after_it_waited_for(start: Start, desk: Desk, text: str) -> None:
     script = start(f"{text}\nwait()\nrun('busy_1us', a)\nwait()")
     attach(desk)
     desk.answer(m.Ask)
@@ -130,7 +132,7 @@ def test_a_process_is_idle_after_it_waited_for(start: Start, desk: Desk, text: s
 
 
 @pytest.mark.parametrize("then", ["run('busy_1us')", "cuda.cuStreamSynchronize(None)"], ids=["a launch", "a wait"])
-def test_a_recalled_turn_goes_back_when_every_context_has_finished(start: Start, desk: Desk, then: str) -> None:
+def test_u2_a_recalled_turn_goes_back_when_every_context_has_finished(start: Start, desk: Desk, then: str) -> None:
     script = start(f"""
 there = stream()
 other = second_context()
@@ -168,7 +170,7 @@ def test_turns_are_taken_again_after_a_context_ended_during_a_capture(start: Sta
     assert script.line() == "ready"
 
 
-def test_a_launch_beside_a_capture_asks_for_a_turn_and_leaves_the_capture_whole(start: Start, desk: Desk) -> None:
+def test_u3_a_launch_beside_a_capture_asks_for_a_turn_and_leaves_the_capture_whole(start: Start, desk: Desk) -> None:
     script = start("assert begin(a) == 0; run('busy_1us', a); wait(); run('busy_1us', b); print(end(a)); wait()")
     assert script.line() == "ready"  # the captured launch passed
     script.go()
@@ -178,7 +180,7 @@ def test_a_launch_beside_a_capture_asks_for_a_turn_and_leaves_the_capture_whole(
     assert script.line() == "ready"
 
 
-def test_a_turn_that_is_recalled_during_a_capture_goes_back_after_it(start: Start, desk: Desk) -> None:
+def test_u3_a_turn_that_is_recalled_during_a_capture_goes_back_after_it(start: Start, desk: Desk) -> None:
     script = start("""
 run('busy_1us', b), begin(a)
 wait()

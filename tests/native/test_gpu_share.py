@@ -73,7 +73,7 @@ def test_a_job_has_its_limit_of_the_device_and_no_more(
 
 
 @pytest.mark.slow
-def test_processes_that_begin_together_do_not_take_each_others_kernels_for_their_own(
+def test_c3_processes_that_begin_together_do_not_take_each_others_kernels_for_their_own(
     start: Start, page: Page, books: Path
 ) -> None:
     limit(page, 80)
@@ -86,7 +86,7 @@ def test_processes_that_begin_together_do_not_take_each_others_kernels_for_their
     assert 55 <= had <= 80 + POINTS  # 4 to 40 when each believed up to eight times its cost
 
 
-def test_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, books: Path) -> None:
+def test_c2_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, books: Path) -> None:
     limit(page, 25)
     probe = start()
     began = time.monotonic()
@@ -97,7 +97,7 @@ def test_a_long_kernel_is_paid_back_before_the_next(start: Start, page: Page, bo
     assert page.words[wire.H_DEVICE_NS] >= 550 * 10**6
 
 
-def test_a_thread_that_was_kept_from_launching_is_not_taken_for_a_long_kernel(
+def test_c3_a_thread_that_was_kept_from_launching_is_not_taken_for_a_long_kernel(
     built: Built, page: Page, books: Path, tmp_path: Path
 ) -> None:
     limit(page, 20)
@@ -133,7 +133,7 @@ def test_the_limit_can_be_changed_lifted_and_set_while_the_program_runs(
     probe.kill()
 
 
-def test_whoever_is_killed_leaves_the_bucket_right(start: Start, page: Page, books: Path) -> None:
+def test_c1_a_killed_process_leaves_the_bucket_right(start: Start, page: Page, books: Path) -> None:
     limit(page, 40)
     stays, *others = [start() for _ in range(4)]
     for probe in (stays, *others):
@@ -147,7 +147,7 @@ def test_whoever_is_killed_leaves_the_bucket_right(start: Start, page: Page, boo
     assert stays.answer()[0] == 0
 
 
-def test_captured_launches_are_paid_when_the_graph_runs(start: Start, page: Page) -> None:
+def test_c5_captured_launches_are_paid_when_the_graph_runs(start: Start, page: Page) -> None:
     limit(page, 50)
     probe = start()
     assert probe.ask("capture 0 5 busy_10ms")[0] == 0
@@ -157,7 +157,7 @@ def test_captured_launches_are_paid_when_the_graph_runs(start: Start, page: Page
     assert page.words[wire.H_DEVICE_NS] > 0
 
 
-def test_what_a_thread_launches_is_measured_while_another_captures_and_the_capture_stays_whole(
+def test_c5_what_a_thread_launches_is_measured_while_another_captures_and_the_capture_stays_whole(
     start: Start, page: Page
 ) -> None:
     limit(page, 50)
@@ -167,13 +167,15 @@ def test_what_a_thread_launches_is_measured_while_another_captures_and_the_captu
 
 
 @pytest.mark.slow
-def test_what_one_thread_tries_the_others_wait_for_and_all_of_it_is_paid(start: Start, page: Page) -> None:
+def test_c4_what_one_thread_tries_the_others_wait_for_and_all_of_it_is_paid(start: Start, page: Page) -> None:
     limit(page, 100)
     assert start().ask("aside busy_100ms")[0] == 0
     assert page.words[wire.H_DEVICE_NS] >= 2 * 100 * MS + 2 * 1000 * MS - 20 * MS  # two of each, none on credit
 
 
-def test_of_processes_that_begin_together_one_has_a_kernel_on_credit(start: Start, page: Page, books: Path) -> None:
+def test_c4_of_processes_that_begin_together_one_has_a_kernel_on_credit(
+    start: Start, page: Page, books: Path
+) -> None:
     limit(page, 50)
     probes = [start() for _ in range(8)]
     for probe in probes:
@@ -188,7 +190,7 @@ def trial(pid: int, *, ago_ns: int) -> int:
     return time.monotonic_ns() - ago_ns & ~wire.TRIAL_PID | pid
 
 
-def test_who_is_killed_while_he_tries_something_is_not_waited_for(start: Start, page: Page) -> None:
+def test_c4_a_process_killed_during_its_trial_is_not_waited_for(start: Start, page: Page) -> None:
     limit(page, 50)
     dies, stays = start(), start()
     assert dies.ask("launch plain busy_10s")[0] == 0
@@ -201,7 +203,9 @@ def test_who_is_killed_while_he_tries_something_is_not_waited_for(start: Start, 
     assert stays.answer()[0] == 0
 
 
-def test_who_does_not_come_back_from_a_trial_is_waited_for_so_long_and_no_longer(start: Start, page: Page) -> None:
+def test_c4_a_process_that_does_not_come_back_from_a_trial_is_waited_for_so_long_and_no_longer(
+    start: Start, page: Page
+) -> None:
     limit(page, 50)
     probe = start()
     page.words[wire.H_TRIAL] = mine = trial(os.getpid(), ago_ns=1500 * MS)

@@ -246,7 +246,7 @@ def added_calls(counted: Callable[[Env, str], int], env: Env, what: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [LAUNCH, ALLOC], ids=["launch", "alloc and free"])
-def test_calls_in_steady_state_make_no_system_call_of_ours(
+def test_u1_calls_in_steady_state_make_no_system_call_of_ours(
     counted: Callable[[Env, str], int], env: Env, what: int
 ) -> None:
     assert added_calls(counted, env, what) == 0

@@ -79,7 +79,7 @@ def test_an_order_to_park_is_refused_with_a_reason_and_the_turn_still_comes(star
     assert probe.answer()[0] == 0
 
 
-def test_a_recalled_turn_goes_back_after_the_devices_work_and_is_waited_for(start: Start, desk: Desk) -> None:
+def test_u2_a_recalled_turn_goes_back_after_the_devices_work_and_is_waited_for(start: Start, desk: Desk) -> None:
     probe = start()
     hold(desk, probe)
     started = time.monotonic()
@@ -120,7 +120,7 @@ def test_what_the_program_holds_is_reported_after_its_first_steps(start: Start, 
     assert desk.steps == 3
 
 
-def test_nothing_waits_while_a_stream_is_captured(start: Start, desk: Desk) -> None:
+def test_u3_nothing_waits_while_a_stream_is_captured(start: Start, desk: Desk) -> None:
     probe = start()
     probe.tell("capture 1 3 busy_1us")  # the three captured launches pass; the graph's launch asks
     attach(desk, probe)
@@ -138,7 +138,7 @@ def test_a_refusal_lets_the_program_run_on_and_is_said_once(start: Start, desk: 
     assert probe.said().count("another version") == probe.said().count("\n") == 1
 
 
-def test_without_a_daemon_the_program_goes_on_alone_and_says_so_once(start: Start, desk: Desk) -> None:
+def test_u5_without_a_daemon_the_program_goes_on_alone_and_says_so_once(start: Start, desk: Desk) -> None:
     desk.die(leave_socket=False)
     probe = start()
     started = time.monotonic()
@@ -148,7 +148,7 @@ def test_without_a_daemon_the_program_goes_on_alone_and_says_so_once(start: Star
     assert probe.said().count("goes on without taking turns") == probe.said().count("\n") == 1
 
 
-def test_a_holder_whose_daemon_is_gone_returns_its_turn_to_the_next_one(start: Start, desk: Desk) -> None:
+def test_u5_a_holder_whose_daemon_is_gone_returns_its_turn_to_the_next_one(start: Start, desk: Desk) -> None:
     probe = start()
     hold(desk, probe)
     desk.die(leave_socket=False)
@@ -173,7 +173,7 @@ def test_the_turn_goes_back_when_the_program_ends(start: Start, desk: Desk) -> N
     assert isinstance(returned, m.Return) and not returned.wants_more
 
 
-def test_a_program_whose_turns_the_agent_takes_is_left_to_it(built: Built, desk: Desk) -> None:
+def test_u4_a_program_whose_turns_the_agent_takes_is_left_to_it(built: Built, desk: Desk) -> None:
     script = """
 import ctypes, os
 from pathlib import Path

@@ -156,7 +156,7 @@ def test_a_claimed_slot_says_that_it_is_metered(start: Start, page: Page) -> Non
     assert probe.said() == ""
 
 
-def test_blocks_below_the_threshold_are_not_counted(start: Start, page: Page) -> None:
+def test_y1_blocks_below_the_threshold_are_not_counted(start: Start, page: Page) -> None:
     probe = start()
     before = live(page, probe.pid)
     for at, size in enumerate([0, 16, 1024, 4000, 4064, 4080, 4096, 4112, 5000]):
@@ -268,7 +268,7 @@ def test_a_normal_exit_frees_the_slot(start: Start, page: Page) -> None:
 
 
 @pytest.mark.parametrize("end", ["vanish", "die"])
-def test_the_slot_of_a_process_that_ended_abruptly_is_taken_when_no_other_is_free(
+def test_g3_the_slot_of_a_process_that_ended_abruptly_is_taken_when_no_other_is_free(
     start: Start, page: Page, end: str
 ) -> None:
     with start() as first:
@@ -368,6 +368,18 @@ def test_the_cap_counts_all_processes_of_the_job_together(start: Start, page: Pa
     assert second.ask(f"malloc 0 {10 * MIB}")[0]
 
 
+def test_y3_processes_that_ask_in_the_same_instant_pass_the_cap_by_one_allocation_each_at_most(
+    start: Start, page: Page
+) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    racers = [start() for _ in range(4)]
+    for racer in racers:
+        racer.tell(f"malloc 0 {10 * MIB}")
+    assert any([racer.answer()[0] for racer in racers])
+    for racer in racers:
+        assert racer.ask(f"malloc 1 {10 * MIB}") == (0, errno.ENOMEM)
+
+
 # Waiting for room.
 
 
@@ -390,7 +402,7 @@ def ask_and_wait(probe: Probe, page: Page) -> None:
         time.sleep(0.002)
 
 
-def test_m4_what_waits_goes_on_when_there_is_room(waiting: Probe, page: Page) -> None:
+def test_y4_what_waits_goes_on_when_there_is_room(waiting: Probe, page: Page) -> None:
     page.deny("an allocation before this one failed", now=time.monotonic_ns())
     ask_and_wait(waiting, page)
     assert page.live_bytes(slot_of(page, waiting.pid)) < 11 * MIB, "it does not hold it yet"
@@ -399,7 +411,7 @@ def test_m4_what_waits_goes_on_when_there_is_room(waiting: Probe, page: Page) ->
     assert (page.pending(), waiting.said()) == ([], "")
 
 
-def test_m4_what_waits_knocks_until_it_does_not(built: Built, start: Start, page: Page, tmp_path: Path) -> None:
+def test_y4_what_waits_knocks_until_it_does_not(built: Built, start: Start, page: Page, tmp_path: Path) -> None:
     page.words[wire.H_CAP] = 16 * MIB
     where = tmp_path / "knock"
     env = metered(page.path, built.meter) | {"CARPOOL_WAIT_MEMORY_NS": str(WAIT_SECONDS * 10**9)}
@@ -422,7 +434,7 @@ def test_m4_what_waits_knocks_until_it_does_not(built: Built, start: Start, page
     assert probe.ask(f"malloc 2 {4 * MIB}")[0], "what has room knocks at nothing"
 
 
-def test_m4_what_waits_fails_with_the_daemons_sentence(waiting: Probe, page: Page) -> None:
+def test_y4_what_waits_fails_with_the_daemons_sentence(waiting: Probe, page: Page) -> None:
     ask_and_wait(waiting, page)
     page.words[wire.H_CAP] = 10 * MIB  # as the core does while a job waits
     page.deny("out of memory: b has 5 GiB" + "; and so on" * 100, now=time.monotonic_ns())
@@ -434,7 +446,7 @@ def test_m4_what_waits_fails_with_the_daemons_sentence(waiting: Probe, page: Pag
     assert (page.pending(), page.words[wire.H_DENIED_COUNT]) == ([], 1)
 
 
-def test_m4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page: Page) -> None:
+def test_y4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page: Page) -> None:
     page.words[wire.H_CAPACITY] = 17 * MIB
     assert waiting.ask(f"malloc 1 {8 * MIB}") == (0, errno.ENOMEM)
     assert re.fullmatch(
@@ -444,7 +456,7 @@ def test_m4_what_the_device_does_not_have_is_not_waited_for(waiting: Probe, page
     )
 
 
-def test_m4_what_goes_over_a_cap_that_the_user_drew_meanwhile_is_not_waited_for(waiting: Probe, page: Page) -> None:
+def test_y4_what_goes_over_a_cap_that_the_user_drew_meanwhile_is_not_waited_for(waiting: Probe, page: Page) -> None:
     page.words[wire.H_CAP] = 12 * MIB
     caps.tell(page.words, 64 * MIB, 12 * MIB, may_wait=False)
     assert waiting.ask(f"malloc 1 {8 * MIB}") == (0, errno.ENOMEM)
@@ -455,14 +467,14 @@ def test_m4_what_goes_over_a_cap_that_the_user_drew_meanwhile_is_not_waited_for(
     )
 
 
-def test_m4_where_it_was_told_to_wait_it_waits_at_a_cap_of_its_user_too(waiting: Probe, page: Page) -> None:
+def test_y4_where_it_was_told_to_wait_it_waits_at_a_cap_of_its_user_too(waiting: Probe, page: Page) -> None:
     caps.tell(page.words, 64 * MIB, 16 * MIB, may_wait=True)
     ask_and_wait(waiting, page)
     page.words[wire.H_CAP] = 32 * MIB
     assert waiting.answer()[0] >= 8 * MIB
 
 
-def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
+def test_y4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
     built: Built, start: Start, page: Page
 ) -> None:
     page.words[wire.H_CAP] = 16 * MIB
@@ -474,7 +486,7 @@ def test_m4_after_its_time_it_fails_by_itself_and_names_the_cap_it_met(
     assert "this job may hold 16.0 MiB, holds 10.0 MiB and asked for 8.0 MiB more, and waited as long" in probe.said()
 
 
-def test_m5_at_a_boundary_the_thread_there_waits_for_nothing_and_small_blocks_pass(
+def test_y5_at_a_boundary_the_thread_there_waits_for_nothing_and_small_blocks_pass(
     waiting: Probe, page: Page
 ) -> None:
     assert waiting.ask("turns") == (1, 0)
@@ -485,7 +497,7 @@ def test_m5_at_a_boundary_the_thread_there_waits_for_nothing_and_small_blocks_pa
     assert "waited" not in waiting.said()
 
 
-def test_m5_small_blocks_of_other_threads_do_not_pass_the_cap_meanwhile(start: Start, page: Page) -> None:
+def test_y5_small_blocks_of_other_threads_do_not_pass_the_cap_meanwhile(start: Start, page: Page) -> None:
     page.words[wire.H_CAP] = 16 * MIB
     probe = start()
     assert probe.ask(f"malloc 0 {16 * MIB - 65536}")[0]
@@ -494,7 +506,7 @@ def test_m5_small_blocks_of_other_threads_do_not_pass_the_cap_meanwhile(start: S
 
 
 @pytest.mark.slow
-def test_m5_other_threads_wait_but_not_as_long_as_the_turn_is_away(waiting: Probe, page: Page) -> None:
+def test_y5_other_threads_wait_but_not_as_long_as_the_turn_is_away(waiting: Probe, page: Page) -> None:
     page.words[slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE] = wire.LEASE_ASKED
     ask_and_wait(waiting, page)
     page.words[wire.H_CAP] = 32 * MIB
@@ -506,7 +518,7 @@ def test_m5_other_threads_wait_but_not_as_long_as_the_turn_is_away(waiting: Prob
 
 
 @pytest.mark.slow
-def test_m5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
+def test_y5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
     lease = slot_base(slot_of(page, waiting.pid)) + wire.S_LEASE
     page.words[lease] = wire.LEASE_ASKED
     ask_and_wait(waiting, page)
@@ -517,7 +529,7 @@ def test_m5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
     assert waiting.answer()[0] >= 8 * MIB
 
 
-def test_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:
+def test_y2_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:
     page.words[wire.H_CAP] = 16 * MIB
     probe = start()
     probe.ask(f"malloc 0 {10 * MIB}")
@@ -529,7 +541,7 @@ def test_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> Non
     assert other.ask(f"malloc 0 {5 * MIB}")[0]
 
 
-def test_a_killed_process_leaves_no_phantom_bytes(start: Start, page: Page) -> None:
+def test_g3_a_killed_process_leaves_no_phantom_bytes(start: Start, page: Page) -> None:
     page.words[wire.H_CAP] = 16 * MIB
     first, second = start(), start()
     assert first.ask(f"malloc 0 {10 * MIB}")[0]
@@ -553,7 +565,7 @@ def test_a_killed_child_nobody_waited_for_leaves_no_phantom_bytes(start: Start, 
     assert page.pids() == {1: probe.pid}
 
 
-def test_bytes_in_a_lent_slot_count_while_its_process_lives_and_only_the_daemon_clears_it(
+def test_g3_bytes_in_a_lent_slot_count_while_its_process_lives_and_only_the_daemon_clears_it(
     start: Start, page: Page
 ) -> None:
     page.words[wire.H_CAP] = 16 * MIB
@@ -671,7 +683,7 @@ def make_another_layout(page: Page) -> str:
         make_another_layout,
     ],
 )
-def test_a_page_that_fails_a_check_is_named_in_one_line_and_not_used(
+def test_y6_a_page_that_fails_a_check_is_named_in_one_line_and_not_used(
     page: Page, start: Start, spoil: Callable[[Page], str]
 ) -> None:
     page.words[wire.H_CAP] = MIB
@@ -684,7 +696,7 @@ def test_a_page_that_fails_a_check_is_named_in_one_line_and_not_used(
     assert page.pids() == {}
 
 
-def test_an_allocator_that_hides_malloc_from_the_meter_turns_it_off_in_one_line(
+def test_y6_an_allocator_that_hides_malloc_from_the_meter_turns_it_off_in_one_line(
     built: Built, page: Page, start: Start
 ) -> None:
     probe = start(metered(page.path, built.greedy, built.meter))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from carpool.errors import PeerError
 from carpool.wire import page
 
 
-def test_a_page_is_private_whole_and_can_be_opened_again(tmp_path: Path) -> None:
+def test_g4_a_page_is_private_whole_and_can_be_opened_again(tmp_path: Path) -> None:
     made = page.Page.create(tmp_path / "page")
     facts = (tmp_path / "page").stat()
     assert (facts.st_mode & 0o777, facts.st_size) == (0o600, page.PAGE_BYTES)
@@ -25,7 +26,7 @@ def test_a_page_is_private_whole_and_can_be_opened_again(tmp_path: Path) -> None
     assert again.slot_of(4711) is None
 
 
-def test_slots_are_lent_until_there_are_no_more(tmp_path: Path) -> None:
+def test_g2_slots_are_lent_until_there_are_no_more(tmp_path: Path) -> None:
     made = page.Page.create(tmp_path / "page")
     lent = [made.lend_slot(pid) for pid in range(1, page.SLOTS - page.FIRST_LENT + 1)]
     assert lent == list(range(page.FIRST_LENT, page.SLOTS))
@@ -101,3 +102,32 @@ def test_a_pass_is_swapped_only_where_it_still_stands(tmp_path: Path) -> None:
     assert not slot.swap_pass(9, 10)
     assert slot.swap_pass(8, 8 | page.PASSED)
     assert slot.pass_word == 8 | page.PASSED
+
+
+def test_g4_a_page_that_the_disk_refuses_is_not_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        page.Page.create(tmp_path / "page")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_g5_the_sentence_is_whole_before_the_number_that_announces_it(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    text = bytes(made.words.cast("B")[page.TEXT_AT :])
+    assert text == bytes(page.TEXT_BYTES)
+
+    class Watched(page.Words):
+        """Looks at the sentence when the number is stored."""
+
+        def __setitem__(self, index: int, value: int) -> None:
+            assert index == page.H_DENIED_NS and bytes(self.all.cast("B")[page.TEXT_AT :]).startswith(
+                b"there is no room\0"
+            )
+            self.all[index] = value
+
+    made.words = Watched(made.words)  # type: ignore[assignment]  # it is only stored to
+    made.deny("there is no room", now=77)
+    assert made.header.denied_ns == 77

@@ -105,6 +105,60 @@ def test_every_class_of_messages_is_declared() -> None:
     assert declared == {cls.__name__ for cls in m.Message.__subclasses__()}
 
 
+WRITERS = {number.name: number.meaning.partition(": ")[0].split(", ") for number in NUMBERS}
+ROLES = {  # who runs these sources, in the words of the table; slots.h is part of both guests
+    "meter": ["meter.c", "slots.h"],
+    "CUDA guest": ["budget.c", "link.c", "share.c", "hooks.c", "slots.h"],
+    "agent": ["points.c", "bell.h"],
+}
+STORE = re.compile(
+    r"\b(?:PUT|atomic_(?:store|fetch_\w+|exchange\w*|compare_exchange\w*)|cp_raise)\w*\(&?\w+\[CP_([HS]_\w+)\]"
+)
+PLAIN_STORE = re.compile(r"\w\[CP_([HS]_\w+)\] (?:[|&+-]?=|= )(?!=)")
+
+
+def words_stored_to(source: str) -> set[str]:
+    """The words of the page that a C source changes."""
+    code = COMMENT.sub("", source)
+    return set(STORE.findall(code)) | set(PLAIN_STORE.findall(code))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_g1_c_stores_only_to_words_whose_writer_it_is(role: str) -> None:
+    known = {role} if role == "agent" else {role, "guests"}
+    for file in ROLES[role]:
+        for word in words_stored_to((NATIVE / file).read_text()):
+            assert known & set(WRITERS[word]), f"{file} stores to {word}, which only {WRITERS[word]} write"
+
+
+@pytest.mark.parametrize("part", ["agent", "daemon"])
+def test_g1_python_stores_only_to_words_whose_writer_it_is(part: str) -> None:
+    for path in sorted((PACKAGE / part).rglob("*.py")):
+        for word in words_python_stores_to(path.read_text()):
+            assert part in WRITERS[word], f"{path.name} stores to {word}, which only {WRITERS[word]} write"
+
+
+def words_python_stores_to(source: str) -> set[str]:
+    """The words of the page that stand in the index of a store: words[base + page.S_STEPS] = 3."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            names = {each.id for each in ast.walk(node.slice) if isinstance(each, ast.Name)}
+            names |= {each.attr for each in ast.walk(node.slice) if isinstance(each, ast.Attribute)}
+            found |= {name for name in names & NAMES if name.startswith(("H_", "S_"))}
+    return found
+
+
+def test_a_store_to_the_page_is_seen() -> None:
+    in_c = (
+        "PUT(slot[CP_S_LIVE], 1); atomic_fetch_or(&slot[CP_S_FLAGS], x); slot[CP_S_PASS] = 0; y = slot[CP_S_LEASE];"
+    )
+    assert words_stored_to(in_c) == {"S_LIVE", "S_FLAGS", "S_PASS"}
+    assert words_stored_to("cp_raise(&cp_page[CP_H_SLOTS_USED], 4)") == {"H_SLOTS_USED"}
+    in_python = "words[base + page.S_STEPS] = 3\nwords[H_CAP] += 1\nx = words[S_PID]\n"
+    assert words_python_stores_to(in_python) == {"S_STEPS", "H_CAP"}
+
+
 # --- and it is the only one ---------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """The file of `carpool checkpoint`: how it is written in one go, and how it is read without trusting it.
 
-Layout: CHECKPOINT_MAGIC, then pieces of bytes in any order, then a JSON object (the *contents*) that says where each piece is,
-then the length of that object (8 bytes, little-endian) and a BLAKE2b hash of everything before it (32 bytes). A file
-that was cut or changed does not match its hash. Nothing in it is code: it is read as JSON and bytes only.
+Layout: CHECKPOINT_MAGIC, then pieces of bytes in any order, then a JSON object (the *contents*) that says where each
+piece is, then the length of that object (8 bytes, little-endian) and a BLAKE2b hash of everything before it (32
+bytes). A file that was cut or changed does not match its hash. Nothing in it is code: it is read as JSON and bytes.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ meter or takes turns, and by the daemon. It is an array of 64-bit words: a heade
 protocol.py lists the words and what they mean; here are the rules, and the words under names.
 
 Rules
-  G1  Each word has one writer, the daemon or the process that owns the slot; the few header words that every
-      meter writes change by atomic operations. Nobody locks anything.
+  G1  Each word has one writer, the daemon or the process that owns the slot. The few header words that every meter
+      writes change by atomic operations. Nobody locks anything.
   G2  A slot belongs to the live process whose pid stands in it. The meter claims slots from the front with an
-      atomic exchange; the daemon hands out slots from FIRST_LENT on to processes that have no meter.
-  G3  A dead process cannot hold anything: readers skip it. Its slot is cleared by who gave it: a meter takes a
-      claimed one over with an exchange, the daemon clears a lent one. Who is in another pid namespace cannot tell the
-      dead from the living there, and takes all for living.
+      atomic exchange. The daemon lends slots from FIRST_LENT on, to processes that have no meter.
+  G3  A dead process cannot hold anything, so readers skip it. Whoever gave the slot clears it: a meter takes a
+      claimed one over with an exchange, the daemon clears a lent one. A process in another pid namespace cannot tell
+      the dead from the living, and takes all for living.
   G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
-  G5  The one sentence in it is the daemon's, written before the number that announces it.
+  G5  The one sentence in it is the daemon's. It is written before the number that announces it.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Page:
         """Daemon only: what waits for memory now fails, and the program is told why."""
         said = text.encode()[: TEXT_BYTES - 1].decode(errors="ignore").encode()
         self._mapping[TEXT_AT:PAGE_BYTES] = said.ljust(TEXT_BYTES, b"\0")
-        self.words[H_DENIED_NS] = now  # last: who sees it sees the sentence
+        self.words[H_DENIED_NS] = now  # last: a reader that sees it sees the sentence
 
     def slot_of(self, pid: int) -> int | None:
         """The slot that a process of this pid namespace has claimed, or None."""

@@ -6,7 +6,8 @@ nothing of carpool (agent/inject/sitecustomize.py, bench/programs/attack_turns.p
 tests/wire/test_protocol.py fails when one of them differs from this file.
 
 One line is one number: its name, its value, and after the `#` what it means. For a word the meaning begins with who
-writes it. docs/protocol.md says how to add a word, a flag or a message.
+writes it: the daemon, the Python agent, the CUDA guest, or both guests; the byte meter of the CPU device is the other
+guest. docs/protocol.md says how to add a word, a flag or a message.
 """
 
 from __future__ import annotations
@@ -33,37 +34,37 @@ SLOTS = TEXT_AT // 8 // SLOT_WORDS  # slots in the page; slot 0 is the header
 FIRST_LENT = 448  # slots from here on are lent by the daemon, to processes without the meter
 
 # header words: one set a job
-H_MAGIC = 0  # daemon: MAGIC, written last: who sees it sees the rest
+H_MAGIC = 0  # daemon: MAGIC, written last: a reader that sees it sees the rest
 H_LAYOUT = 1  # daemon: LAYOUT; a page of another layout is not used
 H_CAP = 2  # daemon: bytes all processes of the job may hold together; 0 is no cap
 H_WAITERS = 3  # daemon: how many other jobs wait for this job's lane
-H_SLOTS_USED = 4  # meter: one past the highest slot that anybody ever tried to claim
-H_DENIED_COUNT = 5  # meter: allocations refused for the cap
-H_DENIED_BYTES = 6  # meter: size of the newest refused allocation
+H_SLOTS_USED = 4  # guests: one past the highest slot that anybody ever tried to claim
+H_DENIED_COUNT = 5  # guests: allocations refused for the cap
+H_DENIED_BYTES = 6  # guests: size of the newest refused allocation
 H_LENT_USED = 7  # daemon: one past the highest slot ever lent; 0 if none was
 H_CHECKPOINT = 8  # daemon: number of its newest order to write a checkpoint (the order is a file); 0 is none
 H_PRICE = 9  # daemon: wall time that device time costs, PRICE_ONE is 1:1; 0 is no compute limit
-H_PAID_UNTIL = 10  # CUDA guests: time up to which all launches are paid for; nobody of the job launches before it
-H_DEVICE_NS = 11  # CUDA guests: device time of all processes the job ever had, as it was paid for
-H_ENDED_NS = 12  # CUDA guests: when the latest kernel that they measured ended
+H_PAID_UNTIL = 10  # CUDA guest: time up to which all launches are paid for; nobody of the job launches before it
+H_DEVICE_NS = 11  # CUDA guest: device time of all processes the job ever had, as it was paid for
+H_ENDED_NS = 12  # CUDA guest: when the latest kernel that they measured ended
 H_CAPACITY = 13  # daemon: the most bytes that are worth waiting for, 0 is unknown; bit OWN_CAP: the cap is the user's
 H_DENIED_NS = 14  # daemon: time of its newest denial; allocations that began to wait before it fail
-H_TRIAL = 15  # CUDA guests: since when one of them runs a kernel never measured, its pid in TRIAL_PID; 0 is none
+H_TRIAL = 15  # CUDA guest: since when one of them runs a kernel never measured, its pid in TRIAL_PID; 0 is none
 
 # slot words: one set a process
-S_PID = 0  # owner: whose slot this is; 0 is a free slot
-S_LIVE = 1  # meter, or agent: bytes held now; signed, because a forked child may free what its parent counted
-S_PEAK = 2  # meter: the most bytes held since the agent last reset it
-S_STEPS = 3  # agent, or CUDA guest: iterations finished
-S_BOUNDARY_NS = 4  # agent, or CUDA guest: time of the newest boundary
+S_PID = 0  # guests, daemon: the process whose slot this is, its owner; 0 is a free slot
+S_LIVE = 1  # guests, agent: bytes held now; signed, because a forked child may free what its parent counted
+S_PEAK = 2  # guests, agent: the most bytes held since the agent last reset this word
+S_STEPS = 3  # agent, CUDA guest: iterations finished
+S_BOUNDARY_NS = 4  # agent, CUDA guest: time of the newest boundary
 S_RECALL = 5  # daemon: 0: go on; n: give the turn back at the first clean boundary with steps >= n; or LAPSED
-S_LEASE = 6  # agent, or CUDA guest: one of LEASE_*; a restarted daemon reads it
+S_LEASE = 6  # agent, CUDA guest: one of LEASE_*; a restarted daemon reads it
 S_STALL_NS = 7  # agent: time spent waiting for input data, in all
-S_FLAGS = 8  # owner: FLAG_* bits; from NAMESPACE_SHIFT on the number of the pid namespace in which S_PID counts
+S_FLAGS = 8  # guests, agent, daemon: FLAG_* bits; above NAMESPACE_SHIFT the pid namespace in which S_PID counts
 S_PARKED = 9  # agent: bytes it moved to the host; 0 unless the lease word says parked
-S_PENDING = 10  # meter, or CUDA guest: the part of S_LIVE that is asked for and not yet given
-S_PASS = 11  # daemon: to whom a recalled turn goes, as a pass; the agent sets its bit PASSED by an exchange
-S_OFFER = 12  # daemon: the pass by which this process may be rung; the agent puts 0 there when it was
+S_PENDING = 10  # guests: the part of S_LIVE that is asked for and not yet given
+S_PASS = 11  # daemon, agent: to whom a recalled turn goes, as a pass; the agent sets only its bit PASSED
+S_OFFER = 12  # daemon, agent: the pass by which this process may be rung; the agent puts 0 there when it was
 S_STALL_HELD_NS = 13  # agent: the part of S_STALL_NS during which it had its turn
 S_DEVICE_NS = 14  # CUDA guest: device time it paid for; without a compute limit, how long it had its turn
 S_SPILLED = 15  # CUDA guest: bytes in managed memory, beyond the cap or the card (--oversubscribe); not in S_LIVE
