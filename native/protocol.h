@@ -7,8 +7,8 @@
 
 /* versions */
 #define CP_PROTOCOL 3 /* of the messages; raise it when one of them changes */
-#define CP_POINTS_CONTRACT 6 /* between native/points.c and agent/turns/hot_path.py; raise it when names or meanings change */
-#define CP_MOVES_CONTRACT 1 /* between native/moves.c and agent/parking/find_and_copy.py; the same */
+#define CP_HOT_PATH_CONTRACT 7 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change */
+#define CP_FIND_AND_COPY_CONTRACT 2 /* between native/find_and_copy.c and agent/parking/find_and_copy.py; the same */
 
 /* frame */
 #define CP_FRAME_WORDS 4 /* words in a frame */

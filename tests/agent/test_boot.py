@@ -160,7 +160,7 @@ def test_y5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk)
 import threading
 from carpool.agent.turns import process
 from carpool.wire import page
-turns = process.current()
+turns = process.current_turns()
 words, base, kept = turns._words, turns._link.base, []
 def take(who):
     try:

@@ -21,7 +21,8 @@ from carpool.agent.cuda import (
     random_states,
 )
 from carpool.agent.link import Link
-from carpool.agent.memory import Memory, Profile
+from carpool.agent.memory import Memory
+from carpool.agent.turns.profile import Profile
 from carpool.wire import caps, page
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from carpool.agent.parking.host_buffers import MemoryStore
+from carpool.agent.parking.host_buffers import TmpfsBuffer
 from carpool.daemon.store import kept_bytes
 from tests.native.test_meter import dead_pid
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 def test_pages_that_are_kept_for_the_next_move_are_seen_from_outside(tmp_path: Path) -> None:
     directory = tmp_path.resolve()
-    store, pids = MemoryStore(directory), [os.getpid(), os.getpid(), dead_pid()]
+    store, pids = TmpfsBuffer(directory), [os.getpid(), os.getpid(), dead_pid()]
     (directory / "named").write_bytes(bytes(MIB))
     with (directory / "named").open("rb"):
         assert kept_bytes(directory, pids) == 0

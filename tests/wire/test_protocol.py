@@ -109,7 +109,7 @@ WRITERS = {number.name: number.meaning.partition(": ")[0].split(", ") for number
 ROLES = {  # who runs these sources, in the words of the table; slots.h is part of both guests
     "meter": ["meter.c", "slots.h"],
     "CUDA guest": ["budget.c", "link.c", "share.c", "hooks.c", "slots.h"],
-    "agent": ["points.c", "bell.h"],
+    "agent": ["hot_path.c", "bell.h"],
 }
 STORE = re.compile(
     r"\b(?:PUT|atomic_(?:store|fetch_\w+|exchange\w*|compare_exchange\w*)|cp_raise)\w*\(&?\w+\[CP_([HS]_\w+)\]"

@@ -11,7 +11,7 @@ from carpool.agent.turns import process
 @contextmanager
 def turn() -> Iterator[None]:
     """Take a turn for a piece of device work: `with carpool.turn(): step()`. Does nothing outside a job."""
-    turns = process.current()
+    turns = process.current_turns()
     if turns is None:
         yield
         return

@@ -60,16 +60,16 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
             sys.meta_path.remove(watcher)
         try:
             from carpool.agent import warm_up
-            from carpool.agent.checkpoint import side_effects
+            from carpool.agent.checkpoint import replay_guard
             from carpool.agent.turns import torch_hooks
 
             warm_up.make_first_calls(module)
-            if side_effects.current is not None:
-                from carpool.agent.checkpoint import saving
+            if replay_guard.current is not None:
+                from carpool.agent.checkpoint import install
 
-                saving.install(module, side_effects.current)
+                install.install_checkpoints(module, replay_guard.current)
             torch_hooks.install(module)
-        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+        except Exception as error:  # noqa: BLE001 - our trouble is not the program's
             watcher.go_alone(f"{type(error).__name__}: {error}")
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
@@ -105,8 +105,8 @@ def lacks_room() -> str:
 def watch(go_alone: Callable[[str], None]) -> None:
     """Called by the injected sitecustomize at interpreter start; `go_alone` says why this program takes no turns."""
     if os.environ.get("CARPOOL_RECORD"):
-        from carpool.agent.checkpoint import side_effects
+        from carpool.agent.checkpoint import replay_guard
 
-        side_effects.begin()
+        replay_guard.begin()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, TorchWatcher(go_alone))

@@ -14,7 +14,7 @@ from typing import Any
 
 from carpool.agent.link import Link
 from carpool.agent.memory import explain_out_of_memory, say_cap_reached
-from carpool.agent.parking.find_and_copy import living, with_heirs
+from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
 from carpool.agent.parking.host_buffers import Moved
 from carpool.wire import caps, page
 
@@ -124,7 +124,7 @@ class CudaSource:
 # --- tensors that leave the card and come back (parking/storages.py) ------------------------------------------
 
 
-class PinnedStore:
+class PinnedBuffer:
     """Page-locked host memory in pieces, for GPUs. Not kept, though locking it is slow: what the host's budget counts
     are the bytes of jobs that are away, and memory that is locked is nobody else's."""
 
@@ -171,7 +171,7 @@ class PinnedStore:
 
 def has_graphs(torch: Any) -> bool:
     graph_class = getattr(torch.cuda, "CUDAGraph", None)
-    return graph_class is not None and bool(living(with_heirs(graph_class)))
+    return graph_class is not None and bool(find_objects(with_subclasses(graph_class)))
 
 
 def sent_to_others(torch: Any) -> set[int]:

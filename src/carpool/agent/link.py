@@ -16,7 +16,7 @@ from pathlib import Path
 
 from carpool import __version__
 from carpool.agent.turns.bell import DIRECTORY, Bell, open_bell
-from carpool.agent.turns.hot_path import make_seat
+from carpool.agent.turns.hot_path import make_turn_state
 from carpool.errors import PeerError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
@@ -41,7 +41,7 @@ class Link:
         self._tried_ns = 0
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
-        self.seat = make_seat(self.words)
+        self.state = make_turn_state(self.words)
         self._bell: Bell | None = None
         self._find_slot()
         if self.base:
@@ -55,11 +55,11 @@ class Link:
     @property
     def base(self) -> int:
         """Word index of this process's slot; 0 until it has one."""
-        return self.seat.base
+        return self.state.base
 
     @base.setter
     def base(self, base: int) -> None:
-        self.seat.base = base
+        self.state.base = base
 
     @property
     def is_metered(self) -> bool:
@@ -102,8 +102,8 @@ class Link:
             self.close()
             raise RefusedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
-        self.seat.peer, self.seat.rung = peer.fileno(), 0
-        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.seat)
+        self.state.peer, self.state.rung = peer.fileno(), 0
+        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.state)
         if self._bell is not None:
             page.raise_flag(self.words, self.base, page.FLAG_BELL)
 
@@ -118,7 +118,7 @@ class Link:
         """Show in the page that the program waited for its input."""
         if self.base:
             self.words[self.base + page.S_STALL_NS] += waited_ns
-            self.words[self.base + page.S_STALL_HELD_NS] += waited_ns if self.seat.held else 0
+            self.words[self.base + page.S_STALL_HELD_NS] += waited_ns if self.state.held else 0
 
     def send(self, message: m.Message) -> None:
         if self._socket is None:
@@ -149,7 +149,7 @@ class Link:
             message = self.receive()
             if not isinstance(message, m.Grant):
                 return message
-            if not 0 < message.serial <= self.seat.rung:
+            if not 0 < message.serial <= self.state.rung:
                 self.words[self.base + page.S_OFFER] = 0  # its bell may still come, and is not another turn (B3)
                 return message
 
@@ -179,7 +179,7 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            self.seat.peer = -1
+            self.state.peer = -1
 
     def close_bell(self, *, remove: bool) -> None:
         if self._bell is not None:

@@ -30,7 +30,7 @@ from carpool.errors import PeerError
 from carpool.wire.protocol import *
 
 try:
-    _swap = importlib.import_module("carpool._native.points").swap
+    _swap = importlib.import_module("carpool._native.hot_path").swap
     HAS_SWAP = True
 except (ImportError, AttributeError):  # no compiler, or a library of an older checkout
     HAS_SWAP = False

@@ -15,8 +15,8 @@ from __future__ import annotations
 # versions: a daemon and a job of different ones refuse each other
 PROTOCOL = 3  # of the messages; raise it when one of them changes
 LAYOUT = 3  # of the page; raise it when a word of it changes
-POINTS_CONTRACT = 6  # between native/points.c and agent/turns/hot_path.py; raise it when names or meanings change
-MOVES_CONTRACT = 1  # between native/moves.c and agent/parking/find_and_copy.py; the same
+HOT_PATH_CONTRACT = 7  # between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change
+FIND_AND_COPY_CONTRACT = 2  # between native/find_and_copy.c and agent/parking/find_and_copy.py; the same
 
 # frame: the fixed part of a message
 FRAME = "<HHI4Q"  # kind, zero, length of the body, the words; little-endian
@@ -96,7 +96,7 @@ PASS_SERIAL_MASK = (1 << 39) - 1  # in a pass: how long that serial is
 PASS_QUIET = 1 << 62  # in a pass: whoever uses it need not tell the daemon (B6)
 PASSED = 1 << 63  # in a pass: it was used; in what a bell hears: only a knock
 
-# times and counts: what all who take turns keep to, in Python (agent) and C (link.c, points.c, bell.h, meter.c)
+# times and counts: what all who take turns keep to, in Python (agent) and C (link.c, hot_path.c, bell.h, meter.c)
 ORPHAN_PATIENCE_NS = 15_000_000_000  # without a daemon a waiting job goes on alone after this; runners restart one
 STOPPED_PATIENCE_NS = 1_000_000_000  # the same after a daemon that was stopped: it took its socket with it
 RETRY_NS = 1_000_000_000  # between two attempts of a program that went on alone to reach a daemon

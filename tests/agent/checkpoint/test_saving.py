@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from carpool.agent.checkpoint.read_log import Tape
-from carpool.agent.checkpoint.read_recorder import Mode, Recorder
-from carpool.agent.checkpoint.saving import Recording
-from carpool.agent.checkpoint.side_effects import Curtain
+from carpool.agent.checkpoint.read_log import ReadLog
+from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
+from carpool.agent.checkpoint.replay_guard import ReplayGuard
+from carpool.agent.checkpoint.saving import Saving
 from carpool.wire import page as pages
 
 PROGRAM = """
@@ -24,17 +24,17 @@ import signal, sys
 from pathlib import Path
 import torch
 from carpool.agent.checkpoint import saving
-from carpool.agent.checkpoint.side_effects import Curtain
-from carpool.agent.checkpoint.read_recorder import Mode, Recorder
-from carpool.agent.checkpoint.read_log import Tape
+from carpool.agent.checkpoint.replay_guard import ReplayGuard
+from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
+from carpool.agent.checkpoint.read_log import ReadLog
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, lambda *_: print("deaf", flush=True))
 saving.REST_SECONDS = saving.KILL_AFTER_SECONDS = 0.2
-recorder = Recorder(torch, Tape(), Mode.RECORD)
-recording = saving.Recording(torch, recorder, Curtain("", ""), Path(sys.argv[1]))
-recording._seen = 0
+recorder = ReadRecorder(torch, ReadLog(), Mode.RECORD)
+saving = saving.Saving(torch, recorder, ReplayGuard("", ""), Path(sys.argv[1]))
+saving._seen = 0
 for _ in range(3):
-    recording.on_step()
+    saving.on_step()
 print("a further step", flush=True)
 """
 
@@ -44,8 +44,8 @@ def page(tmp_path: Path) -> pages.Page:
     return pages.Page.create(tmp_path / "page")
 
 
-def recording_in(directory: Path) -> Recording:
-    return Recording(torch, Recorder(torch, Tape(), Mode.RECORD), Curtain("", ""), directory)
+def recording_in(directory: Path) -> Saving:
+    return Saving(torch, ReadRecorder(torch, ReadLog(), Mode.RECORD), ReplayGuard("", ""), directory)
 
 
 def give_order(page: pages.Page, text: str) -> None:
@@ -59,17 +59,17 @@ def answer_in(directory: Path) -> dict[str, Any]:
 
 
 def test_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(page: pages.Page, tmp_path: Path) -> None:
-    recording = recording_in(tmp_path)
+    saving = recording_in(tmp_path)
     give_order(page, '{"number": 1, "fi')
-    recording.on_step()
+    saving.on_step()
     assert answer_in(tmp_path)["number"] == 1
     assert answer_in(tmp_path)["reason"] != ""
     give_order(page, "[1]")
-    recording.on_step()
+    saving.on_step()
     assert answer_in(tmp_path)["number"] == 2
     (tmp_path / "checkpoint.order").unlink()
     page.words[pages.H_CHECKPOINT] += 1
-    recording.on_step()
+    saving.on_step()
     assert answer_in(tmp_path)["number"] == 3
     assert "No such file" in answer_in(tmp_path)["reason"]
 
@@ -77,25 +77,25 @@ def test_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(page: 
 def test_a_full_disk_is_answered_leaves_no_draft_and_the_program_goes_on(page: pages.Page, tmp_path: Path) -> None:
     """As with a real full disk, bytes that wait in a buffer are refused when the file is closed, too."""
     (tmp_path / "to").mkdir()
-    recording = recording_in(tmp_path)
+    saving = recording_in(tmp_path)
     give_order(page, json.dumps({"number": 1, "file": str(tmp_path / "to" / "file"), "stop": False}))
-    recording.on_step()
+    saving.on_step()
     assert [path.name for path in (tmp_path / "to").iterdir()] == [f".file.{os.getpid()}"]
-    assert recording._draft is not None
+    assert saving._draft is not None
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, recording._draft.writer._file.fileno())
+    os.dup2(full, saving._draft.writer._file.fileno())
     os.close(full)
-    recording.on_step()
+    saving.on_step()
     assert "No space left" in answer_in(tmp_path)["reason"]
     assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_what_spoils_the_tape_in_the_last_step_is_answered(page: pages.Page, tmp_path: Path) -> None:
-    recording = recording_in(tmp_path)
+    saving = recording_in(tmp_path)
     give_order(page, json.dumps({"number": 1, "file": str(tmp_path / "file"), "stop": False}))
-    recording.on_step()
-    recording.recorder.tape.note(5, 1 + 2j)
-    recording.on_step()
+    saving.on_step()
+    saving.recorder.log.note(5, 1 + 2j)
+    saving.on_step()
     assert answer_in(tmp_path)["reason"] == "it read a complex out of a tensor"
     assert not (tmp_path / "file").exists()
 

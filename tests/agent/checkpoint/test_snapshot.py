@@ -17,7 +17,7 @@ from torch import nn
 
 from carpool.agent.checkpoint import snapshot, tensor_names
 from carpool.agent.checkpoint.snapshot import Snapshot
-from carpool.agent.parking.host_buffers import FileStore
+from carpool.agent.parking.host_buffers import DiskBuffer
 from carpool.agent.parking.storages import Storages
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
@@ -102,7 +102,7 @@ def test_what_was_written_and_hashed_can_still_leave_the_device(before: set[int]
     copies = {name: tensor.tolist() for name, tensor in held.items()}
     taken, writer = Snapshot(torch, before, sys._getframe()), CheckpointWriter(tmp_path / "file")
     writer.finish({"state": taken.write(writer), "digest": taken.digest()})
-    storages = Storages(torch, "cpu", FileStore(tmp_path))
+    storages = Storages(torch, "cpu", DiskBuffer(tmp_path))
     storages.move_out(1 << 40)
     sizes = {name: tensor.untyped_storage().nbytes() for name, tensor in held.items()}
     storages.move_in()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import carpool
-from carpool.agent.checkpoint.tensor_names import is_users
+from carpool.agent.checkpoint.tensor_names import is_program_file
 
 LIBRARIES = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], site.getusersitepackages()]
 OURS = str(Path(carpool.__file__).parent)
@@ -17,15 +17,15 @@ OURS = str(Path(carpool.__file__).parent)
 
 @pytest.mark.parametrize("directory", [*LIBRARIES, OURS])
 def test_libraries_also_those_of_the_user_are_not_the_programs_own(directory: str) -> None:
-    assert not is_users(f"{directory}/torch/nn/modules.py")
+    assert not is_program_file(f"{directory}/torch/nn/modules.py")
 
 
 @pytest.mark.parametrize("directory", [sysconfig.get_paths()["stdlib"], site.getusersitepackages(), OURS])
 def test_a_directory_whose_name_only_begins_like_a_librarys_is_the_programs_own(directory: str) -> None:
-    assert is_users(f"{directory}-of-mine/train.py")
+    assert is_program_file(f"{directory}-of-mine/train.py")
 
 
 def test_what_python_has_frozen_is_not_the_programs_own() -> None:
-    assert not is_users("<frozen importlib._bootstrap>")
-    assert not is_users(None)
-    assert is_users("train.py")
+    assert not is_program_file("<frozen importlib._bootstrap>")
+    assert not is_program_file(None)
+    assert is_program_file("train.py")

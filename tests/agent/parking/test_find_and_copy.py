@@ -57,22 +57,24 @@ def test_all_of_a_class_are_found_once_wherever_the_collector_has_them(count: in
     gc.collect(0)
     new: list[object] = [Sought() for _ in range(count)]
     others, proxy = [Heir() for _ in range(5)], Proxy()
-    assert ids(find_and_copy.living({Sought})) == ids([*old, *middle, *new])
-    assert ids(find_and_copy.living(find_and_copy.with_heirs(Sought))) == ids([*old, *middle, *new, *others])
-    assert find_and_copy.living({int}) == find_and_copy.living(set()) == []
+    assert ids(find_and_copy.find_objects({Sought})) == ids([*old, *middle, *new])
+    assert ids(find_and_copy.find_objects(find_and_copy.with_subclasses(Sought))) == ids(
+        [*old, *middle, *new, *others]
+    )
+    assert find_and_copy.find_objects({int}) == find_and_copy.find_objects(set()) == []
     assert type(proxy) is Proxy
 
 
 def test_many_classes_are_told_apart_by_more_than_their_place_in_a_table() -> None:
     classes = [type(f"Class{number}", (), {}) for number in range(1000)]
     objects = [made() for made in classes]
-    assert ids(find_and_copy.living(set(classes[:500]))) == ids(objects[:500])
+    assert ids(find_and_copy.find_objects(set(classes[:500]))) == ids(objects[:500])
 
 
 def test_what_was_found_is_not_kept() -> None:
     one = Sought()
     before = sys.getrefcount(one)
-    found = find_and_copy.living({Sought})
+    found = find_and_copy.find_objects({Sought})
     assert sys.getrefcount(one) == before + 1
     del found
     assert sys.getrefcount(one) == before
@@ -82,7 +84,7 @@ def test_the_collector_may_be_set_as_the_program_likes(thresholds: None) -> None
     one = Sought()
     for setting in ((0, 0, 0), (100_000, 50, 1000), (1, 1, 1)):
         gc.set_threshold(*setting)
-        assert find_and_copy.living({Sought}) == [one]
+        assert find_and_copy.find_objects({Sought}) == [one]
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 63, 4096, 16_384, 16_399, 16_400, 65_537, 1 << 20])
@@ -101,4 +103,4 @@ def test_copies_have_every_byte_and_touch_no_other(count: int) -> None:
 
 def test_what_is_no_row_of_classes_is_an_error() -> None:
     with pytest.raises(TypeError):
-        find_and_copy.living(5)  # type: ignore[arg-type]  # what is tested
+        find_and_copy.find_objects(5)  # type: ignore[arg-type]  # what is tested

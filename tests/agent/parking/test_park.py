@@ -14,7 +14,7 @@ import torch
 from carpool.agent import threads
 from carpool.agent.memory import Memory
 from carpool.agent.parking import park
-from carpool.agent.parking.host_buffers import FileStore, Moved
+from carpool.agent.parking.host_buffers import DiskBuffer, Moved
 from carpool.agent.parking.park import Parking
 from carpool.agent.parking.storages import Storages
 from carpool.agent.turns.turn_taking import Turns
@@ -27,7 +27,7 @@ COUNT = 5000
 PARK = m.Park(limit_bytes=1 << 40)
 
 
-class Store(FileStore):
+class Buffer(DiskBuffer):
     """On a disk that gets into trouble when the test says so."""
 
     def __init__(self, directory: Path) -> None:
@@ -45,8 +45,8 @@ class Store(FileStore):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def buffer(tmp_path: Path) -> Buffer:
+    return Buffer(tmp_path)
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def weights() -> torch.Tensor:
 
 
 @pytest.fixture
-def turns(desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+def turns(desk: Desk, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """The daemon is played by a thread of this process, which touches no tensor."""
     monkeypatch.setattr(threads, "HARMLESS", (*threads.HARMLESS, "concurrent.futures"))
     link = desk.link()
-    yield Turns(link, Memory(FakeSource(), overhead_bytes=0, movable=Storages(torch, "cpu", store)))
+    yield Turns(link, Memory(FakeSource(), overhead_bytes=0, movable=Storages(torch, "cpu", buffer)))
     link.close()
     link.page.close()
 
@@ -88,7 +88,7 @@ def begin(desk: Desk, then: Callable[[], None]) -> None:
 
 
 def test_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
-    desk: Desk, turns: Turns, store: Store, weights: torch.Tensor, came: list[int]
+    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     own = signal.getsignal(signal.SIGUSR1)
 
@@ -96,7 +96,7 @@ def test_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
         os.kill(os.getpid(), signal.SIGUSR1)
         raise OSError("the disk is full")
 
-    store.on_reserve = fill_up
+    buffer.on_reserve = fill_up
 
     def act() -> None:
         desk.send(PARK)
@@ -112,7 +112,7 @@ def test_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
 
 
 def test_a_bug_in_a_move_leaves_the_handlers_too(
-    desk: Desk, turns: Turns, store: Store, came: list[int], capsys: pytest.CaptureFixture[str]
+    desk: Desk, turns: Turns, buffer: Buffer, came: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = signal.getsignal(signal.SIGUSR1)
 
@@ -120,7 +120,7 @@ def test_a_bug_in_a_move_leaves_the_handlers_too(
         os.kill(os.getpid(), signal.SIGUSR1)
         raise KeyError("a bug")
 
-    store.on_reserve = stumble
+    buffer.on_reserve = stumble
 
     def act() -> None:
         desk.send(PARK)
@@ -137,7 +137,7 @@ def test_a_bug_in_a_move_leaves_the_handlers_too(
 
 
 def test_a_handler_that_raises_keeps_no_other_from_running(
-    desk: Desk, turns: Turns, store: Store, weights: torch.Tensor, came: list[int]
+    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     class EnoughError(Exception):
         """The program's own."""
@@ -160,7 +160,7 @@ def test_a_handler_that_raises_keeps_no_other_from_running(
 
 
 def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is_back(
-    desk: Desk, turns: Turns, store: Store, weights: torch.Tensor
+    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor
 ) -> None:
     """What else this process holds may be dropped meanwhile, so the handler makes as much as was reserved anew."""
     more: list[torch.Tensor] = []
@@ -193,7 +193,7 @@ def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is
 
 def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes(
     desk: Desk,
-    store: Store,
+    buffer: Buffer,
     weights: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -206,11 +206,11 @@ def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes
         if reasons:
             raise MemoryError(reasons.pop(0))
 
-    store.on_read = fail
+    buffer.on_read = fail
     link = desk.link()
-    moves = Parking(link, Storages(torch, "cpu", store), lambda: 0)
-    assert moves._park(PARK.limit_bytes).reason == ""
-    moves.come_back()
+    parking = Parking(link, Storages(torch, "cpu", buffer), lambda: 0)
+    assert parking.park(PARK.limit_bytes).reason == ""
+    parking.come_back()
     assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["no room", "less room"]
     assert weights.sum().item() == COUNT
     link.page.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from carpool.agent.cuda import LOCKED_BYTES, PinnedStore
+from carpool.agent.cuda import LOCKED_BYTES, PinnedBuffer
 from carpool.agent.parking import find_and_copy, host_buffers, memory_pages
-from carpool.agent.parking.host_buffers import FileStore, MemoryStore, Piece, Store
+from carpool.agent.parking.host_buffers import DiskBuffer, HostBuffer, Piece, TmpfsBuffer
 from carpool.agent.parking.storages import Storages
 
 COUNT = 5000
@@ -23,22 +23,22 @@ MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(params=["disk", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostBuffer]:
     if request.param == "disk":
-        yield FileStore(tmp_path)
+        yield DiskBuffer(tmp_path)
         return
     if not MEMORY.is_dir():
-        pytest.skip("no tmpfs to put a store into")
+        pytest.skip("no tmpfs to put a buffer into")
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
-        made = host_buffers.store_in(Path(directory))
-        assert isinstance(made, MemoryStore)
+        made = host_buffers.host_buffer_in(Path(directory))
+        assert isinstance(made, TmpfsBuffer)
         yield made
         made._drop()
 
 
 @pytest.fixture
-def storages(store: Store) -> Iterator[Storages]:
-    made = Storages(torch, "cpu", store)
+def storages(buffer: HostBuffer) -> Iterator[Storages]:
+    made = Storages(torch, "cpu", buffer)
     yield made
     if made.away_bytes:
         made.move_in()
@@ -103,7 +103,7 @@ def test_a_store_that_refuses_leaves_everything_where_it_is(storages: Storages) 
 
 
 def test_the_store_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> None:
-    storages = Storages(torch, "cpu", FileStore(tmp_path))
+    storages = Storages(torch, "cpu", DiskBuffer(tmp_path))
     kept = torch.ones(COUNT)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_the_store_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> Non
 
 
 class LockingTorch:
-    """As much of torch as a store of page-locked memory needs, on a host that has so many pieces."""
+    """As much of torch as a buffer of page-locked memory needs, on a host that has so many pieces."""
 
     uint8 = torch.uint8
 
@@ -145,21 +145,21 @@ class LockingTorch:
 
 def test_page_locked_memory_is_taken_in_pieces_and_given_back_with_the_bytes() -> None:
     host = LockingTorch(4)
-    store = PinnedStore(host)
-    store.reserve(2 * LOCKED_BYTES + 5)
+    buffer = PinnedBuffer(host)
+    buffer.reserve(2 * LOCKED_BYTES + 5)
     assert host.locked() == [LOCKED_BYTES, LOCKED_BYTES, 5]
-    store.clear()
+    buffer.clear()
     assert host.locked() == [], "a job that is back holds nothing that the host's budget does not count"
-    store.reserve(4 * LOCKED_BYTES)
+    buffer.reserve(4 * LOCKED_BYTES)
 
 
 def test_a_host_without_room_keeps_nothing_locked_of_a_failed_reservation() -> None:
     host = LockingTorch(2)
-    store = PinnedStore(host)
+    buffer = PinnedBuffer(host)
     with pytest.raises(MemoryError, match=f"no {3 * LOCKED_BYTES} bytes to lock"):
-        store.reserve(3 * LOCKED_BYTES)
+        buffer.reserve(3 * LOCKED_BYTES)
     assert host.locked() == []
-    store.reserve(100)
+    buffer.reserve(100)
 
 
 @pytest.mark.parametrize("way", ["C", "plain"])
@@ -234,8 +234,8 @@ def test_a_return_without_memory_fails_and_can_be_tried_again(
 ) -> None:
     weights = torch.arange(COUNT)
     storages.move_out(1 << 40)
-    if not isinstance(storages._store, MemoryStore):
-        pytest.skip("a store on a disk asks for no pages")
+    if not isinstance(storages._buffer, TmpfsBuffer):
+        pytest.skip("a buffer on a disk asks for no pages")
 
     def refuse(address: int, count: int, how: int) -> None:
         raise OSError(12, "there was no page to be had")
@@ -269,27 +269,27 @@ def test_neighbours_share_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     if not MEMORY.is_dir():
-        pytest.skip("no tmpfs to put a store into")
-    store = MemoryStore(MEMORY)
-    storages, weights = Storages(torch, "cpu", store), torch.ones(COUNT)
+        pytest.skip("no tmpfs to put a buffer into")
+    buffer = TmpfsBuffer(MEMORY)
+    storages, weights = Storages(torch, "cpu", buffer), torch.ones(COUNT)
     storages.move_out(1 << 40)
     storages.move_in()
-    assert store._room >= weights.nbytes
+    assert buffer._room >= weights.nbytes
     monkeypatch.setattr(host_buffers, "KEPT_PART", 1 << 40)
     storages.move_out(1 << 40)
     storages.move_in()
-    assert store._room == 0
+    assert buffer._room == 0
     assert weights.sum().item() == COUNT
 
 
-def test_a_forked_child_does_not_hold_the_store(storages: Storages) -> None:
+def test_a_forked_child_does_not_hold_the_buffer(storages: Storages) -> None:
     kept = torch.ones(COUNT)
     storages.move_out(1 << 40)
     storages.move_in()
-    store = storages._store
+    buffer = storages._buffer
     child = os.fork()
     if not child:
-        os._exit(0 if not isinstance(store, MemoryStore) or store._fd == -1 else 1)
+        os._exit(0 if not isinstance(buffer, TmpfsBuffer) or buffer._fd == -1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert kept.sum().item() == COUNT
 

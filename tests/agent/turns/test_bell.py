@@ -38,15 +38,15 @@ class Job:
         self.turns = Turns(self.link, Memory(FakeSource(), overhead_bytes=0))
         first_turn(desk, self.turns)
         learn(desk, self.turns)
-        self.turns.seat.is_instant = is_instant
+        self.turns.state.is_instant = is_instant
         optimizer = object()
         self.rehearsal: Callable[[], None] = lambda: None
         self.rehearsals = 0
         after, rehearse = self.turns.after_count, lambda: self.turns.while_waiting(self._rehearse)
         self._hook = hot_path.native.StepHook(lambda *_: self.turns.boundary(POINT), after, rehearse)
         self._soon = hot_path.native.SoonHook()
-        self._hook.seat = self._soon.seat = self.turns.seat
-        self.turns.seat.know(id(optimizer), True)
+        self._hook.state = self._soon.state = self.turns.state
+        self.turns.state.know(id(optimizer), True)
         self.step: Callable[[], object] = lambda: self._hook(optimizer, (), {})
         self.begin_step: Callable[[], object] = lambda: self._soon(optimizer, (), {})
 
@@ -55,7 +55,7 @@ class Job:
         self.rehearsal()
 
     def close(self) -> None:
-        self._hook.seat = self._soon.seat = None
+        self._hook.state = self._soon.state = None
         self.turns.after_fork()
         self.link.page.close()
         for path in (self.desk.directory / "bells").iterdir():
@@ -116,7 +116,7 @@ def test_a_recalled_holder_rings_the_next_job_and_is_rung_itself(desk: Desk, job
         with other_bell(desk) as bell, desk.playing(act):  # a new one each time: the old line is dead
             job.step()
         (desk.directory / "bells" / str(OTHER)).unlink()
-        assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+        assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
         assert desk.words[desk.base + page.S_OFFER] == 0
         assert not desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON
         assert desk.steps == 3 + turn
@@ -133,7 +133,7 @@ def test_b1_a_pass_that_was_taken_back_is_not_used(desk: Desk, job: Job) -> None
         with pytest.raises(BlockingIOError):
             bell.recv(8)
     assert desk.words[desk.base + page.S_PASS] == 0
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def test_b2_a_bell_that_is_not_offered_is_not_believed(desk: Desk, job: Job) -> None:
@@ -151,7 +151,7 @@ def test_b2_a_bell_that_is_not_offered_is_not_believed(desk: Desk, job: Job) -> 
     with desk.playing(act):
         job.step()
     assert isinstance(told[0], m.Return)
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def test_b3_the_daemons_own_grant_of_a_rung_turn_is_not_another_one(desk: Desk, job: Job) -> None:
@@ -176,7 +176,7 @@ def test_b3_the_daemons_own_grant_of_a_rung_turn_is_not_another_one(desk: Desk, 
     with desk.playing(later):
         job.step()
     assert waited == [True]
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def test_b3_a_bell_that_comes_after_the_daemons_own_grant_is_not_another_turn(desk: Desk, job: Job) -> None:
@@ -191,7 +191,7 @@ def test_b3_a_bell_that_comes_after_the_daemons_own_grant_is_not_another_turn(de
 
     with other_bell(desk), desk.playing(grant_first):
         job.step()
-    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
     ring(desk, late)
     (desk.directory / "bells" / str(OTHER)).unlink()
     arm(desk)
@@ -204,7 +204,7 @@ def test_b3_a_bell_that_comes_after_the_daemons_own_grant_is_not_another_turn(de
 
     with other_bell(desk), desk.playing(look_and_grant):
         job.step()
-    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
 
 
 def test_a_job_that_cannot_be_rung_gets_the_daemons_grant(desk: Desk, job: Job) -> None:
@@ -216,7 +216,7 @@ def test_a_job_that_cannot_be_rung_gets_the_daemons_grant(desk: Desk, job: Job) 
 
     with desk.playing(act):
         job.step()
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def test_a_signal_of_the_program_is_handled_while_it_waits(desk: Desk, job: Job) -> None:
@@ -243,7 +243,7 @@ def test_a_signal_of_the_program_is_handled_while_it_waits(desk: Desk, job: Job)
             job.step()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def test_a_daemon_that_dies_while_a_rung_job_waits_is_waited_for(desk: Desk, job: Job) -> None:
@@ -258,7 +258,7 @@ def test_a_daemon_that_dies_while_a_rung_job_waits_is_waited_for(desk: Desk, job
 
     with desk.playing(act):
         job.step()
-    assert job.turns.seat.held
+    assert job.turns.state.held
 
 
 def heard(bell: socket.socket) -> list[int]:
@@ -277,9 +277,9 @@ def test_b4_a_recalled_holder_knocks_when_its_last_step_begins(desk: Desk, job: 
         assert heard(bell) == []  # not recalled
         word = arm(desk)
         job.begin_step()
-        assert heard(bell) == ([word | page.PASSED] if job.turns.seat.is_instant else [])
+        assert heard(bell) == ([word | page.PASSED] if job.turns.state.is_instant else [])
         assert desk.words[desk.base + page.S_PASS] == word  # nothing was passed on
-        assert bool(desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON) == job.turns.seat.is_instant
+        assert bool(desk.words[desk.base + page.S_FLAGS] & page.FLAG_SOON) == job.turns.state.is_instant
         desk.words[desk.base + page.S_RECALL] = desk.steps + 5
         job.begin_step()
         assert heard(bell) == []  # this step is not the last one
@@ -300,9 +300,9 @@ def test_b4_who_is_knocked_at_takes_no_turn_before_the_bell(desk: Desk, job: Job
 
     with other_bell(desk), desk.playing(act):
         job.step()
-    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
     assert desk.words[desk.base + page.S_OFFER] == 0
-    assert bool(job.rehearsals) == job.turns.seat.is_instant
+    assert bool(job.rehearsals) == job.turns.state.is_instant
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors: there is no other one to move to")
@@ -312,7 +312,7 @@ def test_b5_who_is_woken_on_the_holders_processor_leaves_it_and_may_run_where_it
     for _ in range(40):
         before = here()
         ring(desk, word | page.PASSED, before)
-        assert job.turns.seat.hear() == 0
+        assert job.turns.state.hear() == 0
         moves += here() != before
     assert moves >= 30  # the kernel may move it too, to and fro
     assert os.sched_getaffinity(0) == allowed
@@ -332,7 +332,7 @@ def test_b6_a_quiet_pass_is_not_told_and_the_wait_goes_on_until_the_bell(desk: D
 
     with other_bell(desk) as bell, desk.playing(act):
         job.step()
-    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
     assert desk.words[desk.base + page.S_PASS] == word | page.PASSED
     assert desk.is_silent()
     job.close()
@@ -350,7 +350,7 @@ def test_b6_who_finds_nobody_to_ring_tells_the_daemon_of_a_quiet_pass(desk: Desk
 
     with desk.playing(act):
         job.step()
-    assert job.turns.seat.held
+    assert job.turns.state.held
     job.close()
 
 
@@ -369,7 +369,7 @@ def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_
 
     with other_bell(desk), desk.playing(act), pytest.raises(KeyboardInterrupt):
         job.step()
-    assert (desk.lease, job.turns.seat.held, job.turns.seat.is_waiting) == (page.LEASE_NONE, False, False)
+    assert (desk.lease, job.turns.state.held, job.turns.state.is_waiting) == (page.LEASE_NONE, False, False)
 
     def take_back() -> None:
         assert isinstance(desk.accept(), m.Attach)
@@ -377,5 +377,5 @@ def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_
 
     with desk.playing(take_back):
         job.turns.begin()
-    assert (desk.lease, job.turns.seat.held) == (page.LEASE_HELD, True)
+    assert (desk.lease, job.turns.state.held) == (page.LEASE_HELD, True)
     job.close()

@@ -43,7 +43,7 @@ if how != "bare":
     hooks = Hooks(torch)
     hooks.install()
     class Holder:  # of a turn that nobody wants
-        seat = None
+        state = None
         def begin(self): pass
         def boundary(self, point): pass
         def yield_point(self, backwards): pass

@@ -69,7 +69,7 @@ class Program:
         self.call = self.hooks.wrap_module_call(Module._wrapped_call_impl)
         monkeypatch.setattr(Module, "__call__", self.call)
         self.fetch = self.hooks.wrap_next(lambda loader: loader.fetch())
-        monkeypatch.setattr(process, "current", self.attach)
+        monkeypatch.setattr(process, "current_turns", self.attach)
         self.made: list[Turns] = []
         self.optimizer = object()
         self.model = Module()
@@ -248,9 +248,9 @@ def test_steps_in_an_explicit_turn_or_another_thread_or_when_off_do_not_count(pr
     elsewhere.start()
     elsewhere.join(20)
     assert desk.steps == before
-    program.turns.seat.depth += 1
+    program.turns.state.depth += 1
     program.step()
-    program.turns.seat.depth -= 1
+    program.turns.state.depth -= 1
     assert desk.steps == before
     program.step()
     assert desk.steps == before + 1
@@ -266,7 +266,7 @@ def test_a_forked_child_counts_nothing_for_its_parent_and_makes_its_own_turns(pr
     program.hooks.forget_after_fork()
     program.first_turn()
     assert len(program.made) == 2
-    assert program.made[0].seat.is_off
+    assert program.made[0].state.is_off
     program.step()
     assert desk.steps == before + 1, "by the second turns, which start with learning"
     assert program.turns._profile.is_learning
@@ -451,7 +451,7 @@ def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Progr
     assert desk.lease == page.LEASE_HELD, "nobody waits"
     stalled = desk.words[desk.base + page.S_STALL_NS]
     assert stalled > 8 * 10_000_000
-    assert program.turns.seat.stall_ns > STALL_NS
+    assert program.turns.state.stall_ns > STALL_NS
     desk.words[page.H_WAITERS] = 1
     assert program.while_granted(m.Ask, lambda: next(loader)) == 7
     assert desk.words[desk.base + page.S_STALL_NS] > stalled
@@ -461,10 +461,10 @@ def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Progr
 def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, desk: Desk) -> None:
     program.settle()
     loader, stalls = program.loader(lambda: 7), list[int]()
-    program.turns.seat.stall_ns = 100 * STALL_NS
+    program.turns.state.stall_ns = 100 * STALL_NS
     while len(stalls) < 1000 and (not stalls or stalls[-1] > STALL_NS // 10):
         assert next(loader) == 7
-        stalls.append(program.turns.seat.stall_ns)
+        stalls.append(program.turns.state.stall_ns)
     assert min(stalls) <= STALL_NS // 10
     assert desk.lease == page.LEASE_HELD
 
@@ -478,9 +478,9 @@ def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, desk
     program.settle()
     loader, stalls = program.loader(fetch), list[int]()
     while len(stalls) < 300 and (not stalls or stalls[-1] > 100_000):  # somebody else may have had the core
-        program.turns.seat.stall_ns = 0
+        program.turns.state.stall_ns = 0
         next(loader)
-        stalls.append(program.turns.seat.stall_ns)
+        stalls.append(program.turns.state.stall_ns)
     assert min(stalls) <= 100_000
 
 
@@ -531,30 +531,30 @@ def test_a_data_worker_and_the_first_fetch(program: Program, desk: Desk) -> None
 @needs_c
 def test_a_seat_stays_inside_its_page_and_keeps_it(tmp_path: Path) -> None:
     made = page.Page.create(tmp_path / "page")
-    seat = hot_path.native.Seat(made.words)
+    state = hot_path.native.TurnState(made.words)
     for base in (-1, page.PAGE_BYTES // 8 - page.SLOT_WORDS + 1, 1 << 70):
         with pytest.raises(IndexError):
-            seat.base = base
+            state.base = base
     with pytest.raises(IndexError):
-        del seat.base
-    seat.base = page.slot_base(page.SLOTS - 1)
+        del state.base
+    state.base = page.slot_base(page.SLOTS - 1)
     with pytest.raises(TypeError):
-        hot_path.native.Seat(b"x" * 4096 and 7)
+        hot_path.native.TurnState(b"x" * 4096 and 7)
     with pytest.raises(BufferError):
-        hot_path.native.Seat(b"x" * 4096)
+        hot_path.native.TurnState(b"x" * 4096)
     with pytest.raises(ValueError, match="at least one slot"):
-        hot_path.native.Seat(bytearray(8))
+        hot_path.native.TurnState(bytearray(8))
     hook = hot_path.native.StepHook(print, print, print)
-    hook.seat, optimizer = seat, object()
-    seat.owner = threading.get_ident()
-    seat.know(id(optimizer), True)
+    hook.state, optimizer = state, object()
+    state.owner = threading.get_ident()
+    state.know(id(optimizer), True)
     made.close()
     del made
     gc.collect()
     assert hook(optimizer, (), {}) is None
-    assert seat.words[seat.base + page.S_STEPS] == 1
+    assert state.words[state.base + page.S_STEPS] == 1
     with pytest.raises(TypeError):
-        hook.seat = object()
+        hook.state = object()
 
 
 @needs_c

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from carpool.agent.link import Link
-from carpool.agent.memory import FIRINGS_MAX, Memory, MeterSource, Profile, ResidentSource, delay_ns
+from carpool.agent.memory import Memory, MeterSource, ResidentSource
+from carpool.agent.turns.profile import FIRINGS_MAX, Profile, delay_ns
 from carpool.wire import page
 
 MIB = 1 << 20

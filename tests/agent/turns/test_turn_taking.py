@@ -429,7 +429,7 @@ def test_a_forked_child_leaves_the_turn_to_its_parent(desk: Desk, turns: Turns) 
 def test_outside_a_job_a_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CARPOOL_JOB", raising=False)
     with api.turn():
-        assert process.current() is None
+        assert process.current_turns() is None
 
 
 def test_a_page_that_cannot_be_used_leaves_the_program_alone(

@@ -1,7 +1,7 @@
 """Ways out of a tensor that are no reads: shapes that depend on values, copies as bytes, addresses.
 
-A shape goes on the tape like a read, and in a replay the result gets the recorded one. Bytes and addresses cannot be
-answered from a tape: a program that takes them can only be computed again.
+A shape goes in the log like a read, and in a replay the result gets the recorded one. Bytes and addresses cannot be
+answered from a log: a program that takes them can only be computed again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from carpool.agent.checkpoint.read_log import DivergedError
-from carpool.agent.checkpoint.tensor_names import is_users
+from carpool.agent.checkpoint.tensor_names import is_program_file
 
 if TYPE_CHECKING:
-    from carpool.agent.checkpoint.read_recorder import Recorder
+    from carpool.agent.checkpoint.read_recorder import ReadRecorder
 
 SHAPED = ("nonzero", "masked_select", "unique", "argwhere", "bincount")
 TAKEN = {
@@ -24,10 +24,10 @@ TAKEN = {
     "data_ptr": "it takes addresses",
     "__dlpack__": "it uses DLPack",
 }
-KIND = 200  # on the tape: reads have low numbers
+KIND = 200  # in the log: reads have low numbers
 
 
-def install(torch: Any, recorder: Recorder) -> None:
+def install(torch: Any, recorder: ReadRecorder) -> None:
     tensor = torch.Tensor
     for number, name in enumerate(SHAPED):
         for owner in (tensor, torch):
@@ -38,7 +38,7 @@ def install(torch: Any, recorder: Recorder) -> None:
         setattr(tensor, name, _taken(recorder, why, getattr(tensor, name)))
 
 
-def _shaped(torch: Any, recorder: Recorder, kind: int, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+def _shaped(torch: Any, recorder: ReadRecorder, kind: int, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def shaped(*args: Any, **kwargs: Any) -> Any:
         if recorder.depth or get_ident() != recorder.main:
@@ -53,7 +53,7 @@ def _shaped(torch: Any, recorder: Recorder, kind: int, name: str, real: Callable
     return shaped
 
 
-def _masked(torch: Any, recorder: Recorder, real: Callable[..., Any]) -> Callable[..., Any]:
+def _masked(torch: Any, recorder: ReadRecorder, real: Callable[..., Any]) -> Callable[..., Any]:
     masks = (torch.bool, torch.uint8)
 
     @functools.wraps(real)
@@ -69,16 +69,16 @@ def _masked(torch: Any, recorder: Recorder, real: Callable[..., Any]) -> Callabl
     return __getitem__
 
 
-def as_recorded(torch: Any, recorder: Recorder, kind: int, name: str, result: Any) -> Any:
+def as_recorded(torch: Any, recorder: ReadRecorder, kind: int, name: str, result: Any) -> Any:
     """Note the shape of a result, or give it the recorded one."""
     if not issubclass(type(result), torch.Tensor):
         recorder.unskippable = recorder.unskippable or f"it calls {name} with several results"
         return result
     if recorder.is_recording:
-        recorder.tape.note(kind, list(result.shape))
+        recorder.log.note(kind, list(result.shape))
         return result
-    with recorder.guarded():
-        shape = recorder.tape.next(kind, name)
+    with recorder.own_work():
+        shape = recorder.log.next(kind, name)
         if shape == list(result.shape):
             return result
         if not recorder.is_skipped:
@@ -86,10 +86,10 @@ def as_recorded(torch: Any, recorder: Recorder, kind: int, name: str, result: An
         return torch.zeros(shape, dtype=result.dtype, device=result.device)
 
 
-def _taken(recorder: Recorder, why: str, real: Callable[..., Any]) -> Callable[..., Any]:
+def _taken(recorder: ReadRecorder, why: str, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def taken(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.depth and (why.endswith("bytes") or is_users(sys._getframe(1).f_code.co_filename)):
+        if not recorder.depth and (why.endswith("bytes") or is_program_file(sys._getframe(1).f_code.co_filename)):
             recorder.unskippable = recorder.unskippable or why
         return real(*args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""The tape of a program: every value that it read out of a tensor, and every optimizer step, in their order.
+"""The log of a program: every value that it read out of a tensor, and every optimizer step, in their order.
 
 A program is Python around tensors. What its Python does depends on tensors only through reads (`loss.item()`, a
 comparison, a print): with the same reads in the same order it does the same again, whatever is in the tensors. So
-the tape is all that a replay needs until the tensors themselves are put back.
+the log is all that a replay needs until the tensors themselves are put back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from carpool.errors import RefusedError
 
-TAPE_BYTES_MAX = 256 << 20
+LOG_BYTES_MAX = 256 << 20
 STEP = 255  # the kind of a step; lower numbers are kinds of reads
 SMALL_BYTES = 512  # shorter texts are not worth compressing
 
@@ -25,12 +25,12 @@ class DivergedError(RefusedError):
     """The program does something else than it did when it was recorded."""
 
 
-class Tape:
+class ReadLog:
     def __init__(self, data: bytes | bytearray = b"") -> None:
         self.data = bytearray(data)
         self._position = 0
         self.reads = 0
-        self.trouble = ""  # why this tape cannot be replayed
+        self.trouble = ""  # why this log cannot be replayed
 
     @property
     def is_over(self) -> bool:
@@ -53,16 +53,16 @@ class Tape:
 
     def _append(self, data: bytes) -> None:
         self.data += data
-        if len(self.data) > TAPE_BYTES_MAX:
-            self._spoil(f"its tape of reads and steps fills more than {TAPE_BYTES_MAX >> 20} MiB")
+        if len(self.data) > LOG_BYTES_MAX:
+            self._spoil(f"its log of reads and steps fills more than {LOG_BYTES_MAX >> 20} MiB")
 
     def _spoil(self, trouble: str) -> None:
-        """Nobody will replay this tape: note nothing more, and let its memory go."""
+        """Nobody will replay this log: note nothing more, and let its memory go."""
         self.trouble = trouble
         self.data = bytearray()
 
     def next(self, kind: int, name: str) -> Any:
-        """The value of the next read; a DivergedError if the next thing on the tape is another one."""
+        """The value of the next read; a DivergedError if the next thing in the log is another one."""
         self._expect(kind, name)
         self.reads += 1
         value, self._position = _unpack(self.data, self._position)

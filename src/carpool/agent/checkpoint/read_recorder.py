@@ -3,18 +3,18 @@
 Only in jobs that were started with `--checkpointable`, or from a checkpoint (docs/migration.md has the whole story).
 
 Modes
-  RECORD     the program runs as always; reads and steps are noted on the tape
+  RECORD     the program runs as always; reads and steps are noted in the log
   SKIP       a replay: module calls, backward passes and optimizer steps are skipped but for the first and the last
-             ones, so that every object of the program is there; reads are answered from the tape
-  RECOMPUTE  a replay that computes everything again, and compares every read with the tape
+             ones, so that every object of the program is there; reads are answered from the log
+  RECOMPUTE  a replay that computes everything again, and compares every read with the log
   TRIAL      the state was put back; the one step that the recorded run made after it is made again, for real, and
              must give the same reads and, at its end, the same state to the last bit
 
 Rules
-  R1  Reads inside a module call, a backward pass or an optimizer step are not the program's: they are neither noted
+  X1  Reads inside a module call, a backward pass or an optimizer step are not the program's: they are neither noted
       nor answered.
-  R2  A replay that does anything else than the tape says ends at once; nothing the program wrote is let through.
-  R3  A checkpoint that cannot be replayed is not written: the reason is said, and the program goes on.
+  X2  A replay that does anything else than the log says ends at once; nothing the program wrote is let through.
+  X3  A checkpoint that cannot be replayed is not written: the reason is said, and the program goes on.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from carpool.agent.checkpoint import indirect_reads
-from carpool.agent.checkpoint.read_log import DivergedError, Tape
-from carpool.agent.checkpoint.tensor_names import is_users
+from carpool.agent.checkpoint.read_log import DivergedError, ReadLog
+from carpool.agent.checkpoint.tensor_names import is_program_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Everything that carries a value from a tensor into Python; its place in the list is its kind on the tape.
+# Everything that carries a value from a tensor into Python; its place in the list is its kind in the log.
 READS = (
     "item",
     "__bool__",
@@ -66,12 +66,12 @@ class Mode(Enum):
     TRIAL = "trial"
 
 
-class Recorder:
-    """The tape of this process and the wrappers around torch that feed it or are fed by it."""
+class ReadRecorder:
+    """The log of this process and the wrappers around torch that feed it or are fed by it."""
 
-    def __init__(self, torch: Any, tape: Tape, mode: Mode, *, last: int = 0) -> None:
+    def __init__(self, torch: Any, log: ReadLog, mode: Mode, *, last: int = 0) -> None:
         self._torch = torch
-        self.tape = tape
+        self.log = log
         self.mode = mode
         self.steps = 0  # of all optimizers
         self.last = last  # of a replay: the step at which the state is put back
@@ -104,7 +104,7 @@ class Recorder:
             finally:
                 self.depth = 0
             if self.mode is Mode.RECORD:
-                self.tape.note(kind, value)
+                self.log.note(kind, value)
             else:
                 self._compare(kind, name, value)
             return value
@@ -115,12 +115,12 @@ class Recorder:
         """A read inside a computation: if it is the program's own code that reads, skipping would lose the value."""
         if code not in self._codes:
             self._codes.add(code)
-            if is_users(code.co_filename):
+            if is_program_file(code.co_filename):
                 self.unskippable = self.unskippable or f"{code.co_qualname} reads tensors inside a module or a step"
 
     def _answer(self, kind: int, name: str, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self.guarded():
-            noted = self.tape.next(kind, name)
+        with self.own_work():
+            noted = self.log.next(kind, name)
             if type(noted) is not tuple:
                 return noted
             array = real(*args, **kwargs)  # an array may be a window on the tensor, so it must be that window
@@ -133,8 +133,8 @@ class Recorder:
             return flat
 
     def _compare(self, kind: int, name: str, value: Any) -> None:
-        with self.guarded():
-            noted = self.tape.next(kind, name)
+        with self.own_work():
+            noted = self.log.next(kind, name)
             if type(noted) is tuple:
                 value, noted = (value.dtype.str, list(value.shape), value.tobytes()), tuple(noted)
             if repr(value) != repr(noted):
@@ -144,8 +144,8 @@ class Recorder:
                 )
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Our own work: reads inside it are ours, and its errors end a replay (R2)."""
+    def own_work(self) -> Iterator[None]:
+        """Our own work: reads inside it are ours, and its errors end a replay (X2)."""
         before, self.depth = self.depth, 1
         try:
             yield
@@ -257,11 +257,11 @@ class Recorder:
         number = optimizer.__dict__.get("_carpool_number", 255)
         self.steps += 1
         if self.mode is Mode.RECORD:
-            self.tape.note_step(number)
+            self.log.note_step(number)
             self.on_step()
             return
-        with self.guarded():
-            self.tape.next_step(number)
+        with self.own_work():
+            self.log.next_step(number)
         rounds = min(max(1, self._optimizers), OPTIMIZERS_MAX)
         self.is_real = self.steps < REAL_FIRST * rounds or self.steps >= self.last - REAL_LAST * rounds
         self.on_step()
@@ -325,7 +325,7 @@ class Recorder:
     # --- installing ---------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Before the hooks that take turns: a step is on the tape when a turn is given back."""
+        """Before the hooks that take turns: a step is in the log when a turn is given back."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         torch = self._torch

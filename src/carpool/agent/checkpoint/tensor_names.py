@@ -45,7 +45,7 @@ _LIBRARIES = (
 )
 
 
-def is_users(file: str | None) -> bool:
+def is_program_file(file: str | None) -> bool:
     """Whether a source file is the program's own, not a library's."""
     return file is not None and not file.startswith((*_LIBRARIES, _OURS))
 
@@ -81,13 +81,17 @@ class Namer:
     def _roots(self, frame: FrameType | None) -> list[tuple[str, Any]]:
         roots: list[tuple[str, Any]] = []
         for name, module in sorted(sys.modules.items()):
-            if type(module) is ModuleType and (name == "__main__" or is_users(getattr(module, "__file__", None))):
+            if type(module) is ModuleType and (
+                name == "__main__" or is_program_file(getattr(module, "__file__", None))
+            ):
                 roots.append((name, _public(vars(module))))
         frames = []
         while frame is not None:
             code = frame.f_code
             if not code.co_filename.startswith(_OURS) and frame.f_locals is not frame.f_globals:
-                frames.append((code.co_qualname if is_users(code.co_filename) else LIBRARY + code.co_qualname, frame))
+                frames.append(
+                    (code.co_qualname if is_program_file(code.co_filename) else LIBRARY + code.co_qualname, frame)
+                )
             frame = frame.f_back
         roots += [(f"{name}()", _locals_of(each)) for name, each in reversed(frames)]
         return _unlike(roots + sorted(self._suspended(), key=lambda root: root[0]))
@@ -97,7 +101,11 @@ class Namer:
         depends on when it last looked."""
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter
         for each in gc.get_objects():
-            if type(each) is GeneratorType and each.gi_frame is not None and is_users(each.gi_code.co_filename):
+            if (
+                type(each) is GeneratorType
+                and each.gi_frame is not None
+                and is_program_file(each.gi_code.co_filename)
+            ):
                 yield f"generator {each.gi_code.co_qualname}", each
             elif issubclass(type(each), loader):
                 yield "data loader", each
@@ -168,11 +176,11 @@ class Namer:
         kind = type(value)
         if kind is GeneratorType:
             if value.gi_frame is not None:
-                how = COMPARE if is_users(value.gi_code.co_filename) else IGNORE
+                how = COMPARE if is_program_file(value.gi_code.co_filename) else IGNORE
                 self._attributes(path, _locals_of(value.gi_frame), how, owner=None)
         elif kind is FunctionType:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-            how = COMPARE if is_users(value.__code__.co_filename) else IGNORE
+            how = COMPARE if is_program_file(value.__code__.co_filename) else IGNORE
             for name, cell in cells:
                 self._push(f"{path}.{name}", cell, how)
             self._push(f"{path}.defaults", [value.__defaults__, value.__kwdefaults__], IGNORE)
@@ -184,7 +192,7 @@ class Namer:
         elif kind is functools.partial:
             self._push(path, [value.func, value.args, value.keywords], IGNORE)
         elif isinstance(value, type):
-            if is_users(getattr(sys.modules.get(value.__module__), "__file__", None)):
+            if is_program_file(getattr(sys.modules.get(value.__module__), "__file__", None)):
                 self._attributes(path, dict(vars(value)), COMPARE, owner=None)
         elif kind is not ModuleType:
             self._instance(path, value, kind)
@@ -204,7 +212,7 @@ class Namer:
         if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
             how = PUT_BACK
         else:
-            how = COMPARE if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None)) else IGNORE
+            how = COMPARE if is_program_file(getattr(sys.modules.get(kind.__module__), "__file__", None)) else IGNORE
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self._attributes(path, attributes, how, owner=attributes)

@@ -1,4 +1,4 @@
-"""What moves of a program's tensors spend their time on: in C where that was built (native/moves.c), else here."""
+"""Finding a program's tensors and copying their bytes: in C where that was built (native/find_and_copy.c)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Set
 from typing import Any
 
 from carpool._native import load
-from carpool.wire.protocol import MOVES_CONTRACT
+from carpool.wire.protocol import FIND_AND_COPY_CONTRACT
 
-native: Any = load("moves", MOVES_CONTRACT)
+native: Any = load("find_and_copy", FIND_AND_COPY_CONTRACT)
 
 
-def living(classes: Set[type]) -> list[Any]:
+def find_objects(classes: Set[type]) -> list[Any]:
     """Every object of exactly these classes that Python's collector knows; runs none of the program's code.
 
     Not isinstance: it asks a lazy proxy for its class, which may run some. And few classes among many objects: to
     look a class up costs a fifth of asking what it derives from.
     """
-    found: list[Any] | None = None if native is None else native.living(classes)
+    found: list[Any] | None = None if native is None else native.find_objects(classes)
     return [each for each in gc.get_objects() if type(each) in classes] if found is None else found
 
 
-def with_heirs(parent: type) -> set[type]:
+def with_subclasses(parent: type) -> set[type]:
     """The class and every class derived from it."""
     heirs, fresh = {parent}, [parent]
     while fresh:

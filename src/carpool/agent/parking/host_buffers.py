@@ -1,13 +1,13 @@
-"""Where a program's bytes are while they are away, and how they get there fast.
+"""Host buffers: where a program's bytes are while they are away, and how they get there fast.
 
-A move is cut into pieces that several threads copy, since one alone does not fill the memory's bandwidth. The
-threads copy bytes and run no code of the program.
+A copy is cut into pieces that several threads share out, since one thread does not fill the memory's bandwidth. The
+threads copy bytes and run none of the program's code.
 
-Two stores. On a disk: files without a name, written and read, not mapped, so that a disk in trouble is an error
-and not a signal; dropped as soon as the bytes are back, so that what was not yet written to the disk never is. In
-memory (a directory on a tmpfs): one file without a name, mapped while a move lasts, which saves the kernel's own,
-slower copy; its pages are kept for the next time where there is plenty of room, since new ones are what costs. The
-one for GPUs is in cuda.py.
+DiskBuffer    files without a name, written and read, not mapped: a disk in trouble is an error and not a signal. They
+              are dropped as soon as the bytes are back, so what was not yet written to the disk never is.
+TmpfsBuffer   one file without a name in memory, mapped while a copy lasts, which saves the kernel's own, slower copy.
+              Its pages are kept for the next time where there is plenty of room, since new ones are what costs.
+PinnedBuffer  for GPUs, in cuda.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEPT_PART = 4  # pages are kept while at least so many times as much is free bes
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A storage on its way, and its place in the store."""
+    """A storage on its way, and its place in the buffer."""
 
     storage: Any
     count: int
@@ -54,14 +54,16 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of the program and their place in the store."""
+    """Bytes of the program and their place in the buffer."""
 
     address: int
     count: int
     offset: int
 
 
-class Store(Protocol):
+class HostBuffer(Protocol):
+    """Memory of the host, or of its disk, that a program's bytes are copied to."""
+
     def reserve(self, count: int) -> None:
         """Have room for so many bytes; an OSError or MemoryError if there is none, and then nothing has changed."""
 
@@ -73,7 +75,7 @@ class Store(Protocol):
         """What is in it is not needed any more."""
 
 
-class FileStore:
+class DiskBuffer:
     """On a disk, one file a thread: two writes to one file wait for each other.
 
     Fully allocated before a byte is copied, so that a full disk refuses the reservation.
@@ -135,7 +137,7 @@ class FileStore:
         self._files = []
 
 
-class MemoryStore:
+class TmpfsBuffer:
     """In memory that is not this program's: a file on a tmpfs."""
 
     def __init__(self, directory: Path) -> None:
@@ -210,20 +212,20 @@ class MemoryStore:
         self._fd, self._room, self._huge_bytes = -1, 0, 0
 
 
-def store_in(directory: Path) -> Store:
+def host_buffer_in(directory: Path) -> HostBuffer:
     """For the CPU device: as the directory is on a disk or in memory."""
     facts = ctypes.create_string_buffer(256)  # more than any struct statfs; its first word is the type
     is_known = system().statfs(os.fsencode(directory), facts) == 0
     if is_known and ctypes.c_long.from_buffer(facts).value == TMPFS:
-        return MemoryStore(directory)
-    return FileStore(directory)
+        return TmpfsBuffer(directory)
+    return DiskBuffer(directory)
 
 
 # --- pieces and threads -------------------------------------------------------------------------------------
 
 
 def cut(moves: Sequence[Moved], part_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """Pieces that lie within one part of the store each."""
+    """Pieces that lie within one part of the buffer each."""
     size = min(PIECE_BYTES, part_bytes)
     pieces = []
     for moved in moves:

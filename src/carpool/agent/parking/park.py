@@ -1,10 +1,12 @@
-"""Waiting for a turn, which may take long: the job may be parked meanwhile, and comes back before it goes on.
+"""Parking this program: its tensors leave the device while it waits for its turn, and are back before it goes on.
+
+turns/waiting.py calls this when the daemon says so; only a program that waits is ever parked.
 
 Rules
   K1  The program's own code never runs while its tensors are away: touching one would crash it. Whatever ends the
       wait (a grant, a dead daemon, an interrupt) brings them back first. Signal handlers of the program are held
       back until its tensors are there again.
-  K2  A program with threads that may touch tensors is not parked; it says which.
+  K2  A program with threads that may touch tensors is not parked; the answer names the thread.
   K3  A move that fails changes nothing and is answered with the reason.
 """
 
@@ -44,19 +46,17 @@ class Movable(Protocol):
 
 
 class Parking:
-    """The moves of this process."""
+    """Whether this process is parked, and its ways out and back."""
 
     def __init__(
         self,
         link: Link,
         movable: Movable | None,
         live_bytes: Callable[[], int],
-        trim: Callable[[], m.Measured] | None = None,
     ) -> None:
         self._link = link
         self._movable = movable
         self._live_bytes = live_bytes
-        self._trim = trim
         self._held_back = HeldSignals()
         self._answer: m.Parked | None = None  # while it is away
 
@@ -69,43 +69,22 @@ class Parking:
         """What the page says of a process that waits."""
         return page.LEASE_PARKED if self.is_away else page.LEASE_ASKED
 
-    def wait_grant(self) -> m.Grant:
-        """Block until the turn is granted, moving out and in as the daemon says; tensors are there at the end.
-
-        LinkLostError leaves them where they are: the next wait, or `come_back`, follows.
-        """
-        while True:
-            if self._answer is not None:
-                self._wait_message()
-            message = self._link.wait()
-            match message:
-                case m.Grant():
-                    self.come_back()
-                    return message
-                case m.Park():
-                    self._link.send(self._park(message.limit_bytes))
-                case m.Unpark():
-                    self._link.send(self._unpark())
-                case m.Trim() if self._trim is not None and not self.is_away:
-                    self._link.send(self._trim())
-                case _:
-                    pass
-
     def come_back(self) -> None:
         """Return only when every tensor is there again (K1)."""
         said = ""
         while self._answer is not None:
-            trouble = self._unpark().reason
+            trouble = self.unpark().reason
             if trouble and trouble != said:
                 say(f"job {self._link.job} waits for its memory: {trouble}")
                 said = trouble
             if trouble:
                 time.sleep(AGAIN_SECONDS)
 
-    def _wait_message(self) -> None:
-        """Until there is something to read; runs the program's signal handlers between two moves.
+    def wait_message(self) -> None:
+        """Until there is something to read. A signal meanwhile brings the tensors back for the program's handler, and
+        then they leave again.
 
-        One that cannot leave again says so by coming anew: to the daemon it is then a program that was interrupted.
+        A program that cannot leave again closes its connection: to the daemon it was interrupted, and asks anew.
         """
         poll = select.poll()  # not select.select: the program may have more files than that can name
         poll.register(self._link, select.POLLIN)
@@ -113,12 +92,12 @@ class Parking:
             if self._held_back.numbers:
                 limit = self._answer.moved_bytes if self._answer is not None else 0
                 self.come_back()
-                trouble = self._park(limit).reason
+                trouble = self.park(limit).reason
                 if trouble:
                     self._link.close()
                     raise LinkLostError(trouble)
 
-    def _park(self, limit_bytes: int) -> m.Parked:
+    def park(self, limit_bytes: int) -> m.Parked:
         if self._answer is not None:
             return self._answer
         if self._movable is None:
@@ -142,7 +121,7 @@ class Parking:
         self._note()
         return self._answer
 
-    def _unpark(self) -> m.Unparked:
+    def unpark(self) -> m.Unparked:
         began = time.monotonic_ns()
         if self._answer is None or self._movable is None:
             return m.Unparked(move_ns=0, reason="")

@@ -16,8 +16,8 @@ from typing import Any
 
 from carpool.agent import cuda
 from carpool.agent.memory import give_back_heap
-from carpool.agent.parking.find_and_copy import living, with_heirs
-from carpool.agent.parking.host_buffers import Moved, Store, store_in
+from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
+from carpool.agent.parking.host_buffers import HostBuffer, Moved, host_buffer_in
 
 LEAST_BYTES = 4096  # smaller storages are not worth a copy
 ALIGNMENT = 64
@@ -26,10 +26,10 @@ ALIGNMENT = 64
 class Storages:
     """The storages of this process on one kind of device."""
 
-    def __init__(self, torch: Any, kind: str, store: Store) -> None:
+    def __init__(self, torch: Any, kind: str, buffer: HostBuffer) -> None:
         self._torch = torch
         self._kind = kind
-        self._store = store
+        self._buffer = buffer
         self._away: list[Moved] = []
         self._sent: set[int] = set()  # storages that another process may look at, when last looked
 
@@ -48,7 +48,7 @@ class Storages:
         found: dict[int, Any] = {}
         self._sent = cuda.sent_to_others(self._torch) if self._kind == "cuda" else set()
         with self._torch._C.DisableTorchFunctionSubclass():
-            for each in living(with_heirs(self._torch.Tensor)):
+            for each in find_objects(with_subclasses(self._torch.Tensor)):
                 self._note(each, found)
                 with contextlib.suppress(Exception):
                     if (each.is_leaf or each.retains_grad) and each.grad is not None:
@@ -79,11 +79,11 @@ class Storages:
         total = sum(moved.count for moved in plan)
         if total > limit_bytes:
             raise MemoryError(f"it holds {total} bytes in tensors, and {limit_bytes} were reserved on the host")
-        self._store.reserve(offset)
+        self._buffer.reserve(offset)
         try:
-            self._store.write(plan)
+            self._buffer.write(plan)
         except BaseException:
-            self._store.clear()
+            self._buffer.clear()
             raise
         for moved in plan:
             moved.storage.resize_(0)
@@ -92,13 +92,13 @@ class Storages:
         return total
 
     def move_in(self) -> None:
-        """Bring everything back. On an error the bytes are still in the store, and it can be tried again."""
+        """Bring everything back. On an error the bytes are still in the buffer, and it can be tried again."""
         for moved in self._away:
             if moved.storage.nbytes() != moved.count:
                 moved.storage.resize_(moved.count)
-        self._store.read(self._away)
+        self._buffer.read(self._away)
         self._away = []
-        self._store.clear()
+        self._buffer.clear()
 
     def undo_move_in(self) -> None:
         """A return failed for want of memory: give back what it had got so far."""
@@ -117,5 +117,5 @@ class Storages:
 def make_storages(torch: Any, kind: str, directory: str | None) -> Storages | None:
     """For the device kind of this job; None where there is no place to park to."""
     if kind == "cuda":
-        return Storages(torch, kind, cuda.PinnedStore(torch))
-    return Storages(torch, "cpu", store_in(Path(directory))) if directory else None
+        return Storages(torch, kind, cuda.PinnedBuffer(torch))
+    return Storages(torch, "cpu", host_buffer_in(Path(directory))) if directory else None

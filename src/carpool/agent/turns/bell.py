@@ -31,7 +31,7 @@ import select
 import socket
 from pathlib import Path
 
-from carpool.agent.turns.hot_path import PlainSeat, native
+from carpool.agent.turns.hot_path import PlainTurnState, native
 from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.protocol import BELL_LOOK_MS
@@ -42,14 +42,14 @@ DIRECTORY = "bells"  # beside the daemon's socket
 class Bell:
     """This process's bell: a datagram socket named after the process."""
 
-    def __init__(self, directory: Path, seat: PlainSeat) -> None:
-        self._seat = seat
+    def __init__(self, directory: Path, state: PlainTurnState) -> None:
+        self._state = state
         self._path = directory / str(os.getpid())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             self._path.unlink(missing_ok=True)  # of a process with this number that died
             self._socket.bind(os.fsencode(self._path))
-            seat.hang_bell(self._socket.fileno(), os.fsencode(directory))
+            state.hang_bell(self._socket.fileno(), os.fsencode(directory))
         except OSError:
             self._socket.close()
             raise
@@ -61,25 +61,25 @@ class Bell:
         poll.register(peer, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll(BELL_LOOK_MS)]
-            word = self._seat.hear()
+            word = self._state.hear()
             if word:
                 return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))
             if peer.fileno() in ready:
                 return None
 
     def close(self, *, remove: bool) -> None:
-        self._seat.take_bell_down()
+        self._state.take_bell_down()
         self._socket.close()
         if remove:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
 
-def open_bell(directory: Path, seat: PlainSeat) -> Bell | None:
+def open_bell(directory: Path, state: PlainTurnState) -> Bell | None:
     """A bell for this process; None without the C module, or where it cannot be made: then the daemon does it all."""
     if native is None:
         return None
     try:
-        return Bell(directory, seat)
+        return Bell(directory, state)
     except OSError:
         return None

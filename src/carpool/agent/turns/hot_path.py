@@ -1,7 +1,7 @@
-"""The state that a job's points look at in every iteration: in C where that was built (native/points.c), else here.
+"""The state that a job's points look at in every iteration: in C where that was built (native/hot_path.c), else here.
 
 With the C module, its three callables test that state themselves and come to Python only when there is something to
-decide; without it the hooks of torch_hooks.py do all. Both have one Seat, and no copy of what is in it.
+decide; without it the hooks of torch_hooks.py do all. Both have one TurnState, and no copy of what is in it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from carpool._native import load
-from carpool.wire.protocol import POINTS_CONTRACT
+from carpool.wire.protocol import HOT_PATH_CONTRACT
 
-native: Any = load("points", POINTS_CONTRACT)
+native: Any = load("hot_path", HOT_PATH_CONTRACT)
 
 
-class PlainSeat:
+class PlainTurnState:
     """What the points must know of this process's turn; Link and Turns set it."""
 
     __slots__ = (
@@ -76,15 +76,15 @@ class PlainSeat:
 class PlainCalls:
     """The state of a wrapped function, as the C ModuleCall and FetchCall have it."""
 
-    __slots__ = ("count", "depth", "is_graded_told", "seat")
+    __slots__ = ("count", "depth", "is_graded_told", "state")
 
     def __init__(self) -> None:
         self.depth = 0  # 1 inside an outermost module call
         self.count = 0  # outermost calls, or items fetched
         self.is_graded_told = True  # whether a call that ends with gradients on may end an iteration
-        self.seat: PlainSeat | None = None
+        self.state: PlainTurnState | None = None
 
 
-def make_seat(words: memoryview) -> PlainSeat:
-    seat: PlainSeat = PlainSeat(words) if native is None else native.Seat(words)
-    return seat
+def make_turn_state(words: memoryview) -> PlainTurnState:
+    state: PlainTurnState = PlainTurnState(words) if native is None else native.TurnState(words)
+    return state

@@ -1,4 +1,4 @@
-"""The turn-taking of this process, if it is part of a job: made at the first point, made anew in a forked child."""
+"""The one turn-taking of this process, if it is part of a job: made at its first point, anew in a forked child."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _is_unmanaged = False
 _make_memory: Callable[[Link], Memory] = Memory.for_plain_process
 
 
-def current() -> Turns | None:
+def current_turns() -> Turns | None:
     """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
     global _current, _is_unmanaged
     if _current is None:
@@ -25,7 +25,7 @@ def current() -> Turns | None:
         try:
             link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
             memory = _make_memory(link)
-        except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+        except Exception as error:  # noqa: BLE001 - our trouble is not the program's
             _is_unmanaged = True
             say(f"job {job} runs unmanaged: {error}")
             tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))

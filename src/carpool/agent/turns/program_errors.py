@@ -1,10 +1,14 @@
-"""Whose an exception is that came up inside the agent: the program's own signal handlers run there too."""
+"""Tells an exception of the program from one of ours: the program's signal handlers run inside our calls too."""
 
 from __future__ import annotations
 
 
-def is_programs(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it; such a one is given the frame that it interrupted."""
+def is_raised_by_program(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it.
+
+    Python gives a handler the frame that it interrupted. So one of the functions below the interrupted frame has that
+    frame among its variables.
+    """
     trace, interrupted = error.__traceback__, None
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():

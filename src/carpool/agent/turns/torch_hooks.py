@@ -106,17 +106,17 @@ class Hooks:
             if self._torch.utils.data.get_worker_info() is not None:
                 self._is_worker = True
                 return None
-            self._turns = process.current()
+            self._turns = process.current_turns()
             self._is_worker = self._turns is None
             for name in warm_up.settings_too_late():
                 say(f"{name} was set after import torch and has no effect in a job; set it before the import")
-            self._seat_is(None if self._turns is None else self._turns.seat)
+            self._show_state(None if self._turns is None else self._turns.state)
         return self._turns
 
-    def _seat_is(self, seat: hot_path.PlainSeat | None) -> None:
+    def _show_state(self, state: hot_path.PlainTurnState | None) -> None:
         """Tell the C points where they find the state of the turn."""
         for point in (self._calls, self._fetches, *self._step_hooks):
-            point.seat = seat
+            point.state = state
 
     def make_memory(self, link: Link) -> Memory:
         kind = os.environ.get("CARPOOL_DEVICE_KIND", "cpu")
@@ -130,7 +130,7 @@ class Hooks:
         self._turns = None
         self._is_worker = False
         self._calls.depth = 0
-        self._seat_is(None)
+        self._show_state(None)
 
     # --- the points --------------------------------------------------------------------------------------
 
@@ -373,9 +373,9 @@ def install(torch: Any) -> None:
     hooks = Hooks(torch)
     try:
         hooks.install()
-    except Exception as error:  # noqa: BLE001 - a guest never crashes its host
+    except Exception as error:  # noqa: BLE001 - our trouble is not the program's
         version = getattr(torch, "__version__", "of unknown version")
         why = f"torch {version} could not be hooked ({type(error).__name__}: {error})"
-        turns = process.current()
+        turns = process.current_turns()
         if turns is not None:
             turns.detach(why)

@@ -25,9 +25,11 @@ from threading import get_ident
 from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError, say
-from carpool.agent.memory import CLEAN_SLACK_BYTES, Memory, Profile, name_turn_taker
+from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.parking.park import Parking
-from carpool.agent.turns.program_errors import is_programs
+from carpool.agent.turns.profile import CLEAN_SLACK_BYTES, Profile
+from carpool.agent.turns.program_errors import is_raised_by_program
+from carpool.agent.turns.waiting import Waiting
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -52,15 +54,16 @@ class Turns:
         self._link = link
         self._memory = memory
         self._words = link.words
-        self.seat = link.seat
-        self.seat.owner = get_ident()
-        self.seat.is_instant = memory.is_instant
+        self.state = link.state
+        self.state.owner = get_ident()
+        self.state.is_instant = memory.is_instant
         name_turn_taker()
         self._is_shared = False
         self._was_alone = False
         self._profile = Profile(memory)
         self._points = self._profile.points
-        self._parking = Parking(link, memory.movable, memory.live_bytes, self._profile.trim)
+        self._parking = Parking(link, memory.movable, memory.live_bytes)
+        self._waiting = Waiting(link, self._parking, self._profile.trim)
         self._asked_ns = 0
         self._left_ns = 0  # when the turn was last given up
         self._yields = 0  # since what the next line is about changed
@@ -70,16 +73,16 @@ class Turns:
 
     def begin(self) -> None:
         """A begin point: hold the turn when this returns."""
-        seat = self.seat
-        if (seat.held and self._words[seat.base + S_RECALL] < LAPSED) or seat.is_off:
+        state = self.state
+        if (state.held and self._words[state.base + S_RECALL] < LAPSED) or state.is_off:
             return
-        if seat.depth == 0 and get_ident() == seat.owner:
+        if state.depth == 0 and get_ident() == state.owner:
             self._safely(self._acquire)
 
     def boundary(self, point: int = 0) -> None:
         """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
-        seat = self.seat
-        if seat.is_off or seat.depth or get_ident() != seat.owner:
+        state = self.state
+        if state.is_off or state.depth or get_ident() != state.owner:
             return
         is_clean = self._points.get(point)
         if is_clean is None:
@@ -87,7 +90,7 @@ class Turns:
             return
         if not is_clean:
             return
-        words, base = self._words, seat.base
+        words, base = self._words, state.base
         steps = words[base + S_STEPS] + 1
         words[base + S_STEPS] = steps
         words[base + S_BOUNDARY_NS] = monotonic_ns()
@@ -96,13 +99,13 @@ class Turns:
 
     def after_count(self, steps: int) -> None:
         """A step was counted, and the turn was recalled or it is time to look at the memory."""
-        recall = self._words[self.seat.base + S_RECALL]
-        if self.seat.is_waiting:
+        recall = self._words[self.state.base + S_RECALL]
+        if self.state.is_waiting:
             self._safely(self._wait_on)
         elif recall:
             if recall >= LAPSED or steps >= recall:
                 self._safely(self._hand_over)
-        elif not steps & RESAMPLE_MASK or steps - self.seat.sampled_at > RESAMPLE_MASK:
+        elif not steps & RESAMPLE_MASK or steps - self.state.sampled_at > RESAMPLE_MASK:
             self._safely(self._resample)
 
     @property
@@ -117,7 +120,7 @@ class Turns:
     def leave_to_c(self, point: int) -> None:
         """From now on the C hook, if there is one, counts at this point itself."""
         if point in self._points:
-            self.seat.know(point, self._points[point])
+            self.state.know(point, self._points[point])
 
     def yield_point(self, backwards: int) -> None:
         """The turn may be given up but no iteration ended; `backwards` is how often the program went backward."""
@@ -132,14 +135,16 @@ class Turns:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
         words = self._words
         recall = words[self._link.base + S_RECALL]
-        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.seat.stall_ns > STALL_NS):
+        if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.state.stall_ns > STALL_NS):
             return
         if self._is_ours() and self._is_clean_now():
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
-        self.seat.stall_ns += (waited_ns - self.seat.stall_ns) // 4 if self.seat.held else -(self.seat.stall_ns // 16)
+        self.state.stall_ns += (
+            (waited_ns - self.state.stall_ns) // 4 if self.state.held else -(self.state.stall_ns // 16)
+        )
         if waited_ns > STALL_NS:
             self._link.note_stall(waited_ns)
         self.begin()
@@ -147,15 +152,15 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """An explicit turn; points inside it are not boundaries of their own."""
-        if get_ident() != self.seat.owner:
+        if get_ident() != self.state.owner:
             yield
             return
         self.begin()
-        self.seat.depth += 1
+        self.state.depth += 1
         try:
             yield
         finally:
-            self.seat.depth -= 1
+            self.state.depth -= 1
             self.boundary(-1)
 
     # --- the slow path ------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ class Turns:
         try:
             action()
         except Exception as error:
-            if is_programs(error):
+            if is_raised_by_program(error):
                 raise  # as a Ctrl-C is
             self.detach(f"unexpected {type(error).__name__}: {error}")
 
@@ -178,9 +183,9 @@ class Turns:
         if not base:
             self._rejoin()  # it went on alone before it ever had a slot
             return
-        self.seat.forget()  # what is clean may change
-        self._profile.note_away(self.seat.away_ns)
-        self.seat.away_ns = 0
+        self.state.forget()  # what is clean may change
+        self._profile.note_away(self.state.away_ns)
+        self.state.away_ns = 0
         counted = self._profile.observe(point)
         if counted:
             self._words[base + S_STEPS] += counted
@@ -189,13 +194,13 @@ class Turns:
             self._report()
         recall = self._words[base + S_RECALL]
         is_clean = self._points.get(point) or (self._profile.reported is not None and self._is_clean_now())
-        if self.seat.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
+        if self.state.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
             self._give_back(wants_more=True)
 
     def _report(self) -> None:
         needs = self._profile.needs()
         self._profile.note_reported(needs)
-        self.seat.steady_bytes = self._steady_bytes(needs.persistent_bytes)
+        self.state.steady_bytes = self._steady_bytes(needs.persistent_bytes)
         try:
             self._link.send(needs)
             if gradients := sum(self._profile.gradients.values()):
@@ -208,7 +213,7 @@ class Turns:
         if not self._link.is_up:
             self._rejoin()
             return
-        self.seat.sampled_at = self._words[self._link.base + S_STEPS]
+        self.state.sampled_at = self._words[self._link.base + S_STEPS]
         persistent, ephemeral = self._profile.sample()
         if self._profile.reported is None:
             return
@@ -218,8 +223,8 @@ class Turns:
 
     def _is_ours(self) -> bool:
         """Whether the turn is held, and is this thread's to give (T4)."""
-        seat = self.seat
-        return seat.held and not seat.is_off and not seat.depth and get_ident() == seat.owner
+        state = self.state
+        return state.held and not state.is_off and not state.depth and get_ident() == state.owner
 
     def _is_due(self, recall: int) -> bool:
         """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
@@ -254,7 +259,7 @@ class Turns:
             self._resample()  # others decide by what it needs
         # Somebody may have come into the lane since the grant said that it was ours alone.
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
-        passed = self.seat.pass_on() if wants_more and not is_told else 0
+        passed = self.state.pass_on() if wants_more and not is_told else 0
         self._set_held(is_held=False)
         returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more, passed=passed)
         try:
@@ -265,13 +270,13 @@ class Turns:
         except LinkLostError:
             self._lost()
         steps = words[base + S_STEPS]
-        if self.seat.held and not self._profile.is_learning and steps - self.seat.sampled_at > RESAMPLE_MASK:
+        if self.state.held and not self._profile.is_learning and steps - self.state.sampled_at > RESAMPLE_MASK:
             self._resample()
 
     def _wait_on(self) -> None:
         """The C hook passed the turn on, and the connection has something to say before the next one came."""
-        self.seat.is_waiting = False
-        self._asked_ns = self._left_ns = self.seat.left_ns
+        self.state.is_waiting = False
+        self._asked_ns = self._left_ns = self.state.left_ns
         try:
             self._wait_granted()
         except LinkLostError:
@@ -283,7 +288,7 @@ class Turns:
             self._words[self._link.base + page.S_LEASE] = self._parking.lease_word
             for message in asking:
                 self._link.send(message)
-            grant = self._parking.wait_grant()
+            grant = self._waiting.wait_grant()
         except BaseException as error:
             if not isinstance(error, LinkLostError):
                 self._parking.come_back()
@@ -298,8 +303,8 @@ class Turns:
         try:
             act()
         except BaseException:
-            self.seat.is_waiting = False
-            self._asked_ns = self._left_ns = self.seat.left_ns
+            self.state.is_waiting = False
+            self._asked_ns = self._left_ns = self.state.left_ns
             self._withdraw()
             raise
 
@@ -314,9 +319,9 @@ class Turns:
         now = monotonic_ns()
         if is_held:
             self._profile.note_away(now - self._left_ns)
-        elif self.seat.held or not self._left_ns:
+        elif self.state.held or not self._left_ns:
             self._left_ns = now
-        self.seat.held = is_held
+        self.state.held = is_held
         if self._link.base:
             self._words[self._link.base + page.S_LEASE] = page.LEASE_HELD if is_held else page.LEASE_NONE
 
@@ -341,7 +346,7 @@ class Turns:
 
     def _lost(self) -> None:
         """The daemon went away: a holder keeps its turn, a waiting job waits for the daemon's return."""
-        if self.seat.held:
+        if self.state.held:
             return
         if self._words[self._link.base + page.S_LEASE] in (page.LEASE_ASKED, page.LEASE_PARKED):
             self._acquire()
@@ -350,7 +355,7 @@ class Turns:
         if self._link.since_try_ns() < RETRY_NS:
             return
         try:
-            self._link.connect(holding=self.seat.held and not self._was_alone)
+            self._link.connect(holding=self.state.held and not self._was_alone)
         except LinkLostError:
             return
         except PeerError as error:
@@ -367,10 +372,10 @@ class Turns:
             say(f"job {self._link.job}: {why}; the program goes on without taking turns")
         self._was_alone = True
         self._parking.come_back()
-        self.seat.held = True
+        self.state.held = True
 
     def _turn_off(self, why: str) -> None:
-        self.seat.is_off = True
+        self.state.is_off = True
         self._parking.come_back()
         say(f"job {self._link.job} runs unmanaged: {why}")
 
@@ -386,17 +391,17 @@ class Turns:
 
     def finish(self) -> None:
         """The interpreter ends: give the turn back now rather than when the last library is unloaded."""
-        if self.seat.held and self._link.is_up:
+        if self.state.held and self._link.is_up:
             self._set_held(is_held=False)
             with suppress(LinkLostError):
                 self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
         self._link.close_bell(remove=True)
-        self.seat.is_off = True
+        self.state.is_off = True
 
     def after_fork(self) -> None:
         """In a forked child: the connection and the turn belong to the parent."""
         self._link.close()
         self._link.close_bell(remove=False)
         self._link.base = 0
-        self.seat.held = False
-        self.seat.is_off = True
+        self.state.held = False
+        self.state.is_off = True

@@ -34,7 +34,7 @@ DEEDS = {
 }
 
 
-class Curtain:
+class ReplayGuard:
     def __init__(self, replay: str, how: str) -> None:
         self.replay = replay  # the checkpoint that is replayed; empty if there is none
         self.how = how
@@ -43,10 +43,10 @@ class Curtain:
         own = [os.environ.get(name, "") for name in ("CARPOOL_PAGE", "CARPOOL_SOCKET")]
         own = [str(Path(path).parent) for path in own if path] + [os.environ.get("CARPOOL_PARKED", "")]
         self._own = tuple(f"{path}/" for path in own if path)
-        self.is_closed = bool(replay)
+        self.is_replaying = bool(replay)
         self.standing: Callable[[], str] = lambda: "its program ended before it imported torch"
         self._kept: dict[int, int] = {}  # where the program's output and messages go once they are let through
-        if self.is_closed:
+        if self.is_replaying:
             nothing = os.open(os.devnull, os.O_WRONLY)
             for number in (1, 2):
                 with contextlib.suppress(OSError):  # closed by whoever started the program
@@ -69,14 +69,14 @@ class Curtain:
             deed = DEEDS.get(event, "")
         if deed and _is_of_the_library(sys._getframe(1)):
             return
-        if deed and self.is_closed:
+        if deed and self.is_replaying:
             raise RefusedError(f"{deed}, which it had not done when it was recorded")
         self.trouble = self.trouble or deed
 
-    def open(self) -> None:
+    def let_through(self) -> None:
         """Let the program's output through from now on."""
-        if self.is_closed:
-            self.is_closed = False
+        if self.is_replaying:
+            self.is_replaying = False
             sys.stdout.flush()
             sys.stderr.flush()
             for number, kept in self._kept.items():
@@ -91,7 +91,7 @@ class Curtain:
         os._exit(1)
 
     def _at_exit(self) -> None:
-        if self.is_closed:
+        if self.is_replaying:
             self.fail(self.standing())
 
     def _written(self, args: tuple[Any, ...]) -> str:
@@ -124,12 +124,12 @@ def _is_of_the_library(frame: FrameType | None) -> bool:
     return False
 
 
-current: Curtain | None = None
+current: ReplayGuard | None = None
 
 
 def begin() -> None:
     """For the first Python of the job only; those that it starts are on their own."""
     global current
     del os.environ["CARPOOL_RECORD"]
-    current = Curtain(os.environ.pop("CARPOOL_REPLAY", ""), os.environ.pop("CARPOOL_REPLAY_HOW", ""))
+    current = ReplayGuard(os.environ.pop("CARPOOL_REPLAY", ""), os.environ.pop("CARPOOL_REPLAY_HOW", ""))
     sys.addaudithook(current.audit)

@@ -1,10 +1,12 @@
-/* What moves of a program's tensors spend their time on, as an extension module; agent/parking/find_and_copy.py says when it is used.
+/* Finding a program's tensors and copying their bytes, as an extension module; agent/parking/find_and_copy.py says when
+ * it is used.
  *
- * living  the objects of some classes among all that the collector knows: a program with torch has 300,000, and a list
- *         of them takes longer to make and to drop than to look through
- * copy    bytes past the caches: a copy of many megabytes through them reads its target first, only to overwrite it
+ * find_objects  the objects of some classes among all that the collector knows: a program with torch has 300,000, and a
+ *               list of them takes longer to make and to drop than to look through
+ * copy          bytes past the caches: a copy of many megabytes through them reads its target first, only to overwrite it
  *
- * Threads: `living` runs under the interpreter's lock and calls no code that could let go of it; `copy` runs without it.
+ * Threads: `find_objects` runs under the interpreter's lock and calls no code that could let go of it; `copy` runs
+ * without it.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,7 +25,7 @@
 
 #include "protocol.h"
 
-/* --- living ---------------------------------------------------------------------------------------------------- */
+/* --- find_objects ---------------------------------------------------------------------------------------------------- */
 
 /* The classes looked for, in a table with many holes: nearly every object's class meets one at once. */
 typedef struct {
@@ -126,7 +128,7 @@ static PyObject *as_list(const Search *search)
     return list;
 }
 
-static PyObject *living(PyObject *self, PyObject *classes)
+static PyObject *find_objects(PyObject *self, PyObject *classes)
 {
     (void)self;
     PyObject *row = PySequence_Tuple(classes);
@@ -213,24 +215,24 @@ static PyObject *copy(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef moves_methods[] = {
-    {"living", living, METH_O, "living(classes): objects of exactly these classes; None where it cannot look"},
+static PyMethodDef find_and_copy_methods[] = {
+    {"find_objects", find_objects, METH_O, "find_objects(classes): objects of exactly these classes; None where it cannot look"},
     {"copy", copy, METH_VARARGS, "copy(to, from, count): bytes between two places that do not overlap"},
     {NULL},
 };
 
-static struct PyModuleDef moves_module = {
+static struct PyModuleDef find_and_copy_module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "carpool._native.moves",
-    .m_doc = "What moves of a program's tensors spend their time on.",
+    .m_name = "carpool._native.find_and_copy",
+    .m_doc = "Finding a program's tensors and copying their bytes.",
     .m_size = -1,
-    .m_methods = moves_methods,
+    .m_methods = find_and_copy_methods,
 };
 
-PyMODINIT_FUNC PyInit_moves(void)
+PyMODINIT_FUNC PyInit_find_and_copy(void)
 {
-    PyObject *module = PyModule_Create(&moves_module);
-    if (module != NULL && PyModule_AddIntConstant(module, "CONTRACT", CP_MOVES_CONTRACT) < 0)
+    PyObject *module = PyModule_Create(&find_and_copy_module);
+    if (module != NULL && PyModule_AddIntConstant(module, "CONTRACT", CP_FIND_AND_COPY_CONTRACT) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -9,14 +9,14 @@ import pytest
 
 CURTAIN = """
 import contextlib, os, sys
-from carpool.agent.checkpoint.side_effects import Curtain
+from carpool.agent.checkpoint.replay_guard import ReplayGuard
 os.environ["CARPOOL_SOCKET"] = "/run/somewhere/daemon.sock"
 os.environ["CARPOOL_PARKED"] = "/run/state/parked"
-curtain = Curtain("", "")
-sys.addaudithook(curtain.audit)
+guard = ReplayGuard("", "")
+sys.addaudithook(guard.audit)
 with contextlib.suppress(OSError):
     {}
-print(curtain.trouble)
+print(guard.trouble)
 """
 
 

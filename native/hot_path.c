@@ -1,10 +1,10 @@
-/* The hot part of the agent's points, as an extension module; agent/turns/hot_path.py says when it is used.
+/* What the agent does in every iteration, as an extension module; agent/turns/hot_path.py says when it is used.
  *
  * Only what happens in every iteration of a job that keeps its turn is here; every other case is handed to Python,
  * which decides. An iteration's own work empties the caches, and bytecode is dear then: 10 to 25 us for what takes
  * 3 us in a tight loop (docs/design/0002-boundaries.md).
  *
- * Seat        the state of turn_taking.py that these tests need; Turns and Link set its fields, and there is no copy
+ * TurnState   the state of turn_taking.py that these tests need; Turns and Link set its fields, and there is no copy
  * SoonHook    the optimizer's pre-step hook: wakes the job that has the turn after this step
  * StepHook    the optimizer's post-step hook: counts, stamps, looks for a recall
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
@@ -27,7 +27,7 @@
 
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
 
-/* --- Seat ---------------------------------------------------------------------------------------------------- */
+/* --- TurnState ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
@@ -50,182 +50,182 @@ typedef struct {
     int64_t update_began_ns, update_ns; /* the newest update of the optimizer: its start, and how long the last took */
     unsigned long long sampled_at;
     long long steady_bytes;
-} Seat;
+} TurnState;
 
-static PyTypeObject SeatType;
+static PyTypeObject TurnStateType;
 
-static PyObject *seat_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
+static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 {
     PyObject *words;
     (void)kwds;
-    if (!PyArg_ParseTuple(args, "O:Seat", &words))
+    if (!PyArg_ParseTuple(args, "O:TurnState", &words))
         return NULL;
-    Seat *seat = (Seat *)type->tp_alloc(type, 0);
-    if (seat == NULL)
+    TurnState *state = (TurnState *)type->tp_alloc(type, 0);
+    if (state == NULL)
         return NULL;
-    seat->bell.peer = seat->bell.own = seat->bell.line = -1;
-    if (PyObject_GetBuffer(words, &seat->view, PyBUF_WRITABLE) < 0) {
-        Py_DECREF(seat);
+    state->bell.peer = state->bell.own = state->bell.line = -1;
+    if (PyObject_GetBuffer(words, &state->view, PyBUF_WRITABLE) < 0) {
+        Py_DECREF(state);
         return NULL;
     }
-    if (seat->view.len < CP_SLOT_WORDS * (Py_ssize_t)sizeof(Word) || (uintptr_t)seat->view.buf % sizeof(Word)) {
+    if (state->view.len < CP_SLOT_WORDS * (Py_ssize_t)sizeof(Word) || (uintptr_t)state->view.buf % sizeof(Word)) {
         PyErr_SetString(PyExc_ValueError, "the words of a page are aligned and at least one slot");
-        Py_DECREF(seat);
+        Py_DECREF(state);
         return NULL;
     }
-    seat->words = Py_NewRef(words);
-    seat->slot = seat->view.buf;
-    return (PyObject *)seat;
+    state->words = Py_NewRef(words);
+    state->slot = state->view.buf;
+    return (PyObject *)state;
 }
 
-static void seat_dealloc(Seat *seat)
+static void state_dealloc(TurnState *state)
 {
-    bell_take_down(&seat->bell);
-    PyBuffer_Release(&seat->view);
-    Py_XDECREF(seat->words);
-    Py_TYPE(seat)->tp_free((PyObject *)seat);
+    bell_take_down(&state->bell);
+    PyBuffer_Release(&state->view);
+    Py_XDECREF(state->words);
+    Py_TYPE(state)->tp_free((PyObject *)state);
 }
 
-static PyObject *seat_get_base(Seat *seat, void *unused)
+static PyObject *state_get_base(TurnState *state, void *unused)
 {
     (void)unused;
-    return PyLong_FromSsize_t(seat->base);
+    return PyLong_FromSsize_t(state->base);
 }
 
-static int seat_set_base(Seat *seat, PyObject *value, void *unused)
+static int state_set_base(TurnState *state, PyObject *value, void *unused)
 {
     (void)unused;
     Py_ssize_t base = value == NULL ? -1 : PyNumber_AsSsize_t(value, PyExc_IndexError);
     if (base == -1 && PyErr_Occurred())
         return -1;
-    if (base < 0 || base > seat->view.len / (Py_ssize_t)sizeof(Word) - CP_SLOT_WORDS) {
+    if (base < 0 || base > state->view.len / (Py_ssize_t)sizeof(Word) - CP_SLOT_WORDS) {
         PyErr_SetString(PyExc_IndexError, "a slot lies inside its page");
         return -1;
     }
-    seat->base = base;
-    seat->slot = (Word *)seat->view.buf + base;
+    state->base = base;
+    state->slot = (Word *)state->view.buf + base;
     return 0;
 }
 
-static PyObject *seat_know(Seat *seat, PyObject *args)
+static PyObject *state_know(TurnState *state, PyObject *args)
 {
     unsigned long long point;
     int is_clean;
     if (!PyArg_ParseTuple(args, "Kp:know", &point, &is_clean))
         return NULL;
     int at = 0;
-    while (at < seat->points_known && seat->points[at].point != (uintptr_t)point)
+    while (at < state->points_known && state->points[at].point != (uintptr_t)point)
         at++;
     if (at < POINTS_MAX) {
-        seat->points[at].point = (uintptr_t)point;
-        seat->points[at].is_clean = is_clean;
-        if (at == seat->points_known)
-            seat->points_known++;
+        state->points[at].point = (uintptr_t)point;
+        state->points[at].is_clean = is_clean;
+        if (at == state->points_known)
+            state->points_known++;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *seat_forget(Seat *seat, PyObject *unused)
+static PyObject *state_forget(TurnState *state, PyObject *unused)
 {
     (void)unused;
-    seat->points_known = 0;
+    state->points_known = 0;
     Py_RETURN_NONE;
 }
 
-static PyObject *seat_hang_bell(Seat *seat, PyObject *args)
+static PyObject *state_hang_bell(TurnState *state, PyObject *args)
 {
     int own;
     const char *directory;
     if (!PyArg_ParseTuple(args, "iy:hang_bell", &own, &directory))
         return NULL;
-    if (strlen(directory) >= sizeof seat->bell.directory) {
+    if (strlen(directory) >= sizeof state->bell.directory) {
         PyErr_SetString(PyExc_OSError, "the bells' directory has too long a name");
         return NULL;
     }
-    seat->bell.own = own;
-    strcpy(seat->bell.directory, directory);
+    state->bell.own = own;
+    strcpy(state->bell.directory, directory);
     Py_RETURN_NONE;
 }
 
-static PyObject *seat_take_bell_down(Seat *seat, PyObject *unused)
+static PyObject *state_take_bell_down(TurnState *state, PyObject *unused)
 {
     (void)unused;
-    bell_take_down(&seat->bell);
+    bell_take_down(&state->bell);
     Py_RETURN_NONE;
 }
 
-static PyObject *seat_pass_on(Seat *seat, PyObject *unused)
+static PyObject *state_pass_on(TurnState *state, PyObject *unused)
 {
     bool is_rung; /* Python tells the daemon of every pass */
     (void)unused;
-    return PyLong_FromUnsignedLongLong(bell_pass_on(&seat->bell, seat->slot, &is_rung));
+    return PyLong_FromUnsignedLongLong(bell_pass_on(&state->bell, state->slot, &is_rung));
 }
 
-static PyObject *seat_hear(Seat *seat, PyObject *unused)
+static PyObject *state_hear(TurnState *state, PyObject *unused)
 {
     uint64_t pass;
     (void)unused;
     Py_BEGIN_ALLOW_THREADS
     bool is_knocked = false;
-    pass = bell_hear(&seat->bell, seat->slot, &is_knocked);
+    pass = bell_hear(&state->bell, state->slot, &is_knocked);
     if (is_knocked && pass == 0) {
-        bell_step_aside(&seat->bell);
-        pass = bell_listen(&seat->bell, seat->slot, BELL_SOON_NS);
+        bell_step_aside(&state->bell);
+        pass = bell_listen(&state->bell, state->slot, BELL_SOON_NS);
     }
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(pass);
 }
 
-static PyMemberDef seat_members[] = {
-    {"words", T_OBJECT_EX, offsetof(Seat, words), READONLY, "the page's words"},
-    {"held", T_BOOL, offsetof(Seat, held), 0, "whether the turn is held"},
-    {"is_off", T_BOOL, offsetof(Seat, is_off), 0, "whether the program is left alone from now on"},
-    {"depth", T_INT, offsetof(Seat, depth), 0, "how many explicit turns are open"},
-    {"stall_ns", T_LONGLONG, offsetof(Seat, stall_ns), 0, "how long the input takes, a fading mean"},
-    {"owner", T_ULONG, offsetof(Seat, owner), 0, "the thread that takes turns (T4)"},
-    {"peer", T_INT, offsetof(Seat, bell.peer), 0, "the connection to the daemon, or -1"},
-    {"rung", T_ULONGLONG, offsetof(Seat, bell.rung), 0, "serial of the newest grant that was rung"},
-    {"is_instant", T_BOOL, offsetof(Seat, is_instant), 0, "a turn goes with nothing to wait for or to give back"},
-    {"is_waiting", T_BOOL, offsetof(Seat, is_waiting), 0, "StepHook returned the turn; Python waits for the next"},
-    {"left_ns", T_LONGLONG, offsetof(Seat, left_ns), 0, "when StepHook last returned the turn"},
-    {"away_ns", T_LONGLONG, offsetof(Seat, away_ns), 0, "how long the turn was away by StepHook, in all"},
-    {"sampled_at", T_ULONGLONG, offsetof(Seat, sampled_at), 0, "the step at which the memory was last looked at"},
-    {"steady_bytes", T_LONGLONG, offsetof(Seat, steady_bytes), 0, "who holds more at a boundary has grown; 0: unknown"},
+static PyMemberDef state_members[] = {
+    {"words", T_OBJECT_EX, offsetof(TurnState, words), READONLY, "the page's words"},
+    {"held", T_BOOL, offsetof(TurnState, held), 0, "whether the turn is held"},
+    {"is_off", T_BOOL, offsetof(TurnState, is_off), 0, "whether the program is left alone from now on"},
+    {"depth", T_INT, offsetof(TurnState, depth), 0, "how many explicit turns are open"},
+    {"stall_ns", T_LONGLONG, offsetof(TurnState, stall_ns), 0, "how long the input takes, a fading mean"},
+    {"owner", T_ULONG, offsetof(TurnState, owner), 0, "the thread that takes turns (T4)"},
+    {"peer", T_INT, offsetof(TurnState, bell.peer), 0, "the connection to the daemon, or -1"},
+    {"rung", T_ULONGLONG, offsetof(TurnState, bell.rung), 0, "serial of the newest grant that was rung"},
+    {"is_instant", T_BOOL, offsetof(TurnState, is_instant), 0, "a turn goes with nothing to wait for or to give back"},
+    {"is_waiting", T_BOOL, offsetof(TurnState, is_waiting), 0, "StepHook returned the turn; Python waits for the next"},
+    {"left_ns", T_LONGLONG, offsetof(TurnState, left_ns), 0, "when StepHook last returned the turn"},
+    {"away_ns", T_LONGLONG, offsetof(TurnState, away_ns), 0, "how long the turn was away by StepHook, in all"},
+    {"sampled_at", T_ULONGLONG, offsetof(TurnState, sampled_at), 0, "the step at which the memory was last looked at"},
+    {"steady_bytes", T_LONGLONG, offsetof(TurnState, steady_bytes), 0, "who holds more at a boundary has grown; 0: unknown"},
     {NULL},
 };
 
-static PyGetSetDef seat_getset[] = {
-    {"base", (getter)seat_get_base, (setter)seat_set_base, "word index of the slot; 0 until there is one", NULL},
+static PyGetSetDef state_getset[] = {
+    {"base", (getter)state_get_base, (setter)state_set_base, "word index of the slot; 0 until there is one", NULL},
     {NULL},
 };
 
-static PyMethodDef seat_methods[] = {
-    {"know", (PyCFunction)seat_know, METH_VARARGS, "Let StepHook take care of this point."},
-    {"hang_bell", (PyCFunction)seat_hang_bell, METH_VARARGS, "hang_bell(socket, directory): see agent/turns/bell.py"},
-    {"take_bell_down", (PyCFunction)seat_take_bell_down, METH_NOARGS, "Nobody rings here any more, nor from here."},
-    {"pass_on", (PyCFunction)seat_pass_on, METH_NOARGS, "Ring the next job; the pass that was used, or 0."},
-    {"hear", (PyCFunction)seat_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},
-    {"forget", (PyCFunction)seat_forget, METH_NOARGS, "Let Python take care of every point again."},
+static PyMethodDef state_methods[] = {
+    {"know", (PyCFunction)state_know, METH_VARARGS, "Let StepHook take care of this point."},
+    {"hang_bell", (PyCFunction)state_hang_bell, METH_VARARGS, "hang_bell(socket, directory): see agent/turns/bell.py"},
+    {"take_bell_down", (PyCFunction)state_take_bell_down, METH_NOARGS, "Nobody rings here any more, nor from here."},
+    {"pass_on", (PyCFunction)state_pass_on, METH_NOARGS, "Ring the next job; the pass that was used, or 0."},
+    {"hear", (PyCFunction)state_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},
+    {"forget", (PyCFunction)state_forget, METH_NOARGS, "Let Python take care of every point again."},
     {NULL},
 };
 
 /* Whether a begin point has nothing to do. */
-static bool may_compute(const Seat *seat)
+static bool may_compute(const TurnState *state)
 {
-    return seat->is_off || (seat->held && seat->slot[CP_S_RECALL] < CP_LAPSED);
+    return state->is_off || (state->held && state->slot[CP_S_RECALL] < CP_LAPSED);
 }
 
-static PyTypeObject SeatType = {
+static PyTypeObject TurnStateType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "carpool._native.points.Seat",
+    .tp_name = "carpool._native.hot_path.TurnState",
     .tp_doc = "What the points must know of this process's turn.",
-    .tp_basicsize = sizeof(Seat),
+    .tp_basicsize = sizeof(TurnState),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = seat_new,
-    .tp_dealloc = (destructor)seat_dealloc,
-    .tp_members = seat_members,
-    .tp_getset = seat_getset,
-    .tp_methods = seat_methods,
+    .tp_new = state_new,
+    .tp_dealloc = (destructor)state_dealloc,
+    .tp_members = state_members,
+    .tp_getset = state_getset,
+    .tp_methods = state_methods,
 };
 
 /* --- what the three callables have in common ------------------------------------------------------------------- */
@@ -233,7 +233,7 @@ static PyTypeObject SeatType = {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    Seat *seat; /* NULL until Python made one, and again in a forked child */
+    TurnState *state; /* NULL until Python made one, and again in a forked child */
     PyObject *slow;  /* Python's whole hook; or what it does before the real call */
     PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
     PyObject *after_graded; /* of ModuleCall: the same with gradients on, given the result, while that may matter */
@@ -249,7 +249,7 @@ typedef struct {
 
 static int point_traverse(Point *point, visitproc visit, void *arg)
 {
-    Py_VISIT(point->seat);
+    Py_VISIT(point->state);
     Py_VISIT(point->real);
     Py_VISIT(point->attach);
     Py_VISIT(point->is_grad_enabled);
@@ -263,7 +263,7 @@ static int point_traverse(Point *point, visitproc visit, void *arg)
 
 static int point_clear(Point *point)
 {
-    Py_CLEAR(point->seat);
+    Py_CLEAR(point->state);
     Py_CLEAR(point->dict);
     return 0; /* the callables stay until the end: this object can be called as long as it can be reached */
 }
@@ -284,21 +284,21 @@ static void point_dealloc(Point *point)
     Py_TYPE(point)->tp_free((PyObject *)point);
 }
 
-static PyObject *point_get_seat(Point *point, void *unused)
+static PyObject *point_get_state(Point *point, void *unused)
 {
     (void)unused;
-    return Py_NewRef(point->seat != NULL ? (PyObject *)point->seat : Py_None);
+    return Py_NewRef(point->state != NULL ? (PyObject *)point->state : Py_None);
 }
 
-static int point_set_seat(Point *point, PyObject *value, void *unused)
+static int point_set_state(Point *point, PyObject *value, void *unused)
 {
     (void)unused;
-    if (value != NULL && value != Py_None && !Py_IS_TYPE(value, &SeatType)) {
-        PyErr_SetString(PyExc_TypeError, "a Seat or None");
+    if (value != NULL && value != Py_None && !Py_IS_TYPE(value, &TurnStateType)) {
+        PyErr_SetString(PyExc_TypeError, "a TurnState or None");
         return -1;
     }
-    Seat *before = point->seat;
-    point->seat = value == NULL || value == Py_None ? NULL : (Seat *)Py_NewRef(value);
+    TurnState *before = point->state;
+    point->state = value == NULL || value == Py_None ? NULL : (TurnState *)Py_NewRef(value);
     Py_XDECREF(before);
     return 0;
 }
@@ -308,15 +308,15 @@ static int point_set_seat(Point *point, PyObject *value, void *unused)
 static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     const Point *hook = (Point *)self;
-    Seat *seat = hook->seat;
+    TurnState *state = hook->state;
     (void)args, (void)nargsf, (void)kwnames;
-    if (seat != NULL && seat->held && seat->is_instant && !seat->depth && PyThread_get_thread_ident() == seat->owner) {
-        uint64_t recall = seat->slot[CP_S_RECALL];
-        seat->update_began_ns = clock_ns(CLOCK_MONOTONIC);
-        if (seat->update_ns < BELL_SOON_NS) {
-            atomic_fetch_or(&seat->slot[CP_S_FLAGS], CP_FLAG_SOON);
-            if (recall != 0 && recall <= seat->slot[CP_S_STEPS] + 1)
-                bell_knock(&seat->bell, seat->slot);
+    if (state != NULL && state->held && state->is_instant && !state->depth && PyThread_get_thread_ident() == state->owner) {
+        uint64_t recall = state->slot[CP_S_RECALL];
+        state->update_began_ns = clock_ns(CLOCK_MONOTONIC);
+        if (state->update_ns < BELL_SOON_NS) {
+            atomic_fetch_or(&state->slot[CP_S_FLAGS], CP_FLAG_SOON);
+            if (recall != 0 && recall <= state->slot[CP_S_STEPS] + 1)
+                bell_knock(&state->bell, state->slot);
         }
     }
     Py_RETURN_NONE;
@@ -334,22 +334,22 @@ static PyObject *soon_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 }
 
 /* Counts a step at a point that is known: 0, or the count if more is due. Else -1: nothing was done. */
-static int64_t count_step(Seat *seat, PyObject *optimizer)
+static int64_t count_step(TurnState *state, PyObject *optimizer)
 {
-    if (seat == NULL || seat->is_off || seat->depth || seat->base == 0 || PyThread_get_thread_ident() != seat->owner)
+    if (state == NULL || state->is_off || state->depth || state->base == 0 || PyThread_get_thread_ident() != state->owner)
         return -1;
-    atomic_fetch_and(&seat->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
-    for (int at = 0; at < seat->points_known; at++) {
-        if (seat->points[at].point != (uintptr_t)optimizer)
+    atomic_fetch_and(&state->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
+    for (int at = 0; at < state->points_known; at++) {
+        if (state->points[at].point != (uintptr_t)optimizer)
             continue;
-        if (!seat->points[at].is_clean)
+        if (!state->points[at].is_clean)
             return 0;
-        uint64_t steps = seat->slot[CP_S_STEPS] + 1;
+        uint64_t steps = state->slot[CP_S_STEPS] + 1;
         int64_t now = clock_ns(CLOCK_MONOTONIC);
-        seat->slot[CP_S_STEPS] = steps;
-        seat->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
-        seat->update_ns = now - seat->update_began_ns;
-        bool is_due = seat->slot[CP_S_RECALL] != 0 || (steps & CP_RESAMPLE_MASK) == 0;
+        state->slot[CP_S_STEPS] = steps;
+        state->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
+        state->update_ns = now - state->update_began_ns;
+        bool is_due = state->slot[CP_S_RECALL] != 0 || (steps & CP_RESAMPLE_MASK) == 0;
         return is_due ? (int64_t)steps : 0;
     }
     return -1;
@@ -359,24 +359,24 @@ enum { REHEARSALS = 2 }; /* the first finds what it needs, the second runs throu
 
 /* Waits until the turn is rung: 1. 0 leaves the rest to Python, and -1 says that it raised. A job that was knocked at runs
  * the code that comes next for nothing: its caches are cold (B4). */
-static int wait_rung(Seat *seat, PyObject *rehearse)
+static int wait_rung(TurnState *state, PyObject *rehearse)
 {
     bool is_rung, is_knocked;
     Py_BEGIN_ALLOW_THREADS
-    is_rung = bell_wait(&seat->bell, seat->slot, &is_knocked);
+    is_rung = bell_wait(&state->bell, state->slot, &is_knocked);
     Py_END_ALLOW_THREADS
     while (is_knocked && !is_rung) {
-        bell_step_aside(&seat->bell);
+        bell_step_aside(&state->bell);
         for (int times = 0; times < REHEARSALS && !is_rung; times++) {
             PyObject *done = PyObject_CallNoArgs(rehearse);
             if (done == NULL)
                 return -1;
             Py_DECREF(done);
-            is_rung = bell_listen(&seat->bell, seat->slot, 0) != 0;
+            is_rung = bell_listen(&state->bell, state->slot, 0) != 0;
         }
         Py_BEGIN_ALLOW_THREADS
-        is_rung = is_rung || bell_listen(&seat->bell, seat->slot, BELL_SOON_NS)
-            || bell_wait(&seat->bell, seat->slot, &is_knocked);
+        is_rung = is_rung || bell_listen(&state->bell, state->slot, BELL_SOON_NS)
+            || bell_wait(&state->bell, state->slot, &is_knocked);
         Py_END_ALLOW_THREADS
     }
     return is_rung;
@@ -384,44 +384,44 @@ static int wait_rung(Seat *seat, PyObject *rehearse)
 
 /* A recalled turn for which the daemon named a successor: ring it, and wait for the next turn. 1 if it is held again and
  * there is nothing more to do; 0 leaves the rest to Python, and -1 says that it raised. */
-static int hand_over(Seat *seat, uint64_t steps, PyObject *rehearse)
+static int hand_over(TurnState *state, uint64_t steps, PyObject *rehearse)
 {
-    Word *slot = seat->slot;
+    Word *slot = state->slot;
     uint64_t recall = slot[CP_S_RECALL];
-    if (!seat->held || !seat->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
+    if (!state->held || !state->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
         return 0;
-    if (seat->steady_bytes && (int64_t)slot[CP_S_LIVE] > seat->steady_bytes)
+    if (state->steady_bytes && (int64_t)slot[CP_S_LIVE] > state->steady_bytes)
         return 0; /* what it needs now is told before others decide by it */
     bool is_heard;
-    uint64_t pass = bell_pass_on(&seat->bell, slot, &is_heard);
+    uint64_t pass = bell_pass_on(&state->bell, slot, &is_heard);
     if (pass == 0)
         return 0;
-    seat->held = 0;
-    seat->is_waiting = 1;
-    seat->left_ns = clock_ns(CLOCK_MONOTONIC);
+    state->held = 0;
+    state->is_waiting = 1;
+    state->left_ns = clock_ns(CLOCK_MONOTONIC);
     slot[CP_S_LEASE] = CP_LEASE_ASKED;
     bool is_quiet = is_heard && (pass & CP_PASS_QUIET) != 0; /* the daemon finds it in the page (B6) */
-    int is_rung = is_quiet || bell_say_passed(&seat->bell, steps, pass) ? wait_rung(seat, rehearse) : 0;
+    int is_rung = is_quiet || bell_say_passed(&state->bell, steps, pass) ? wait_rung(state, rehearse) : 0;
     if (is_rung != 1)
         return is_rung;
-    seat->is_waiting = 0;
-    seat->held = 1;
+    state->is_waiting = 0;
+    state->held = 1;
     slot[CP_S_LEASE] = CP_LEASE_HELD;
     slot[CP_S_PEAK] = slot[CP_S_LIVE];
-    seat->away_ns += clock_ns(CLOCK_MONOTONIC) - seat->left_ns;
-    return steps - seat->sampled_at <= CP_RESAMPLE_MASK;
+    state->away_ns += clock_ns(CLOCK_MONOTONIC) - state->left_ns;
+    return steps - state->sampled_at <= CP_RESAMPLE_MASK;
 }
 
 static PyObject *step_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Point *hook = (Point *)self;
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    int64_t due = count == 3 && kwnames == NULL ? count_step(hook->seat, args[0]) : -1;
+    int64_t due = count == 3 && kwnames == NULL ? count_step(hook->state, args[0]) : -1;
     if (due == 0)
         Py_RETURN_NONE;
     if (due < 0)
         return PyObject_Vectorcall(hook->slow, args, (size_t)count, kwnames);
-    int is_done = hand_over(hook->seat, (uint64_t)due, hook->rehearse);
+    int is_done = hand_over(hook->state, (uint64_t)due, hook->rehearse);
     if (is_done > 0)
         Py_RETURN_NONE;
     if (is_done < 0)
@@ -457,14 +457,14 @@ static bool call_python(PyObject *function)
 
 static bool begin(Point *call)
 {
-    return (call->seat != NULL && may_compute(call->seat)) || call_python(call->slow);
+    return (call->state != NULL && may_compute(call->state)) || call_python(call->slow);
 }
 
 /* A data-loading worker takes no turns: its calls pass. */
 static bool find_worker(Point *call, bool *is_worker)
 {
     *is_worker = false;
-    if (call->seat != NULL)
+    if (call->state != NULL)
         return true;
     PyObject *is_attached = PyObject_CallNoArgs(call->attach);
     Py_XDECREF(is_attached);
@@ -509,10 +509,10 @@ static PyObject *module_call(PyObject *self, PyObject *const *args, size_t nargs
 }
 
 /* Whether the turn may have to go before a wait for input. */
-static bool may_give_back(const Seat *seat)
+static bool may_give_back(const TurnState *state)
 {
-    const Word *header = seat->view.buf;
-    return seat->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && seat->stall_ns > CP_STALL_NS);
+    const Word *header = state->view.buf;
+    return state->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && state->stall_ns > CP_STALL_NS);
 }
 
 static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -523,7 +523,7 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
         return NULL;
     if (is_worker)
         return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
-    if ((call->seat == NULL || may_give_back(call->seat)) && !call_python(call->slow))
+    if ((call->state == NULL || may_give_back(call->state)) && !call_python(call->slow))
         return NULL;
     int64_t began = clock_ns(CLOCK_MONOTONIC), busy = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     PyObject *item = PyObject_Vectorcall(call->real, args, nargsf, kwnames);
@@ -532,9 +532,9 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
     call->count++;
     /* A fetch that computes in this thread is work, not a wait for input. */
     int64_t waited = clock_ns(CLOCK_MONOTONIC) - began - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - busy);
-    Seat *seat = call->seat;
-    if (seat != NULL && seat->held && waited <= CP_STALL_NS && may_compute(seat)) {
-        seat->stall_ns += (waited - seat->stall_ns) >> 2; /* rounds down, as Python does */
+    TurnState *state = call->state;
+    if (state != NULL && state->held && waited <= CP_STALL_NS && may_compute(state)) {
+        state->stall_ns += (waited - state->stall_ns) >> 2; /* rounds down, as Python does */
         return item;
     }
     PyObject *done = PyObject_CallFunction(call->after, "L", (long long)waited);
@@ -626,13 +626,13 @@ static PyMemberDef point_members[] = {
 };
 
 static PyGetSetDef point_getset[] = {
-    {"seat", (getter)point_get_seat, (setter)point_set_seat, "the Seat of this process, or None", NULL},
+    {"state", (getter)point_get_state, (setter)point_set_state, "the TurnState of this process, or None", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL},
 };
 
 static PyGetSetDef stand_in_getset[] = {
-    {"seat", (getter)point_get_seat, (setter)point_set_seat, "the Seat of this process, or None", NULL},
+    {"state", (getter)point_get_state, (setter)point_set_state, "the TurnState of this process, or None", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {"__class__", (getter)stand_in_class, NULL, NULL, NULL},
     {NULL},
@@ -640,7 +640,7 @@ static PyGetSetDef stand_in_getset[] = {
 
 #define POINT_TYPE(name, doc, make, flags)                                                                        \
     PyVarObject_HEAD_INIT(NULL, 0)                                                                                \
-    .tp_name = "carpool._native.points." name, .tp_doc = doc, .tp_basicsize = sizeof(Point),                      \
+    .tp_name = "carpool._native.hot_path." name, .tp_doc = doc, .tp_basicsize = sizeof(Point),                      \
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | (flags), .tp_new = make,   \
     .tp_dealloc = (destructor)point_dealloc, .tp_traverse = (traverseproc)point_traverse,                         \
     .tp_clear = (inquiry)point_clear, .tp_call = PyVectorcall_Call,                                               \
@@ -683,26 +683,26 @@ static PyObject *swap(PyObject *self, PyObject *args)
     return PyBool_FromLong(is_swapped);
 }
 
-static PyMethodDef points_methods[] = {
+static PyMethodDef hot_path_methods[] = {
     {"swap", swap, METH_VARARGS, "swap(words, index, before, after): put `after` where `before` stands; whether it did"},
     {NULL},
 };
 
-static struct PyModuleDef points_module = {
+static struct PyModuleDef hot_path_module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "carpool._native.points",
-    .m_doc = "The hot part of the agent's points.",
+    .m_name = "carpool._native.hot_path",
+    .m_doc = "What the agent does in every iteration.",
     .m_size = -1,
-    .m_methods = points_methods,
+    .m_methods = hot_path_methods,
 };
 
-PyMODINIT_FUNC PyInit_points(void)
+PyMODINIT_FUNC PyInit_hot_path(void)
 {
-    PyObject *module = PyModule_Create(&points_module);
-    if (module == NULL || PyModule_AddType(module, &SeatType) < 0 || PyModule_AddType(module, &SoonHookType) < 0
+    PyObject *module = PyModule_Create(&hot_path_module);
+    if (module == NULL || PyModule_AddType(module, &TurnStateType) < 0 || PyModule_AddType(module, &SoonHookType) < 0
         || PyModule_AddType(module, &StepHookType) < 0
         || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
-        || PyModule_AddIntConstant(module, "CONTRACT", CP_POINTS_CONTRACT) < 0)
+        || PyModule_AddIntConstant(module, "CONTRACT", CP_HOT_PATH_CONTRACT) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -12,7 +12,7 @@ import pytest
 from tests.native.probe import NATIVE, STRICT
 
 
-@pytest.mark.parametrize("part", ["points", "moves"])
+@pytest.mark.parametrize("part", ["hot_path", "find_and_copy"])
 def test_the_parts_of_the_agent_compile_strictly(part: str, tmp_path: Path) -> None:
     include = Path(sysconfig.get_path("include"))
     if shutil.which("cc") is None or not (include / "Python.h").exists():
