@@ -12,7 +12,7 @@ import carpool.core.policies
 from carpool.core.policies.base import Policy
 from carpool.core.policies.view import JobView
 
-__all__ = ["POLICIES", "JobView", "Policy"]
+__all__ = ["POLICIES", "JobView", "Policy", "names_for"]
 
 
 def _built_in() -> Iterator[Policy]:
@@ -30,3 +30,8 @@ def policies_in(module: ModuleType) -> list[type[Policy]]:
 
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in _built_in()}
+
+
+def names_for(place: str) -> list[str]:
+    """The built-in policies that run on a node, or in a cluster."""
+    return [name for name, policy in POLICIES.items() if place in policy.runs_on]

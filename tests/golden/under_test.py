@@ -16,7 +16,6 @@ from carpool.core.cluster import effects as cluster_effects
 from carpool.core.cluster import events as cluster_events
 from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.placement.requests import NodeSpec
@@ -58,7 +57,7 @@ EFFECTS: dict[str, dict[str, type]] = {
 }
 
 _FIELDS: dict[object, tuple[str, ...]] = {}
-__all__ = ["ORDERS", "POLICIES", "ClusterScheduler", "NodeScheduler"]  # what others take from here of the code itself
+__all__ = ["POLICIES", "ClusterScheduler", "NodeScheduler"]  # what others take from here of the code itself
 
 
 # --- schedulers --------------------------------------------------------------------------------------------------
@@ -72,12 +71,13 @@ def describe_node(policy: Any, settings: NodeSettings | None) -> dict[str, Plain
     return {"scheduler": NODE, "policy": name, "settings": _unusual(settings or NodeSettings())}
 
 
-def describe_cluster(inventory: Any, order: Any, settings: ClusterSettings | None) -> dict[str, Plain] | None:
-    if ORDERS.get(order.name) is not type(order):
+def describe_cluster(inventory: Any, policy: Any, settings: ClusterSettings | None) -> dict[str, Plain] | None:
+    name: str = policy.name
+    if POLICIES.get(name) is not policy:
         return None
     said: dict[str, Plain] = {
         "scheduler": CLUSTER,
-        "policy": order.name,
+        "policy": name,
         "settings": _unusual(settings or ClusterSettings()),
     }
     if type(inventory) is CardInventory and inventory.free_milli == inventory.capacity_milli:
@@ -103,7 +103,7 @@ def make(said: dict[str, Plain]) -> Scheduler:
         inventory: CardInventory | PlacerInventory = PlacerInventory(Placer(fleet, make_rule(said["rule"])))
     else:
         inventory = CardInventory(nodes)
-    return ClusterScheduler(inventory, ORDERS[said["policy"]](), msgspec.convert(said["settings"], ClusterSettings))
+    return ClusterScheduler(inventory, POLICIES[said["policy"]], msgspec.convert(said["settings"], ClusterSettings))
 
 
 def _unusual(record: Any) -> dict[str, Plain]:

@@ -35,7 +35,6 @@ from carpool.core.cluster.events import (
     Tick,
 )
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
@@ -43,6 +42,7 @@ from carpool.core.cluster.placement.rules import make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.policies import POLICIES
 from carpool.units import SECOND
 from tests.properties.effort import share_of_profile
 
@@ -89,7 +89,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.fleet = Fleet([self._spec(name) for name in self.names])
         self.scheduler = ClusterScheduler(
             PlacerInventory(Placer(self.fleet, make_rule("best_fit"))),
-            ORDERS[self.order](),
+            POLICIES[self.order],
             ClusterSettings(parks_at_once=not is_slow),
         )
         self.is_slow = is_slow

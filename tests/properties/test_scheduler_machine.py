@@ -35,7 +35,7 @@ from carpool.core.node.events import (
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import ENDED, History, JobSpec, JobState, Needs
 from carpool.core.node.settings import Settings
-from carpool.policies import POLICIES
+from carpool.policies import names_for
 from carpool.units import MS, SECOND
 from tests.properties.effort import share_of_profile
 from tests.properties.watcher import WatchedScheduler
@@ -396,7 +396,7 @@ EXAMPLES = {"fifo": 15, "fair": 40, "priority": 15, "pack": 60}  # 20 for all ot
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", names_for("node"))
 def test_no_rule_is_broken_and_nobody_starves_under(policy: str) -> None:
     machine = type(f"{policy.title()}Machine", (SchedulerMachine,), {"policy": policy})
     tried = settings(max_examples=share_of_profile(EXAMPLES.get(policy, 20)), stateful_step_count=40)

@@ -18,7 +18,7 @@ from carpool.client import NAME_MAX, Client, fingerprint, name_of, script_of
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import RefusedError, UsageError
-from carpool.policies import POLICIES
+from carpool.policies import names_for
 from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 
 STEPS_MAX = 10**15
@@ -57,7 +57,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
         click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
         click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
-        click.option("--policy", help=f"For a new daemon: {', '.join(POLICIES)}."),
+        click.option("--policy", help=f"For a new daemon: {', '.join(names_for('node'))}."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -108,8 +108,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--name has {len(options['name'])} characters; {NAME_MAX} are the most")
     if options["on_hog"] not in ON_HOG:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
-    if options["policy"] is not None and options["policy"] not in POLICIES:
-        raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(POLICIES)}")
+    if options["policy"] is not None and options["policy"] not in names_for("node"):
+        raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(names_for('node'))}")
     least, most = (
         parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
     )

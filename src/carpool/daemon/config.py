@@ -15,7 +15,7 @@ from carpool.core.node.turns.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.base import find_devices
 from carpool.errors import UsageError
-from carpool.policies import POLICIES
+from carpool.policies import POLICIES, names_for
 from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
 from carpool.wire.places import Places
 
@@ -34,8 +34,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
-        if self.policy not in POLICIES:
-            raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(POLICIES)}")
+        if self.policy not in names_for("node"):
+            raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(names_for('node'))}")
         find_devices(self.device)
         self.settings()
         if self.park_to and not Path(self.park_to).is_dir():

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.core.node.settings import Settings
 from carpool.errors import UsageError
-from carpool.policies import POLICIES
+from carpool.policies import POLICIES, names_for
 from carpool.sim.clusters import bytes_of, cards_of
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
@@ -108,7 +107,7 @@ def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> C
 
 
 def check_policies(policies: Sequence[str], *, is_node: bool) -> None:
-    known = list(ORDERS) if not is_node else [*POLICIES, "srsf"]
+    known = names_for("node" if is_node else "cluster")
     for policy in policies:
         if policy not in known:
             raise UsageError(f"unknown policy '{policy}'; there are {', '.join(known)}")
@@ -175,17 +174,16 @@ def _why_not(job: TraceJob, choice: Choice, *, is_node: bool) -> str | None:
 def _run_node(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:
     device_bytes = choice.nodes[0].card_bytes or 1 << 50
     machine = Machine(devices=(("card0", device_bytes),))
-    name = "srtf" if policy == "srsf" else policy
     busy = pair_busy_milli() if policy == "pack" else WHOLE_CARD
     scripts = [script_of(job, is_known=not choice.is_unknown, busy_milli=busy) for job in jobs]
-    engine = NodeEngine(name, machine, settings=node_settings(policy, jobs, choice))
+    engine = NodeEngine(policy, machine, settings=node_settings(policy, jobs, choice))
     outcome = engine.run(scripts, progress=_counter(progress, policy, len(jobs)))
     return replace(outcome, policy=policy, capacity_bytes=bytes_of(choice.nodes[:1]) if outcome.held_byte_ns else 0)
 
 
 def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Settings:
     """The daemon's settings; the quantum is the policy's own, or a share of all the work if that is longer."""
-    own = POLICIES["srtf" if policy == "srsf" else policy].quantum_ns
+    own = POLICIES[policy].quantum_ns
     quantum = choice.quantum_ns
     if quantum is None:
         quantum = max(own, sum(job.service_ns for job in jobs) // QUANTA_IN_ALL) if own else own

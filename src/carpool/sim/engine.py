@@ -33,7 +33,6 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.inventory import CardInventory, Inventory
 from carpool.core.cluster.model import ClusterSettings
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.placement.requests import WHOLE_MILLI, NodeSpec, Request
@@ -42,6 +41,7 @@ from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.errors import InternalError, UsageError
+from carpool.policies import POLICIES
 from carpool.sim.traces import TraceJob
 
 NEVER = 1 << 80  # later than any time
@@ -162,8 +162,7 @@ def members_of(job: TraceJob, node_cards: int) -> tuple[Request, ...]:
 class _Engine:
     def __init__(self, jobs: Sequence[TraceJob], plan: Plan) -> None:
         self._plan = plan
-        order = ORDERS[plan.order]()
-        self._scheduler = ClusterScheduler(make_inventory(jobs, plan.nodes), order, plan.settings)
+        self._scheduler = ClusterScheduler(make_inventory(jobs, plan.nodes), POLICIES[plan.order], plan.settings)
         self._node_cards = max(node.cards for node in plan.nodes)
         self._outcomes = [Outcome(job=job, remaining_ns=job.service_ns) for job in jobs]
         self._by_id = {JobId(outcome.job.id): outcome for outcome in self._outcomes}

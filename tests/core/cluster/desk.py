@@ -27,10 +27,10 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.policies import POLICIES
 from carpool.units import SECOND
 
 
@@ -41,7 +41,7 @@ class Desk:
         self, order: str, *, nodes: int = 1, cards: int = 4, settings: ClusterSettings | None = None, **shares: int
     ) -> None:
         specs = [NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]
-        self.scheduler = ClusterScheduler(CardInventory(specs), ORDERS[order](), settings)
+        self.scheduler = ClusterScheduler(CardInventory(specs), POLICIES[order], settings)
         self.now = 0
         for tenant, share in shares.items():
             self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))

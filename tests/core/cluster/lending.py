@@ -10,10 +10,10 @@ from carpool.core.cluster.effects import Effect, PlaceJob, RejectEvent, RevokeJo
 from carpool.core.cluster.events import Event, JobArrived, JobEnded, JobSuspended, ShareGiven, Tick
 from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.requests import NodeSpec, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.policies import POLICIES
 from carpool.units import SECOND
 
 DEADLINE_NS = 60 * SECOND
@@ -53,7 +53,7 @@ class World:
         self.node_cards = cards
         self.scheduler = ClusterScheduler(
             CardInventory([NodeSpec(name=f"n{number}", cards=cards) for number in range(nodes)]),
-            ORDERS[self.order](),
+            POLICIES[self.order],
             ClusterSettings(parks_at_once=False, deadline_ns=DEADLINE_NS),
         )
         self.now = 0

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from carpool.core.cluster.orders.base import ORDERS
+from carpool.policies import names_for
 from tests.core.cluster.desk import Desk
 
 STEPS = 100
@@ -14,7 +14,7 @@ STEPS = 100
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", names_for("cluster"))
 def test_sizes_that_fit_badly_do_not_go_round_for_ever(order: str, seed: int) -> None:
     draws = Random(seed)
     desk = Desk(order, nodes=3, cards=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.orders.base import ORDERS
+from carpool.policies import names_for
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -141,7 +141,7 @@ def test_weights_are_for_fair_and_above_zero() -> None:
     assert Desk("fair").weigh("a", 0) == ["reject WeightGiven: tenant a: a weight of 0 is not above 0"]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", names_for("cluster"))
 def test_every_order_runs_every_job_to_its_end(order: str) -> None:
     desk = Desk(order, nodes=2, cards=4)
     sizes = {"a": (1,), "b": (4, 4), "c": (2,), "d": (4,), "e": (3,), "f": (4, 2)}
@@ -156,7 +156,7 @@ def test_every_order_runs_every_job_to_its_end(order: str) -> None:
     assert all(desk.state(job) is None for job in sizes)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", names_for("cluster"))
 def test_the_same_events_give_the_same_effects(order: str) -> None:
     def play() -> list[list[str]]:
         desk = Desk(order, nodes=3, cards=4)

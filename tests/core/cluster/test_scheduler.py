@@ -21,7 +21,6 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.placement.requests import NodeSpec, Request
@@ -30,6 +29,7 @@ from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.errors import InternalError
+from carpool.policies import POLICIES
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -226,7 +226,7 @@ def test_counted_cards_and_the_placer_give_the_same_effects_for_whole_cards(orde
     said = []
     for inventory in (CardInventory(nodes), PlacerInventory(Placer(Fleet(nodes), make_rule("best_fit")))):
         desk = Desk(order)
-        desk.scheduler = ClusterScheduler(inventory, ORDERS[order]())
+        desk.scheduler = ClusterScheduler(inventory, POLICIES[order])
         said.append([desk.come(f"j{n}", 1 + n * 5 % 4, at=n, run=3 + n * 7 % 13) for n in range(30)])
         said[-1] += [desk.end(f"j{n}", at=40 + n) for n in range(0, 30, 3) if desk.state(f"j{n}")]
     assert said[0] == said[1]
@@ -235,7 +235,7 @@ def test_counted_cards_and_the_placer_give_the_same_effects_for_whole_cards(orde
 def test_shares_of_a_card_are_placed_side_by_side_and_parked_for_one_that_wants_it_whole() -> None:
     fleet = Fleet([NodeSpec(name="n", cards=1)])
     desk = Desk("priority")
-    desk.scheduler = ClusterScheduler(PlacerInventory(Placer(fleet, make_rule("best_fit"))), ORDERS["priority"]())
+    desk.scheduler = ClusterScheduler(PlacerInventory(Placer(fleet, make_rule("best_fit"))), POLICIES["priority"])
     for name in "ab":
         half = JobArrived(job=JobId(name), members=(Request(cards=1, card_milli=500),))
         assert desk.tell(half) == [f"place {name} 0:0"]

@@ -8,7 +8,6 @@ import pytest
 
 from carpool.core.cluster.events import JobArrived, ShareGiven
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.orders.base import ORDERS
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
 from carpool.core.cluster.placement.requests import NodeSpec, Request
@@ -16,6 +15,7 @@ from carpool.core.cluster.placement.rules import make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.policies import POLICIES
 from carpool.units import SECOND
 from tests.core.cluster.desk import Desk
 
@@ -121,7 +121,7 @@ def desk_of(*nodes: NodeSpec, settings: ClusterSettings | None = None, **shares:
     """A desk where requests of all kinds are placed."""
     desk = Desk("fifo")
     inventory = PlacerInventory(Placer(Fleet(nodes), make_rule("best_fit")))
-    desk.scheduler = ClusterScheduler(inventory, ORDERS["fifo"](), settings)
+    desk.scheduler = ClusterScheduler(inventory, POLICIES["fifo"], settings)
     for tenant, share in shares.items():
         desk.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
     return desk

@@ -11,7 +11,7 @@ from carpool.core.node.effects import GrantLease, RecallLease
 from carpool.core.node.settings import Settings
 from carpool.core.policies.priority import Priority
 from carpool.core.policies.view import JobView
-from carpool.policies import POLICIES
+from carpool.policies import POLICIES, names_for
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import EXACT, NOBODY_MOVES, CoreDriver, MakeCore, needs, only
 
@@ -44,25 +44,25 @@ def view(job: str, *, served_ns: Nanos = 0, arrived_ns: Nanos = 0, waited_ns: Na
     )
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", names_for("node"))
 def test_every_policy_has_the_name_it_is_listed_under(name: str) -> None:
     assert POLICIES[name].name == name
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", names_for("node"))
 def test_every_policy_picks_nobody_of_nobody_and_the_only_one_of_one(name: str) -> None:
     assert POLICIES[name].pick([], now=0) is None
     assert POLICIES[name].pick([view("a")], now=0) == "a"
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", names_for("node"))
 def test_the_order_of_the_views_does_not_change_the_choice(name: str) -> None:
     views = [view("a", arrived_ns=2), view("b", arrived_ns=1), view("c", arrived_ns=1), view("d", served_ns=1)]
     choices = {POLICIES[name].pick(order, now=0) for order in (views, views[::-1], views[2:] + views[:2])}
     assert len(choices) == 1
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", names_for("node"))
 def test_the_reason_of_a_policy_names_the_job_it_prefers_or_its_tenant(name: str) -> None:
     assert "first" in POLICIES[name].why(view("first"), view("second", served_ns=SECOND, arrived_ns=1))
 

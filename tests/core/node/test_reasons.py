@@ -8,7 +8,7 @@ import pytest
 
 from carpool.core.node.model import JobState
 from carpool.core.node.settings import Settings
-from carpool.policies import POLICIES
+from carpool.policies import names_for
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import CoreDriver, MakeCore, needs
 
@@ -53,7 +53,7 @@ def preferences(core: CoreDriver, policy: str) -> list[str]:
     return [found for reason in said for found in re.findall(rf"\({policy}: (.*)\)(?:;|$)", reason)]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", names_for("node"))
 def test_everybody_who_waits_is_told_for_whom_with_a_number(make_core: MakeCore, policy: str) -> None:
     core = make_core(policy, devices=0)
     core.add_device("cpu", 16 * GIB)  # a name without a digit, so that none is found by accident
@@ -79,7 +79,7 @@ def test_everybody_who_waits_is_told_for_whom_with_a_number(make_core: MakeCore,
     assert_explained(core)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", names_for("node"))
 @pytest.mark.parametrize("tenant", ["default", "other"])
 def test_a_policy_defends_its_choice_with_a_number_of_its_own(make_core: MakeCore, policy: str, tenant: str) -> None:
     core = make_core(policy)
@@ -98,7 +98,7 @@ def test_a_policy_defends_its_choice_with_a_number_of_its_own(make_core: MakeCor
         assert NUMBER.search(preference) or RANK.search(preference), f"{policy} has no number in: {preference}"
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", names_for("node"))
 def test_who_is_parked_is_told_so_with_a_number(make_core: MakeCore, policy: str) -> None:
     core = make_core(policy)
     core.settle_in("ann", KNOWN)
@@ -117,7 +117,7 @@ def test_who_is_parked_is_told_so_with_a_number(make_core: MakeCore, policy: str
     assert_explained(core)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", names_for("node"))
 def test_whose_allocation_waits_is_told_so_with_the_bytes(make_core: MakeCore, policy: str) -> None:
     core = make_core(policy)
     core.settle_in("ann", needs(4 * GIB, GIB), wait_memory_ns=60 * SECOND)

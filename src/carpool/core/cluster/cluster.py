@@ -14,7 +14,7 @@ from carpool.core.cluster.inventory import Inventory
 from carpool.core.cluster.leaving import LeavingJobs
 from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, ClusterSettings, Job, Key, State
 from carpool.core.cluster.occupancy import Occupancy, Room
-from carpool.core.cluster.orders.base import Order
+from carpool.core.cluster.order import Order
 from carpool.core.cluster.rates import Rates
 from carpool.core.cluster.sorted_jobs import RunningJobs
 from carpool.core.cluster.tenants import Pool
@@ -261,7 +261,7 @@ class Cluster:
         """Ask again for those that kept their cards with a new key: some orders rank them as running only now."""
         for job in self.rekeyed:
             if job.state is State.RUNNING and not job.is_starved:
-                key = self.order.key(job)
+                key = self.order.key(job, now=self.now)
                 if key != job.key:
                     running = self.running_of(job)
                     running.remove(job)
@@ -281,4 +281,4 @@ class Cluster:
 
     def _ask_key(self, job: Job) -> None:
         if not job.is_starved:
-            job.key = self.order.key(job)
+            job.key = self.order.key(job, now=self.now)

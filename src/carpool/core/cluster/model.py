@@ -9,10 +9,11 @@ from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.units import SECOND
 
-Key = tuple[int, int]  # a job's place in its order: lower goes first; no two jobs have the same
-NO_KEY: Key = (-1, -1)  # of a job whose order was not asked yet
+Tie = int | tuple[int, ...]  # the further parts of a rank, and at the end a number of its own
+Key = tuple[int, Tie]  # a job's place in its order: lower goes first; no two jobs have the same
+NO_KEY: Key = (-(1 << 91), -1)  # of a job whose order was not asked yet
 STARVED_FIRST = -(1 << 90)  # before every key of every order
-Entry = tuple[int, int, "Job"]  # a key as it stands among others, with its job
+Entry = tuple[int, Tie, "Job"]  # a key as it stands among others, with its job
 
 
 class State(StrEnum):
@@ -46,13 +47,16 @@ class Job:
     service_ns: Nanos | None
     program: str
     turn_ns: Nanos
+    arrived_ns: Nanos = 0
     weight_milli: int = WEIGHT_ONE
     state: State = State.WAITING
     attained_ns: Nanos = 0  # run time it had, as if alone
     lost_ns: Nanos = 0  # of that, what it must run again
     settled_ns: Nanos = 0  # up to when that is counted
     rate_milli: int = 1000  # of its speed alone
-    level: int = 0  # for orders that count in levels
+    level: int = 0  # of what it has had (order.py)
+    counts_as_running: bool = False  # before those of its level that wait
+    standing: int = 0  # among them, where the policy goes by it
     head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan
@@ -64,6 +68,11 @@ class Job:
     places: tuple[Placement, ...] = ()
     host: Job | None = None
     guests: list[Job] = field(default_factory=list)
+
+    def parked_before(self, now: Nanos) -> tuple[int, ...]:
+        """Who goes last in the order is parked first: its key, turned round."""
+        first, tie = self.key_at(now)
+        return (-first, *(-part for part in (tie if isinstance(tie, tuple) else (tie,))))
 
     @property
     def is_running(self) -> bool:

@@ -31,21 +31,22 @@ from carpool.core.cluster.events import (
 from carpool.core.cluster.inventory import Inventory, gone
 from carpool.core.cluster.merging import merge_groups
 from carpool.core.cluster.model import ClusterSettings, Job, State
-from carpool.core.cluster.orders.base import Order
+from carpool.core.cluster.order import Order
 from carpool.core.cluster.placement.requests import Request
 from carpool.core.cluster.rates import fault_of_rates
 from carpool.core.cluster.sharing import fit_shares, least_level, lend, serve_pools, split_by_weight
 from carpool.core.cluster.side_by_side import fill_groups, regroup, set_speeds, spread_out, undo_losses
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
 
 
 class ClusterScheduler:
     """All decisions about which job runs where and when."""
 
-    def __init__(self, inventory: Inventory, order: Order, settings: ClusterSettings | None = None) -> None:
-        self._cluster = Cluster(inventory, order, settings or ClusterSettings())
+    def __init__(self, inventory: Inventory, policy: Policy, settings: ClusterSettings | None = None) -> None:
+        self._cluster = Cluster(inventory, Order(policy), settings or ClusterSettings())
         self._arrivals = 0
         self._shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
         self._too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
@@ -160,6 +161,7 @@ class ClusterScheduler:
             service_ns=event.service_ns,
             program=event.program,
             turn_ns=event.turn_ns,
+            arrived_ns=cluster.now,
             weight_milli=event.weight_milli,
             shape=self._shapes.setdefault((event.members, is_lendable), len(self._shapes)),
         )
@@ -173,7 +175,7 @@ class ClusterScheduler:
                 split_by_weight(cluster)
             job.level = least_level(cluster, cluster.pool_of(job))
         cluster.jobs[job.id] = job
-        job.key = cluster.order.key(job)
+        job.key = cluster.order.key(job, now=cluster.now)
         cluster.begin_waiting(job)
         if cluster.pool_of(job).waiting.is_first(job):
             cluster.touch(cluster.pool_of(job))

@@ -194,8 +194,7 @@ def _make_room(cluster: Cluster, job: Job) -> Room | None:
         if other.is_owned:
             return (1, -other.size_milli, other.number)
         if not cluster.has_shares:
-            first, second = other.key_at(cluster.now)
-            return (0, -first, -second)
+            return (0, *other.parked_before(cluster.now))
         return (0, *victim_rank(other, cluster.pool_of(other)))
 
     loans = [other for pool in cluster.pools.values() for other in pool.loans]

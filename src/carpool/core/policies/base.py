@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.policies.levels import COARSE, Levels
 from carpool.core.policies.view import JobView
 from carpool.units import MS
 
@@ -27,6 +28,8 @@ class Policy(ABC):
     quantum_ns: Nanos = 100 * MS  # how long a holder keeps its turn, at least, before it is recalled for another
     lanes_max: int = 1  # how many jobs may run side by side on one device
     by_tenant: bool = False  # tenants come before jobs: each has a part by its weight, the rank orders its own jobs
+    levels: Levels = COARSE  # how a cluster counts what a job has had
+    runs_on: tuple[str, ...] = ("node", "cluster")
 
     @abstractmethod
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
@@ -35,6 +38,13 @@ class Policy(ABC):
     @abstractmethod
     def why(self, chosen: JobView, over: JobView) -> str:
         """Half a sentence: why the one goes before the other."""
+
+    def speed(self, view: JobView) -> int | None:
+        """How fast the first part of its rank falls while the job runs in a cluster, for each nanosecond.
+
+        None: it changes only when the job's level ends, and is asked for again then.
+        """
+        return None
 
     def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
         """The first of them all; None only if there is none."""

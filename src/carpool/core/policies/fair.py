@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
 from carpool.core.policies.base import Policy, Rank
+from carpool.core.policies.levels import FINE
 from carpool.core.policies.view import JobView
 from carpool.units import format_ns
 
@@ -17,6 +18,7 @@ class Fair(Policy):
 
     name = "fair"
     by_tenant = True
+    levels = FINE
 
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
         return (view.level,)

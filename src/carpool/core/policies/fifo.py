@@ -9,13 +9,19 @@ from carpool.units import format_ns
 
 
 class Fifo(Policy):
-    """The job that came first runs until it is done; others fill in only while it wants no turn."""
+    """The job that came first runs until it is done; others fill in only while it wants no turn.
+
+    In a cluster a later job may use a hole that an earlier, larger one cannot, as a loan.
+    """
 
     name = "fifo"
     quantum_ns = 0
 
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
         return (view.arrived_ns,)
+
+    def speed(self, view: JobView) -> int | None:
+        return 0
 
     def why(self, chosen: JobView, over: JobView) -> str:
         earlier_ns = over.arrived_ns - chosen.arrived_ns

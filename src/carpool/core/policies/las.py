@@ -9,7 +9,7 @@ from carpool.units import format_ns
 
 
 class LeastServed(Policy):
-    """The job that has had the least device time runs; ties go to the older job."""
+    """The job that has had the least device time runs; ties go to the older job. It knows no lengths."""
 
     name = "las"
 

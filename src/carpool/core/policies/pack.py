@@ -9,8 +9,8 @@ from carpool.core.policies.view import JobView
 class Pack(LeastServed):
     """Every job gets a lane of its own while memory lasts, up to four at a time; within a lane, least served first.
 
-    Packing is a trial: packing.py measures each pair and merges the lanes of jobs that are slower together
-    than in turns.
+    Packing is a trial: the schedulers measure each pair, and set jobs apart that are slower together than in turns.
+    In a cluster a job that would wait rides on the cards of one that runs.
     """
 
     name = "pack"

@@ -11,7 +11,10 @@ STARVED_FIRST = -(1 << 62)  # before every priority
 
 
 class Priority(Policy):
-    """The highest priority runs; among equals the older job; nobody waits longer than the bound for a turn."""
+    """The highest priority runs; among equals the older job; nobody waits longer than the bound for a turn.
+
+    In a cluster the driver's settings bound the wait for cards.
+    """
 
     name = "priority"
     quantum_ns = 0
@@ -21,6 +24,9 @@ class Priority(Policy):
         if view.waited_ns < self.starvation_bound_ns:
             return (-view.priority,)
         return (STARVED_FIRST, -view.waited_ns, -view.priority, *_last_first(view.id))
+
+    def speed(self, view: JobView) -> int | None:
+        return 0
 
     def why(self, chosen: JobView, over: JobView) -> str:
         bound = format_ns(self.starvation_bound_ns)

@@ -28,6 +28,9 @@ class ShortestRemaining(Policy):
             return (view.remaining_ns, 1)
         return (view.remaining_ns if view.remaining_is_known else view.remaining_ns - SWAP_NS, 0)
 
+    def speed(self, view: JobView) -> int | None:
+        return 1 if view.remaining_is_known else None
+
     def why(self, chosen: JobView, over: JobView) -> str:
         def said(job: JobView) -> str:
             guess = "" if job.remaining_is_known else " (a guess)"

@@ -1,0 +1,99 @@
+"""A policy as the cluster asks it: a key for every job, by which jobs are kept sorted.
+
+The policy gives a rank of a view, as on a node. What is added here is what only a cluster needs: the rank is asked
+for only when something happened to the job, so it is also known how keys move by themselves. The first part of a
+running job's key falls at a constant speed, or the key is asked anew when the job has outlived its level.
+"""
+
+from __future__ import annotations
+
+from carpool.core.cluster.model import NO_KEY, Job, Key
+from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
+from carpool.core.policies.base import Policy
+from carpool.core.policies.levels import Levels
+from carpool.core.policies.view import JobView
+
+
+class Order:
+    """One object a scheduler: it counts how often a job's standing among the others changed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.seats = policy.lanes_max  # how many jobs may run side by side on the same cards
+        self.splits_by_weight = policy.by_tenant  # tenants that have jobs own the cluster, whatever they were given
+        self._levels: Levels = policy.levels
+        self._asks_speed = type(policy).speed is not Policy.speed
+        self._changes = 0
+
+    def key(self, job: Job, *, now: Nanos) -> Key:
+        """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""
+        self._count(job)
+        rank = self.policy.rank(self.view_of(job), now=now)
+        tie = job.standing if self._levels.keeps_standing else job.number
+        return (rank[0], tie) if len(rank) == 1 else (rank[0], (*rank[1:], tie))
+
+    def speed(self, job: Job) -> int:
+        """By how much the first part of its key falls in each nanosecond of running."""
+        return (self.policy.speed(self.view_of(job)) or 0) if self._asks_speed else 0
+
+    def rest_ns(self, job: Job) -> Nanos | None:
+        """After how much more run time its key must be asked anew; None for never."""
+        if self._asks_speed and self.policy.speed(self.view_of(job)) is not None:
+            return None
+        levels, size_milli = self._levels, max(1, job.size_milli)
+        if job.level == len(levels.ends):
+            return None
+        end = levels.ends[job.level]
+        if levels.by_weight:
+            left = (end - job.head_start) * job.weight_milli // WEIGHT_ONE - job.attained_ns * job.size_milli
+            return max(1, -(-left // size_milli) + 1)
+        return -(-end // (size_milli * levels.step_ns)) * levels.step_ns - job.attained_ns
+
+    def view_of(self, job: Job) -> JobView:
+        """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
+        levels, number = self._levels, job.level
+        counted_ns = levels.begins_ns[number] if job.counts_as_running else levels.begins_ns[number] + 1
+        if job.service_ns is not None:
+            remaining_ns = job.service_ns - job.attained_ns + job.lost_ns
+        elif number < len(levels.ends):
+            remaining_ns = levels.ends[number] // max(1, job.size_milli)  # as long as its level
+        else:
+            remaining_ns = job.attained_ns
+        fields = (
+            job.id,
+            job.id,
+            job.tenant,
+            job.priority,
+            job.arrived_ns,
+            False,
+            0,
+            0,
+            counted_ns,
+            remaining_ns,
+            job.service_ns is not None,
+            counted_ns,
+            0,
+            job.size_milli,
+        )
+        view: JobView = tuple.__new__(JobView, fields)  # the class's own constructor takes twice as long
+        return view
+
+    def _count(self, job: Job) -> None:
+        """Bring the job to the level of what it has attained, never down again, and note how it stands there."""
+        levels, ends, is_new = self._levels, self._levels.ends, job.key == NO_KEY
+        if is_new and job.level:
+            job.head_start = ends[job.level - 1]
+        served = job.attained_ns * job.size_milli
+        if levels.by_weight:
+            served = served * WEIGHT_ONE // job.weight_milli + job.head_start
+        is_sent_back = is_new
+        while job.level < len(ends) and served >= ends[job.level]:
+            job.level += 1
+            is_sent_back = True
+        counts = job.is_running and not is_sent_back
+        if is_sent_back or counts != job.counts_as_running:
+            self._changes += 1
+            is_parked = not is_sent_back and not counts  # to the front of those that wait
+            job.standing = -self._changes if is_parked else self._changes
+        job.counts_as_running = counts
