@@ -48,7 +48,8 @@ class Order:
         if levels.by_weight:
             left = (end - job.head_start) * job.weight_milli // WEIGHT_ONE - job.attained_ns * job.size_milli
             return max(1, -(-left // size_milli) + 1)
-        return -(-end // (size_milli * levels.step_ns)) * levels.step_ns - job.attained_ns
+        outlived_ns = -(-end // (size_milli * levels.step_ns)) * levels.step_ns
+        return outlived_ns - job.attained_ns if job.size_milli else outlived_ns  # without cards it attains nothing
 
     def view_of(self, job: Job) -> JobView:
         """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
