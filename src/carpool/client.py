@@ -111,11 +111,14 @@ class Changes:
         return self
 
     def __next__(self) -> calls.Change:
-        while not self._changes:
-            if self._socket is None or not self._socket.wait_readable(self._left()):
-                self.close()
-                raise StopIteration
-            self._take(self._socket)
+        try:
+            while not self._changes:
+                if self._socket is None or not self._socket.wait_readable(self._left()):
+                    raise StopIteration
+                self._take(self._socket)
+        except BaseException:
+            self.close()
+            raise
         return self._changes.pop(0)
 
     def _left(self) -> float | None:

@@ -50,8 +50,15 @@ class AnsweredError(CarpoolError):
 
 
 class InternalError(CarpoolError):
-    """A rule of carpool's own was broken; please report it with the attached events."""
+    """A rule of carpool's own was broken; please report it with the events that are attached to it."""
 
-    def __init__(self, message: str, *, events: tuple[str, ...] = ()) -> None:
-        super().__init__(message + ("\nlast events:\n  " + "\n  ".join(events) if events else ""))
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.events: tuple[str, ...] = ()
+
+    def attach(self, events: tuple[str, ...]) -> None:
+        """Add what happened before, oldest first; the driver does, which has seen it."""
         self.events = events
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *(("last events:", *self.events) if self.events else ())])

@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,7 +62,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         told = self.settings().quantum_ns
         return POLICIES[self.policy].quantum_ns if told is None else told
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, Any]:
         """What is in force, however it was said: to be shown, and compared with what another start asks for."""
         settings = self.settings()
         return {

@@ -47,6 +47,7 @@ from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
+from carpool.daemon.observers import LastEvents, Observers
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -69,6 +70,8 @@ class Driver:
     ) -> None:
         self.scheduler = scheduler
         self.journal = journal
+        self._last_events = LastEvents()
+        self.observers = Observers([journal, self._last_events])
         self.jobs: dict[JobId, LiveJob] = {}
         self._starter = starter
         self._give_up = give_up
@@ -87,6 +90,11 @@ class Driver:
         self._told_ns = 0  # the time of what the core was told last
         self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
         self._handovers = Handovers(starter.places.bells)
+
+    def hear(self) -> None:
+        """Learn what already happened without the daemon: turns that were passed on."""
+        if self._handovers.has_used():
+            self.collect()
 
     def collect(self) -> None:
         """Take every pass back before anything is decided."""
@@ -140,14 +148,16 @@ class Driver:
                 self._perform(effect)
             if self._passed is not None:
                 raise InternalError(f"a turn was passed on to {self._passed.job}, and then granted to somebody else")
-        except Exception:
+        except Exception as error:
+            if isinstance(error, InternalError):
+                error.attach((*self._last_events.lines_of(event), f"{now} {event}"))
             # State that broke a rule is not used any further. The next daemon takes the jobs back from their pages.
             log.exception("core.broken event=%s", event)
             self._give_up()
             raise
         finally:
             self._has_news = True
-            self.journal.note(now, event, effects)
+            self.observers.note(now, event, effects)
 
     def _after(self) -> None:
         """Show holders who waits for them and who follows, and arm the timers."""
@@ -238,6 +248,7 @@ class Driver:
         there if this daemon is killed. And look for allocations whose knocks did not come through."""
         self._noter = None
         if self.jobs:
+            self.look()
             self.note_accounts()
             self.journal.flush(rows_max=FLUSH_ROWS)
             self.listen()
@@ -245,8 +256,7 @@ class Driver:
 
     def note_accounts(self) -> None:
         """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
-        if self._handovers.has_used():
-            self.collect()
+        self.hear()
         now = self._accounted_ns = time.monotonic_ns()
         self._has_news = False
         changed: dict[str, Account] = {}

@@ -11,7 +11,8 @@ import logging.handlers
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 
 import msgspec
 
@@ -20,14 +21,20 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes
-from carpool.daemon.calls import Calls
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.journal import Journal
 from carpool.daemon.knocks import KnockSocket
+from carpool.daemon.members import Members
+from carpool.daemon.orders import Orders
+from carpool.daemon.programs import Programs
+from carpool.daemon.queries import Queries
+from carpool.daemon.registry import Registry
 from carpool.daemon.router import Router
+from carpool.daemon.runners import Runners
 from carpool.daemon.starter import Starter
-from carpool.devices.base import find_devices
+from carpool.daemon.stream import ChangeStream
+from carpool.devices.base import DeviceFacts, find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.policies import POLICIES
 from carpool.wire.places import Places, find_places, make_private
@@ -45,6 +52,41 @@ def take_lock(places: Places) -> int:
         os.close(fd)
         raise PeerError(f"a daemon is already running (it holds {places.lock})") from error
     return fd
+
+
+def make_router(
+    driver: Driver,
+    starter: Starter,
+    config: DaemonConfig,
+    devices: list[DeviceFacts],
+    *,
+    stream: ChangeStream,
+    stop: Callable[[], object],
+) -> tuple[Registry, Router]:
+    """Who takes in what, and who is behind it."""
+    programs = Programs(driver)
+    starter.on_runner_gone = programs.end_if_dead
+    registry = Registry(driver, starter, programs)
+    queries = Queries(
+        driver.scheduler,
+        driver.jobs,
+        driver.journal,
+        starter=starter,
+        config=config,
+        devices=devices,
+        observers=driver.observers,
+        hear=driver.hear,
+    )
+    orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
+    router = Router(
+        driver,
+        members=Members(driver, starter.places),
+        runners=Runners(driver, starter, programs, registry),
+        queries=queries,
+        orders=orders,
+        stream=stream,
+    )
+    return registry, router
 
 
 async def serve(places: Places, config: DaemonConfig) -> bool:
@@ -68,9 +110,12 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in journal.histories().items():
         driver.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
-    calls = Calls(driver, starter, config, devices, lambda: running.call_later(0.05, stopped.set))
-    router = Router(driver, starter, places, calls)
-    router.adopt()
+    stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
+    driver.observers.add(stream)
+    registry, router = make_router(
+        driver, starter, config, devices, stream=stream, stop=lambda: running.call_later(0.05, stopped.set)
+    )
+    registry.adopt()
     knocks = KnockSocket(places.knock, driver.listen)
     # We hold the lock, so a socket that is still there is a dead daemon's.
     places.socket.unlink(missing_ok=True)
@@ -81,6 +126,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     await stopped.wait()
     if not broken.is_set():
         driver.note_accounts()
+        stream.close()
     journal.close()
     knocks.close()
     if broken.is_set():

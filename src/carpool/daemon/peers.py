@@ -53,7 +53,8 @@ class Connection(asyncio.Protocol):
             self.close()
         except Exception as error:  # one connection's trouble must not be another's
             log.exception("peer.failed")
-            self.send(m.Refuse(reason=f"a bug in carpool: {type(error).__name__}: {error}; see the daemon's log"))
+            said = str(error).partition("\n")[0]
+            self.send(m.Refuse(reason=f"a bug in carpool: {type(error).__name__}: {said}; see the daemon's log"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -79,6 +80,10 @@ class Connection(asyncio.Protocol):
                 return  # the peer is gone; connection_lost follows
         if data:
             self._transport.write(data)
+
+    def unread_bytes(self) -> int:
+        """What was sent and not taken by the other side yet, beyond what the kernel holds."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def close(self) -> None:
         if self._transport is not None:

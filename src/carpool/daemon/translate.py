@@ -5,47 +5,27 @@ Other modules of the daemon dispatch messages and events and may know both; none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, TenantId
+from carpool import calls
+from carpool.core.kernel.ids import DeviceId, JobId, TenantId
 from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.events import NeedsMeasured
 from carpool.core.node.model import JobSpec, JobState, Needs
-from carpool.core.node.words.views import JobPicture
+from carpool.core.node.words.views import DevicePicture, JobPicture
 from carpool.daemon.files import End, JobFile
+from carpool.daemon.jobs import LiveJob
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
-
-# What fits a word of the page and of the journal, whatever a peer sends.
-Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-
-
-class SpecBody(msgspec.Struct, kw_only=True):
-    """The user's words about a job, as they travel."""
-
-    name: str
-    tenant: str = "default"
-    weight_milli: Count = 1000
-    priority: Count = 0
-    cap_bytes: Count | None = None
-    wait_memory_ns: Count | None = None
-    on_hog: Literal["warn", "suspend", "kill"] = "suspend"
-    may_oversubscribe: bool = False
-    guaranteed_milli: Annotated[int, msgspec.Meta(ge=0, le=SHARE_ONE)] = 0
-    limit_milli: Annotated[int, msgspec.Meta(ge=1, le=SHARE_ONE)] = SHARE_ONE
-    steps: Count | None = None
-    device: str | None = None
-    fingerprint: str = ""
 
 
 def spec_from(body: dict[str, object]) -> JobSpec:
     """Check and convert a spec; a UsageError names what is wrong."""
     try:
-        said = msgspec.convert(body, SpecBody)
+        said = msgspec.convert(body, calls.Spec)
     except msgspec.ValidationError as error:
         raise UsageError(f"the job's options cannot be read: {error}") from error
     if said.weight_milli < 1:
@@ -140,6 +120,59 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
 
 def grant_from(effect: GrantLease, serial: int = 0) -> m.Grant:
     return m.Grant(lane_bytes=effect.lane_bytes, is_shared=effect.is_shared, serial=serial)
+
+
+def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.Job:
+    """A job as people see it: the core's picture, with what its page and its processes say at this moment."""
+    facts = plain(picture)
+    if live is not None:
+        gradients = sum(member.gradient_bytes for member in live.members.values())
+        facts |= {
+            "steps": max(picture.steps, live.steps()),
+            "live_bytes": live.live_bytes() if live.page is not None else picture.live_bytes,
+            "silent_ns": _silent_ns(picture, live, now=now),
+            "remaining_ns": _remaining_ns(picture, live),
+            "pids": sorted(live.pids()),
+            "argv": live.file.argv,
+            "gradient_bytes": gradients or None,
+            "device_ns": live.device_ns(),
+            "processes": live.usage(),
+        }
+    return msgspec.convert(facts, calls.Job)
+
+
+def _silent_ns(picture: JobPicture, live: LiveJob, *, now: int) -> int | None:
+    """How long a holder has reached no boundary. The core counts from when it was told of the last one, and of a job
+    that nobody waits for it is told now and then; the page has the moment itself."""
+    reached_ns = live.boundary_ns()
+    if picture.silent_ns is None or not reached_ns:
+        return picture.silent_ns
+    return max(picture.silent_ns, min(picture.state_ns, now - reached_ns))
+
+
+def _remaining_ns(picture: JobPicture, live: LiveJob) -> int | None:
+    """What is left of declared steps once those are taken off that the core has not heard of."""
+    unheard = max(0, live.steps() - picture.steps)
+    if picture.remaining_ns is None or picture.steps_declared is None or picture.step_ns is None:
+        return picture.remaining_ns
+    return max(0, picture.remaining_ns - unheard * picture.step_ns)
+
+
+def ended_answer(body: dict[str, object]) -> calls.Job | None:
+    """A job that is over, as the journal kept it; None for what cannot be read, of another version for one."""
+    try:
+        return msgspec.convert({"refusals": "", **body}, calls.Job)
+    except msgspec.ValidationError:
+        return None
+
+
+def device_answer(
+    picture: DevicePicture, jobs: Iterable[JobPicture], shown: Mapping[JobId, calls.Job]
+) -> calls.Device:
+    """A device as people see it, with the bytes that its jobs hold at this moment."""
+    here = [job for job in jobs if job.device == picture.id and job.id in shown]
+    newer = sum(shown[job.id].live_bytes - job.live_bytes for job in here)
+    return msgspec.convert(plain(picture) | {"live_bytes": picture.live_bytes + newer}, calls.Device)
 
 
 def plain(value: object) -> dict[str, object]:

@@ -1,0 +1,219 @@
+"""Orders of people to the daemon, one method a verb: checked here, told to the core, answered with the job as it is.
+
+The core decides; what it would reject is refused here with its own reason, so that nothing is journalled for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from carpool import calls
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
+from carpool.core.node.lifecycle import may_move
+from carpool.core.node.model import JobState
+from carpool.daemon.driver import Driver
+from carpool.daemon.queries import Queries
+from carpool.daemon.registry import Registry
+from carpool.daemon.starter import Starter
+from carpool.devices.base import DeviceFacts
+from carpool.errors import RefusedError, UsageError
+from carpool.units import format_count, format_share
+
+
+class Orders:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        queries: Queries,
+        registry: Registry,
+        starter: Starter,
+        devices: list[DeviceFacts],
+        stop: Callable[[], object],
+    ) -> None:
+        self._driver = driver
+        self._queries = queries
+        self._registry = registry
+        self._starter = starter
+        self._devices = devices
+        self._stop = stop
+
+    def carry_out(self, verb: str, arguments: Mapping[str, object]) -> calls.Answer:
+        job = str(arguments.get("job", ""))
+        match verb:
+            case "submit":
+                return self.submit(arguments)
+            case "cancel":
+                return self.cancel(job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")))
+            case "suspend" | "resume":
+                return self.suspend(job, is_resumed=verb == "resume")
+            case "resize":
+                return self.resize(arguments)
+            case "migrate":
+                return self.migrate(job, str(arguments.get("device", "")))
+            case "checkpoint":
+                return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
+            case "flush":
+                self._driver.journal.flush()
+                return calls.Nothing()
+            case "stop":
+                return self.stop(is_forced=bool(arguments.get("force")))
+            case _:
+                raise UsageError(f"the daemon knows no '{verb}'")
+
+    def cancel(self, wanted: str, reason: str, *, is_told: bool) -> calls.Cancelled:
+        live = self._queries.find_live(wanted)
+        if live is None:
+            raise self._queries.missing(wanted)
+        self._driver.look_at(self._driver.jobs[live])  # an allocation of it that waits is given up (W8)
+        self._driver.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
+        return calls.Cancelled(job=live)
+
+    def suspend(self, wanted: str, *, is_resumed: bool) -> calls.JobAnswer:
+        """Let a job leave the device until it is resumed, or let it come back."""
+        job = self._queries.find_live(wanted)
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise self._queries.missing(wanted)
+        event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
+        if not may_move(picture.state, type(event)):
+            raise RefusedError(f"job {job} cannot be {'resumed' if is_resumed else 'suspended'}: {picture.reason}")
+        if is_resumed and not picture.is_suspended:
+            raise RefusedError(f"job {job} is not suspended: {picture.reason}")
+        live = self._driver.jobs[job]
+        live.file.is_suspended = not is_resumed
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
+        self._driver.tell(event)
+        return self._queries.job(job)
+
+    def resize(self, arguments: Mapping[str, object]) -> calls.JobAnswer:
+        """Give a live job more or less than before."""
+        try:
+            asked = msgspec.convert(arguments, calls.Resize)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the new size cannot be read: {error}") from error
+        job = self._queries.find_live(asked.job)
+        if job is None:
+            raise self._queries.missing(asked.job)
+        live = self._driver.jobs[job]
+        self._driver.look_at(live)
+        if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
+            least, most = asked.share_milli
+            raise UsageError(
+                f"the share asks for at least {format_share(least)} and at most {format_share(most)}; the second must"
+                " not be smaller than the first, nor 0"
+            )
+        event = JobResized(
+            job=job,
+            cap_bytes=asked.cap_bytes,
+            weight_milli=asked.weight_milli,
+            share_milli=asked.share_milli,
+            may_end=asked.may_end,
+        )
+        reason = self._driver.scheduler.refusal_of(event)
+        if reason is not None:
+            raise RefusedError(reason)
+        self._driver.tell(event)
+        live.file.spec = self._driver.scheduler.spec_of(job)
+        self._starter.resized(live)
+        with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
+            live.save()
+        return self._queries.job(job)
+
+    def migrate(self, wanted: str, device: str) -> calls.JobAnswer:
+        """Let a job go on on another device of this node."""
+        job = self._queries.find_live(wanted)
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
+        if job is None or picture is None:
+            raise self._queries.missing(wanted)
+        if not may_move(picture.state, MigrateAsked):
+            raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
+        known = [each.id for each in self._driver.scheduler.picture(now=time.monotonic_ns()).devices]
+        if device not in known:
+            raise UsageError(
+                f"job {job} cannot move to {device}: there is no such device; there are {', '.join(known)}"
+            )
+        self._check_kinds(job, picture.device, device)
+        refusal = self._driver.scheduler.move_refusal(job, DeviceId(device))
+        if refusal:
+            raise RefusedError(refusal)
+        self._driver.tell(MigrateAsked(job=job, device=DeviceId(device)))
+        return self._queries.job(job)
+
+    def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
+        """A process keeps the GPU it was started with, however long one waits: that is said before anything else."""
+        if source == target or "cuda" not in {each.kind for each in self._devices if each.id in (source, target)}:
+            return
+        live = self._driver.jobs[job]
+        there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
+        if live.is_paced():
+            there = f"what is not PyTorch cannot be written to a file: {there}"
+        elif (live.directory / "checkpoint.ready").exists():
+            there = "write it to a file and start it there: carpool checkpoint, then carpool run --from"
+        raise RefusedError(
+            f"job {job} cannot move from {source} to {target}: a process keeps the GPU it was started with; {there}"
+        )
+
+    def checkpoint(self, wanted: str, file: str, *, stop: bool) -> calls.CheckpointOrder:
+        """Tell a job to write itself to a file; its answer appears in its directory."""
+        job = self._queries.find_live(wanted)
+        if job is None:
+            raise self._queries.missing(wanted)
+        live = self._driver.jobs[job]
+        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns())
+        if live.page is None or picture is None or picture.state is JobState.QUEUED:
+            raise RefusedError(f"job {job} has not started; there is nothing to write yet")
+        if picture.is_suspended:
+            raise RefusedError(f"job {job} is suspended; it is written at its next steps: carpool resume {job}")
+        if live.is_paced():
+            raise RefusedError(
+                f"job {job} is no PyTorch program, and only those can be written to a file: let it save its own"
+                f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"
+            )
+        if not (live.directory / "checkpoint.ready").exists():
+            whom = "does not record its steps" if live.members else "has not come to a loop of torch"
+            raise RefusedError(
+                f"job {job} {whom}: only PyTorch programs that were started with --checkpointable can be written to a"
+                f" file; if it is one, start it with: carpool run --checkpointable -- {shlex.join(live.file.argv)};"
+                " any other must save its own state"
+            )
+        number = live.page.header.checkpoint + 1
+        draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
+        draft.write_text(json.dumps({"number": number, "file": file, "stop": stop}))
+        draft.replace(live.directory / "checkpoint.order")
+        live.page.header.checkpoint = number
+        return calls.CheckpointOrder(job=job, number=number, directory=str(live.directory), argv=live.file.argv)
+
+    def submit(self, arguments: Mapping[str, object]) -> calls.Submitted:
+        try:
+            asked = msgspec.convert(arguments, calls.Submission)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the submission cannot be read: {error}") from error
+        live = self._registry.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
+        self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec))
+        if live.trouble:
+            raise RefusedError(live.trouble)
+        job = self._queries.live_job(live.id)
+        if job is None:
+            raise UsageError(f"job {live.id} vanished")
+        return calls.Submitted(job=job, log=str(self._starter.log_path(live.id)))
+
+    def stop(self, *, is_forced: bool) -> calls.Stopped:
+        names, count = ", ".join(self._driver.jobs), len(self._driver.jobs)
+        runs, whom = ("runs", "it") if count == 1 else ("run", "them")
+        if names and not is_forced:
+            raise RefusedError(
+                f"{format_count(count, 'job')} still {runs} ({names}); cancel {whom} first, or stop with --force:"
+                " programs then go on without taking turns"
+            )
+        self._stop()
+        return calls.Stopped(pid=os.getpid())

@@ -1,0 +1,162 @@
+"""Questions: what jobs, devices and the daemon are like now. They change nothing, and nothing is journalled for them.
+
+An answer is the core's picture with what pages and processes say at this moment (steps, bytes, the newest boundary):
+those are read, not told to the core. The driver looks at pages by its own timer (driver.py).
+
+Rules
+  I4  A question tells the core no fact of its own and adds no row to the journal, however often it is asked.
+  I5  What an answer shows is no older than the question: a turn that went on without the daemon (B6) is heard first,
+      as it would be before the next decision; steps and bytes are those of the pages.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from carpool import __version__, calls
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.words.views import JobPicture
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.journal import Journal
+from carpool.daemon.observers import Observers
+from carpool.daemon.starter import Starter
+from carpool.daemon.store import kept_bytes
+from carpool.daemon.translate import device_answer, ended_answer, job_answer
+from carpool.devices.base import DeviceFacts
+from carpool.errors import CarpoolError, RefusedError, UsageError
+
+ENDED_SHOWN = 20
+
+
+class Queries:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        jobs: Mapping[JobId, LiveJob],
+        journal: Journal,
+        *,
+        starter: Starter,
+        config: DaemonConfig,
+        devices: list[DeviceFacts],
+        observers: Observers,
+        hear: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._journal = journal
+        self._starter = starter
+        self._config = config
+        self._devices = devices
+        self._observers = observers
+        self._hear = hear  # what already happened and the core does not know: turns that were passed on
+        self._began_ns = time.monotonic_ns()
+
+    def answer(self, verb: str, arguments: Mapping[str, object]) -> calls.Answer | None:
+        """The answer; None if the verb is no question."""
+        match verb:
+            case "status":
+                return self.status()
+            case "ps":
+                return self.ps(with_ended=bool(arguments.get("all")))
+            case "job":
+                return self.job(str(arguments.get("job", "")))
+            case _:
+                return None
+
+    def status(self) -> calls.Status:
+        self._hear()
+        picture = self._scheduler.picture(now=time.monotonic_ns())
+        times = os.times()
+        titles = {device.id: (device.kind, device.title) for device in self._devices}
+        shown = {job.id: self._shown(job) for job in picture.jobs if job.id in self._jobs}
+        devices = []
+        for device in picture.devices:
+            kind, title = titles[device.id]
+            facts = msgspec.structs.asdict(device_answer(device, picture.jobs, shown))
+            devices.append(calls.DeviceStatus(**facts, kind=kind, title=title))
+        return calls.Status(
+            version=__version__,
+            pid=os.getpid(),
+            **self._config.facts(),
+            host_bytes=picture.host_bytes,
+            kept_bytes=self._kept_bytes(picture.jobs),
+            uptime_ns=time.monotonic_ns() - self._began_ns,
+            cpu_s=times.user + times.system,
+            jobs=len(self._jobs),
+            journal_trouble=self._journal.trouble or self._observers.dropped.get(type(self._journal).__name__, ""),
+            devices=devices,
+        )
+
+    def _kept_bytes(self, jobs: Iterable[JobPicture]) -> int:
+        """What jobs that are not away keep of the store for their next move; on a disk they keep nothing."""
+        if not self._config.park_to:
+            return 0
+        here = [self._jobs[job.id] for job in jobs if job.id in self._jobs and not job.parked_bytes]
+        return kept_bytes(self._starter.places.parked, {pid for live in here for pid in live.pids()})
+
+    def ps(self, *, with_ended: bool) -> calls.Node:
+        self._hear()
+        now = time.monotonic_ns()
+        picture = self._scheduler.picture(now=now)
+        live = {job.id: self._shown(job) for job in picture.jobs if job.id in self._jobs}
+        return calls.Node(
+            policy=picture.policy,
+            host_bytes=picture.host_bytes,
+            host_bytes_max=picture.host_bytes_max,
+            devices=[device_answer(device, picture.jobs, live) for device in picture.devices],
+            jobs=[*(self._ended() if with_ended else ()), *live.values()],
+            now_ns=now,
+        )
+
+    def _ended(self) -> list[calls.Job]:
+        self._journal.flush(rows_max=0)  # what ended just now is not in its file yet
+        found = [ended_answer(body) for body in self._journal.ended_jobs(ENDED_SHOWN)]
+        return [job for job in found if job is not None]
+
+    def job(self, wanted: str) -> calls.JobAnswer:
+        """One job, live or ended; the newest of that name if there are several."""
+        self._hear()
+        live, policy = self.find_live(wanted), self._config.policy
+        if live is not None:
+            shown = self.live_job(live)
+            if shown is not None:
+                return calls.JobAnswer(job=shown, log=str(self._starter.log_path(live)), policy=policy)
+        ended = self._find_ended(wanted)
+        if ended is not None:
+            return calls.JobAnswer(job=ended, log=str(self._starter.log_path(ended.id)), policy=policy)
+        raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
+
+    def live_job(self, job: JobId) -> calls.Job | None:
+        picture = self._scheduler.picture_job(job, now=time.monotonic_ns())
+        return self._shown(picture) if picture is not None else None
+
+    def find_live(self, wanted: str) -> JobId | None:
+        """The live job of this id, name or number."""
+        if wanted in self._jobs:
+            return JobId(wanted)
+        named = [job_id for job_id, live in self._jobs.items() if live.file.spec.name == wanted]
+        if len(named) > 1:
+            raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
+        numbered = [job_id for job_id in self._jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
+        return next(iter(named + numbered), None)
+
+    def missing(self, wanted: str) -> CarpoolError:
+        """What to say of a job that nothing can be asked of."""
+        ended = self._find_ended(wanted)
+        if ended is not None:
+            return RefusedError(f"job {ended.id} is over ({ended.reason}); see: carpool ps --all")
+        return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
+
+    def _find_ended(self, wanted: str) -> calls.Job | None:
+        self._journal.flush(rows_max=0)  # what ended just now is not in its file yet
+        found = self._journal.find_ended(wanted)
+        return ended_answer(found) if found is not None else None
+
+    def _shown(self, picture: JobPicture) -> calls.Job:
+        return job_answer(picture, self._jobs.get(picture.id), now=time.monotonic_ns())

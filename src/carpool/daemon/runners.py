@@ -1,0 +1,80 @@
+"""What runners say: a new job, the runner of a known one, that its program runs, and how it ended."""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.events import JobSubmitted
+from carpool.core.node.model import JobState
+from carpool.daemon.driver import Driver
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.peers import Connection
+from carpool.daemon.programs import Programs
+from carpool.daemon.registry import Registry
+from carpool.daemon.starter import Starter
+from carpool.errors import CarpoolError
+from carpool.wire import messages as m
+
+
+class Runners:
+    def __init__(self, driver: Driver, starter: Starter, programs: Programs, registry: Registry) -> None:
+        self._driver = driver
+        self._starter = starter
+        self._programs = programs
+        self._registry = registry
+
+    def take(self, peer: Connection, message: m.Enter | m.Started | m.Exited) -> None:
+        """Take in a message; from a connection that is no job's runner only the first counts."""
+        match message:
+            case m.Enter():
+                self._enter(peer, message)
+            case m.Started():
+                if peer.job is not None and peer.job.runner is peer:
+                    self._programs.watch(peer.job, message.pid)
+            case m.Exited():
+                if peer.job is not None and peer.job.runner is peer:
+                    self._programs.exited(peer.job, message)
+
+    def drop(self, live: LiveJob) -> None:
+        """Its runner's connection is gone."""
+        live.runner = None
+        self._programs.end_if_dead(live)
+
+    def _enter(self, peer: Connection, message: m.Enter) -> None:
+        known = self._driver.jobs.get(JobId(message.job)) if message.job else None
+        if known is not None and _has_other_runner(known, message):
+            peer.send(m.Refuse(reason=f"job {message.job} has a runner already"))
+            return
+        if known is not None:
+            self._take_runner_back(peer, known, message)
+            return
+        if message.child_pid:
+            peer.send(m.Refuse(reason=f"the daemon does not know job {message.job} any more"))
+            return
+        try:
+            live = self._registry.new_job(
+                message.spec, message.argv, message.cwd, environment=None, wanted_id=message.job
+            )
+        except (CarpoolError, OSError) as error:
+            peer.send(m.Refuse(reason=str(error)))
+            return
+        live.runner, live.file.runner_pid = peer, message.pid
+        peer.job = live
+        account = self._driver.journal.account_of(live.id) if message.job else None
+        self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec, account=account))
+
+    def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
+        live.runner, live.file.runner_pid = peer, message.pid
+        peer.job = live
+        if message.child_pid:
+            self._programs.watch(live, message.child_pid)
+        elif self._driver.scheduler.state_of(live.id) is not JobState.QUEUED:
+            self._starter.send_start(live)
+
+
+def _has_other_runner(live: LiveJob, message: m.Enter) -> bool:
+    """Whether a runner comes too late: a daemon died between its start and the note of it, and the next one started
+    another. A program runs once."""
+    if message.child_pid:
+        return False
+    is_there = live.runner is not None and live.file.runner_pid != message.pid
+    return is_there or bool(live.file.child_pid)

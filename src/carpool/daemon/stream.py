@@ -1,0 +1,122 @@
+"""The stream of changes: clients that asked for it are told when a job comes into another state.
+
+An observer (observers.py): where nobody listens it costs one comparison a decision. A stream begins with the state
+of every live job. It is bounded: at most STREAMS_MAX at once, and a reader that leaves UNREAD_MAX bytes unread is cut
+off with a sentence. A daemon that is stopped tells its streams so before it closes them.
+
+Turns that pass from job to job without the daemon (handovers.py) are known at the next decision, so they come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from carpool import calls
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node.effects import Effect
+from carpool.core.node.events import Event
+from carpool.core.node.model import ENDED, JobState
+from carpool.core.node.scheduler import Scheduler
+from carpool.daemon.jobs import LiveJob
+from carpool.errors import RefusedError
+from carpool.wire import messages as m
+
+STREAMS_MAX = 32
+UNREAD_MAX = 1 << 20
+TURN_STATES = frozenset({JobState.RUNNING, JobState.WAITING, JobState.IDLE})  # come and go many times a second
+
+
+class Listener(Protocol):
+    """The sending half of a client's connection."""
+
+    def send(self, message: m.Message) -> None: ...
+
+    def unread_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class ChangeStream:
+    def __init__(self, scheduler: Scheduler, jobs: Mapping[JobId, LiveJob], clock: Callable[[], Nanos]) -> None:
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._clock = clock
+        self._listeners: dict[Listener, bool] = {}  # whether it wants turns too
+        self._states: dict[JobId, JobState] = {}  # as the listeners were told
+
+    def add(self, peer: Listener, *, has_turns: bool) -> None:
+        """Begin a stream; what the client hears first is how things stand."""
+        if len(self._listeners) >= STREAMS_MAX and peer not in self._listeners:
+            raise RefusedError(
+                f"{STREAMS_MAX} streams of changes are open already; close one, or ask with: carpool ps"
+            )
+        if not self._listeners:
+            self._states = self._now()
+        self._listeners[peer] = has_turns
+        now = self._clock()
+        found = [calls.Change(at_ns=now, job=job, state=state.value) for job, state in self._states.items()]
+        peer.send(_reply(calls.Changes(changes=found)))
+
+    def drop(self, peer: Listener) -> None:
+        """The client is gone, or never was one."""
+        self._listeners.pop(peer, None)
+
+    def note(self, now: int, event: Event, effects: list[Effect]) -> None:
+        """Tell what changed with this decision."""
+        if not self._listeners:
+            return
+        before, self._states = self._states, self._now()
+        changed = [job for job, state in self._states.items() if before.get(job) is not state]
+        changed += [job for job in before if job not in self._states]
+        all_changes = [self._change(job, before.get(job), event, now=now) for job in changed]
+        for peer, has_turns in list(self._listeners.items()):
+            told = [change for change in all_changes if has_turns or not _is_turn(change)]
+            if told:
+                self._send(peer, told)
+
+    def _now(self) -> dict[JobId, JobState]:
+        found = {job: self._scheduler.state_of(job) for job in self._jobs}
+        return {job: state for job, state in found.items() if state is not None and state not in ENDED}
+
+    def _change(self, job: JobId, before: JobState | None, event: Event, *, now: Nanos) -> calls.Change:
+        state = self._scheduler.state_of(job)
+        assert state is not None  # the core forgets a job long after its end
+        change = calls.Change(
+            at_ns=now, job=job, state=state.value, before=before and before.value, event=type(event).__name__
+        )
+        if _is_turn(change):
+            return change
+        picture = self._scheduler.picture_job(job, now=now)
+        return calls.Change(
+            at_ns=now,
+            job=job,
+            state=state.value,
+            before=before and before.value,
+            event=type(event).__name__,
+            reason=picture.reason if picture is not None else "",
+        )
+
+    def _send(self, peer: Listener, changes: list[calls.Change]) -> None:
+        if peer.unread_bytes() <= UNREAD_MAX:
+            peer.send(_reply(calls.Changes(changes=changes)))
+            return
+        self.drop(peer)
+        reason = f"the stream was ended: {UNREAD_MAX >> 10} KiB of it were not read; read faster, or ask for no turns"
+        peer.send(m.Reply(answer={}, error=reason, code=1))
+        peer.close()
+
+    def close(self) -> None:
+        """The daemon is being stopped: say so, and end every stream."""
+        for peer in list(self._listeners):
+            self.drop(peer)
+            peer.send(_reply(calls.Changes(end="the daemon was stopped")))
+            peer.close()
+
+
+def _is_turn(change: calls.Change) -> bool:
+    return change.before in TURN_STATES and change.state in TURN_STATES
+
+
+def _reply(piece: calls.Changes) -> m.Reply:
+    return m.Reply(answer=calls.as_dict(piece), error="", code=0)

@@ -1,0 +1,81 @@
+"""A daemon without a process: its driver, its questions and orders, and jobs that outlived the last one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from carpool.core.kernel.ids import DeviceId, JobId
+from carpool.core.node.events import DeviceAdded, JobAdopted
+from carpool.core.node.model import JobSpec, Needs
+from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.settings import Settings
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.driver import Driver
+from carpool.daemon.files import JobFile
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.journal import Journal
+from carpool.daemon.orders import Orders
+from carpool.daemon.programs import Programs
+from carpool.daemon.queries import Queries
+from carpool.daemon.registry import Registry
+from carpool.daemon.starter import Starter
+from carpool.devices.base import DeviceFacts
+from carpool.policies import POLICIES
+from carpool.wire.places import Places
+
+MIB = 1 << 20
+CPU = DeviceId("cpu")
+
+
+class Node:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.journal = Journal(directory / "journal.db", version="test", config="{}")
+        places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
+        self._starter = Starter(places, [])
+        self.driver = Driver(scheduler, self.journal, self._starter, lambda: None)
+        self.use_devices([DeviceFacts(id="cpu", kind="cpu", capacity_bytes=100 * MIB, title="cores")])
+        self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
+
+    def use_devices(self, devices: list[DeviceFacts]) -> None:
+        self.queries = Queries(
+            self.driver.scheduler,
+            self.driver.jobs,
+            self.journal,
+            starter=self._starter,
+            config=DaemonConfig(),
+            devices=devices,
+            observers=self.driver.observers,
+            hear=self.driver.hear,
+        )
+        registry = Registry(self.driver, self._starter, Programs(self.driver))
+        self.orders = Orders(
+            self.driver,
+            queries=self.queries,
+            registry=registry,
+            starter=self._starter,
+            devices=devices,
+            stop=lambda: None,
+        )
+
+    def adopt(self, name: str, *, live_bytes: int, needs: Needs | None, holding: bool = False) -> LiveJob:
+        job, spec = JobId(name), JobSpec(name=name)
+        (self._directory / name).mkdir()
+        file = JobFile(job=name, number=1, spec=spec, argv=["python", "-c", "print(1)"], cwd="/")
+        live = self.driver.jobs[job] = LiveJob(id=job, directory=self._directory / name, file=file)
+        live.make_page()
+        self.driver.tell(
+            JobAdopted(job=job, spec=spec, device=CPU, holding=holding, steps=1, live_bytes=live_bytes, needs=needs)
+        )
+        return live
+
+
+def in_node(directory: Path, act: Callable[[Node], None]) -> None:
+    async def live() -> None:
+        node = Node(directory)
+        act(node)
+        node.journal.close()
+
+    asyncio.run(live())
