@@ -88,9 +88,10 @@ docs: setup
 	@$(BIN)/python -m carpool.testing.coverage
 	@$(BIN)/python -m carpool.testing.protocol_texts
 	@$(BIN)/python -m carpool.testing.house.rules
+	@$(BIN)/python -m carpool.testing.house.drawing
 
 house: setup
-	@$(BIN)/python -m carpool.testing.house --check
+	@$(BIN)/python -m carpool.testing.house --draw
 
 golden: setup
 	@$(BIN)/python -m tests.golden.record

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from carpool.testing.house import figures
+from carpool.testing.house.imports import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "carpool"
@@ -36,13 +37,6 @@ NOT_WRITTEN = {
     "driver.h",
 }  # made from wire/protocol.py; NVIDIA's types, as the driver declares them
 
-LAYERS: list[set[str]] = [
-    {"units", "errors"},
-    {"core", "wire", "devices", "calls"},
-    {"agent", "client", "policies"},
-    {"daemon", "sim", "k8s", "serve", "remote"},
-    {"cli", "bench", "testing"},
-]
 HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
 TOP = len(LAYERS) - 1
 USES_AGENT = {"serve", "remote"}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.house import fields, figures, imports, rules, words
+from carpool.testing.house import drawing, fields, figures, imports, rules, walks, words
 from carpool.testing.house.fields import Field
+from carpool.testing.house.walks import Step
 
 
 @pytest.mark.parametrize("name", figures.BOUNDS)
@@ -187,3 +188,36 @@ def test_a_module_is_defined_whole_or_by_its_parts_in_singular_or_plural() -> No
 def test_the_states_of_both_schedulers_are_looked_at() -> None:
     found = words.states()
     assert "queued" in found["JobState"] and "held" in found["LeaseState"]
+
+
+# --- the picture -------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_the_rooms_and_imports_of_now() -> None:
+    kept, now = drawing.kept_facts(drawing.PAGE.read_text()), drawing.facts([])
+    assert {key: kept[key] for key in ("rooms", "imports")} == {key: now[key] for key in ("rooms", "imports")}, (
+        "run: make docs"
+    )
+
+
+def test_the_walks_of_the_picture_lead_through_modules_that_are_there() -> None:
+    found = walks.from_plain(drawing.kept_facts(drawing.PAGE.read_text())["walks"])
+    names = ["one lease", "one park", "one waiting allocation", "one simulated job"]
+    assert [walk.name for walk in found] == names
+    assert drawing.strangers(found) == [], "run: make house"
+
+
+def test_a_walk_stays_in_a_room_until_it_enters_another_or_another_process_goes_on() -> None:
+    notes = [(1, "a", "agent.link"), (2, "a", "wire.page"), (3, "a", "agent.link"), (4, "b", "daemon.driver")]
+    notes += [(5, "b", "daemon.jobs"), (6, "b", "units"), (7, "a", "agent.link"), (8, "a", "agent.memory")]
+    assert walks.steps_of(notes) == (
+        Step(who="a", room="agent", modules=("agent.link",)),
+        Step(who="a", room="wire", modules=("wire.page",)),
+        Step(who="b", room="daemon", modules=("daemon.driver", "daemon.jobs")),
+        Step(who="a", room="agent", modules=("agent.memory",)),
+    )
+
+
+def test_walks_survive_being_kept() -> None:
+    found = [walks.Walk(name="one", steps=(Step(who="a", room="wire", modules=("wire.page",)),))]
+    assert walks.from_plain(walks.to_plain(found)) == found

@@ -1,4 +1,4 @@
-"""Prints the figures: `python -m carpool.testing.house [--json] [--check]`."""
+"""Prints the figures: `python -m carpool.testing.house [--json] [--check] [--draw]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 
-from carpool.testing.house import figures
+from carpool.testing.house import drawing, figures, walks
 
 EXAMPLE = """example: python -m carpool.testing.house --check
 Every figure stands beside its bound; the names behind it follow. docs/style.md says why these are watched."""
@@ -38,6 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="one object with all figures")
     parser.add_argument("--check", action="store_true", help="exit 1 if a figure is above its bound")
+    parser.add_argument("--draw", action="store_true", help="take the walks and draw docs/house.svg (a minute)")
     asked = parser.parse_args()
     found = figures.measure()
     if asked.json:
@@ -45,6 +46,9 @@ def main() -> int:
         sys.stdout.write(json.dumps({"bench": "house", "device": "", "metrics": metrics}) + "\n")
     else:
         sys.stdout.write(show(found) + "\n")
+    if asked.draw:
+        drawing.PAGE.write_text(drawing.draw(walks.take_walks()))
+        sys.stderr.write(f"{drawing.PAGE.name}: drawn\n")
     return int(asked.check and bool(figures.broken(found)))
 
 

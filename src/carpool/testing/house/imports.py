@@ -11,6 +11,15 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2]
 ROOT = PACKAGE.parents[1]
 CORE = "carpool.core"
+# Who may import whom: only what stands lower, so the first row imports nothing of ours. tests/test_architecture.py
+# checks it, docs/house.svg shows it.
+LAYERS: list[set[str]] = [
+    {"units", "errors"},
+    {"core", "wire", "devices", "calls"},
+    {"agent", "client", "policies"},
+    {"daemon", "sim", "k8s", "serve", "remote"},
+    {"cli", "bench", "testing"},
+]
 Graph = Mapping[str, frozenset[str]]  # a module to the modules of ours it imports
 
 

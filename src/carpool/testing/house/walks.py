@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from carpool.errors import InternalError
 from carpool.units import SECOND
@@ -25,7 +26,7 @@ from carpool.units import SECOND
 PATIENCE_S = 120.0  # for anything; the machine may be busy
 TRACED = "carpool.testing.house.traced"
 CONFIG = '{"device": "cpu:1GiB", "quantum": "20ms"}'
-STEPS_MAX = 18
+STEPS_MAX = 26
 
 TRAINS = """
 import pathlib
@@ -71,6 +72,13 @@ while not pathlib.Path("wake").exists():
     time.sleep(0.1)
 """
 SCRIPTS = {"trains": TRAINS, "allocates": ALLOCATES, "sleeps": SLEEPS}
+WALKERS = {
+    "daemon": "the daemon",
+    "first": "the first job",
+    "second": "the second job",
+    "command": "the command",
+    "waiter": "the job",
+}
 GAP_NS = 100_000_000  # a process that was silent this long begins a new leg
 PLAIN = {"units", "errors", "__init__", "__main__"}  # everybody uses them, and nothing is decided there
 
@@ -116,14 +124,19 @@ def steps_of(notes: Iterable[Note]) -> tuple[Step, ...]:
     return tuple(_without_echoes(steps))[:STEPS_MAX]
 
 
-def _without_echoes(steps: Iterable[Step]) -> Iterable[Step]:
+def _without_echoes(steps: Iterable[Step]) -> list[Step]:
     """Without stays that add nothing: the same process in the same modules as some time before."""
     seen: dict[tuple[str, str], set[str]] = {}
+    kept: list[Step] = []
     for step in steps:
         known = seen.setdefault((step.who, step.room), set())
-        if not set(step.modules) <= known:
-            yield step
-        known.update(step.modules)
+        new = tuple(module for module in step.modules if module not in known)
+        known.update(new)
+        if kept and (kept[-1].who, kept[-1].room) == (step.who, step.room):
+            kept[-1] = replace(kept[-1], modules=kept[-1].modules + new)
+        elif new:
+            kept.append(replace(step, modules=new))
+    return kept
 
 
 class Node:
@@ -182,7 +195,7 @@ class Node:
     def notes(self, role: str) -> list[Note]:
         path = self.folder / f"{role}.json"
         wait_until(path.exists, f"the notes of {role} are written")
-        return [(when, role, module) for when, module in json.loads(path.read_text())]
+        return [(when, WALKERS[role], module) for when, module in json.loads(path.read_text())]
 
 
 def wait_until(look: Callable[[], object], what: str) -> None:
@@ -202,8 +215,10 @@ def between(notes: Iterable[Note], begin: int, end: int) -> list[Note]:
 
 
 def run_jobs(folder: Path) -> dict[str, list[Note]]:
-    """A day at a node: two jobs in turns, one is suspended, one waits for memory. Nobody asks the daemon anything while
-    a walk is under way: the answer would be part of it."""
+    """A day at a node: two jobs in turns, one is suspended, one waits for memory.
+
+    Nobody asks the daemon anything while a walk is under way: the answer would be part of it.
+    """
     node = Node(folder)
     try:
         first = node.run("first", "trains", "10000000")
@@ -225,7 +240,7 @@ def run_jobs(folder: Path) -> dict[str, list[Note]]:
         waiter.wait(PATIENCE_S)
     finally:
         node.close()
-    return {role: node.notes(role) for role in ("daemon", "first", "second", "command", "waiter")}
+    return {role: node.notes(role) for role in WALKERS}
 
 
 def simulate(folder: Path) -> list[Note]:
@@ -235,7 +250,7 @@ def simulate(folder: Path) -> list[Note]:
     asked = ["--trace", str(jobs), "--turns", "--policy", "fair", "--cluster", "1x1x16GiB", "--json"]
     command = [sys.executable, "-m", TRACED, str(folder), "simulator", "carpool.cli.main", "sim", *asked]
     subprocess.run(command, check=True, capture_output=True)
-    return [(when, "simulator", module) for when, module in json.loads((folder / "simulator.json").read_text())]
+    return [(when, "the command", module) for when, module in json.loads((folder / "simulator.json").read_text())]
 
 
 def take_walks() -> list[Walk]:
@@ -248,10 +263,13 @@ def take_walks() -> list[Walk]:
     ordered, done = seen["command"][0][0], seen["command"][-1][0]
     allocates, has_it = moment(waiter, "allocates"), moment(waiter, "has it")
     lease = between([*daemon, *first, *second], asks, computes)
-    park = between([*daemon, *first, *seen["command"]], ordered, done + SECOND)
+    told = next(when for when, _, module in seen["command"] if module.startswith("wire."))
+    habits = {module for when, _, module in first if ordered - SECOND < when < ordered}
+    leaves = [note for note in first if note[2] not in habits]
+    park = between([*seen["command"], *between([*daemon, *leaves], told, done + SECOND)], ordered, done + SECOND)
     # The program is inside malloc until it has its memory: the C library's part is no Python function.
-    waiting = [(allocates, "waiter", "native.meter"), *between([*daemon, *waiter], allocates, has_it)]
-    waiting.append((has_it, "waiter", "native.meter "))
+    waiting = [(allocates, WALKERS["waiter"], "native.meter"), *between([*daemon, *waiter], allocates, has_it)]
+    waiting.append((has_it, WALKERS["waiter"], "native.meter "))
     return [
         Walk(name="one lease", steps=steps_of(lease)),
         Walk(name="one park", steps=steps_of(park)),
@@ -260,17 +278,19 @@ def take_walks() -> list[Walk]:
     ]
 
 
-def to_json(walks: Iterable[Walk]) -> str:
-    return json.dumps([asdict(walk) for walk in walks], separators=(",", ":"))
+def to_plain(walks: Iterable[Walk]) -> list[dict[str, Any]]:
+    """As lists and dicts, to be kept."""
+    return [
+        {"name": walk.name, "steps": [[step.who, step.room, list(step.modules)] for step in walk.steps]}
+        for walk in walks
+    ]
 
 
-def from_json(text: str) -> list[Walk]:
+def from_plain(kept: Iterable[Mapping[str, Any]]) -> list[Walk]:
     return [
         Walk(
             name=walk["name"],
-            steps=tuple(
-                Step(who=step["who"], room=step["room"], modules=tuple(step["modules"])) for step in walk["steps"]
-            ),
+            steps=tuple(Step(who=who, room=room, modules=tuple(modules)) for who, room, modules in walk["steps"]),
         )
-        for walk in json.loads(text)
+        for walk in kept
     ]
