@@ -20,11 +20,11 @@ from carpool.core.node.words.pictures import WAITS
 from carpool.core.policies.base import Rank
 from carpool.policies import POLICIES, JobView, Policy
 from carpool.testing import diagrams
+from carpool.testing.house.imports import LAYERS
 from carpool.testing.policies import check_policy
 from tests.test_architecture import (
     FUNCTION_LINES_MAX,
     GUEST_LINES_MAX,
-    LAYERS,
     MODULE_LINES_MAX,
 )
 
