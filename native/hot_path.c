@@ -10,7 +10,7 @@
  * ModuleCall  stands in for torch.nn.Module.__call__: inner calls pass, the outermost is a begin point
  * FetchCall   stands in for the DataLoader's __next__: how long input took, then a begin point
  *
- * Threads: every field is touched under the interpreter's lock, but for the bell's while the owner waits. The page's
+ * Threads: every field is touched under the interpreter's lock, but for the bell's while the taker waits. The page's
  * words have one writer each (rule G1).
  */
 #define _GNU_SOURCE /* sched_getcpu and the sets of processors in bell.h */
@@ -34,7 +34,7 @@ typedef struct {
     Word *slot; /* into `view`, which is held as long as this object lives */
     char held, is_off;
     int depth;
-    unsigned long owner;
+    unsigned long taker;
     long long stall_ns;
     int points_known;
     struct {
@@ -182,7 +182,7 @@ static PyMemberDef state_members[] = {
     {"is_off", T_BOOL, offsetof(TurnState, is_off), 0, "whether the program is left alone from now on"},
     {"depth", T_INT, offsetof(TurnState, depth), 0, "how many explicit turns are open"},
     {"stall_ns", T_LONGLONG, offsetof(TurnState, stall_ns), 0, "how long the input takes, a fading mean"},
-    {"owner", T_ULONG, offsetof(TurnState, owner), 0, "the thread that takes turns (T4)"},
+    {"taker", T_ULONG, offsetof(TurnState, taker), 0, "the thread that takes turns (T4)"},
     {"peer", T_INT, offsetof(TurnState, bell.peer), 0, "the connection to the daemon, or -1"},
     {"rung", T_ULONGLONG, offsetof(TurnState, bell.rung), 0, "serial of the newest grant that was rung"},
     {"is_instant", T_BOOL, offsetof(TurnState, is_instant), 0, "a turn goes with nothing to wait for or to give back"},
@@ -241,7 +241,8 @@ typedef struct {
     PyObject *real, *attach; /* of the two stand-ins */
     PyObject *is_grad_enabled;
     PyObject *dict, *weak;
-    unsigned long main;
+    PyObject *watch; /* of the stand-ins: called before a call in a thread that takes no turns, if there is one */
+    unsigned long taker; /* of ModuleCall: the thread whose outermost calls are points */
     int depth;
     char is_graded_told;
     unsigned long count;
@@ -257,6 +258,7 @@ static int point_traverse(Point *point, visitproc visit, void *arg)
     Py_VISIT(point->after);
     Py_VISIT(point->after_graded);
     Py_VISIT(point->rehearse);
+    Py_VISIT(point->watch);
     Py_VISIT(point->dict);
     return 0;
 }
@@ -264,6 +266,7 @@ static int point_traverse(Point *point, visitproc visit, void *arg)
 static int point_clear(Point *point)
 {
     Py_CLEAR(point->state);
+    Py_CLEAR(point->watch);
     Py_CLEAR(point->dict);
     return 0; /* the callables stay until the end: this object can be called as long as it can be reached */
 }
@@ -310,7 +313,7 @@ static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf,
     const Point *hook = (Point *)self;
     TurnState *state = hook->state;
     (void)args, (void)nargsf, (void)kwnames;
-    if (state != NULL && state->held && state->is_instant && !state->depth && PyThread_get_thread_ident() == state->owner) {
+    if (state != NULL && state->held && state->is_instant && !state->depth && PyThread_get_thread_ident() == state->taker) {
         uint64_t recall = state->slot[CP_S_RECALL];
         state->update_began_ns = clock_ns(CLOCK_MONOTONIC);
         if (state->update_ns < BELL_SOON_NS) {
@@ -336,7 +339,7 @@ static PyObject *soon_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 /* Counts a step at a point that is known: 0, or the count if more is due. Else -1: nothing was done. */
 static int64_t count_step(TurnState *state, PyObject *optimizer)
 {
-    if (state == NULL || state->is_off || state->depth || state->base == 0 || PyThread_get_thread_ident() != state->owner)
+    if (state == NULL || state->is_off || state->depth || state->base == 0 || PyThread_get_thread_ident() != state->taker)
         return -1;
     atomic_fetch_and(&state->slot[CP_S_FLAGS], ~(uint64_t)CP_FLAG_SOON);
     for (int at = 0; at < state->points_known; at++) {
@@ -455,6 +458,12 @@ static bool call_python(PyObject *function)
     return done != NULL;
 }
 
+/* The program said which of its threads compute (agent/threads.py); this one may be another. */
+static bool watch_thread(Point *call)
+{
+    return call->watch == Py_None || call_python(call->watch);
+}
+
 static bool begin(Point *call)
 {
     return (call->state != NULL && may_compute(call->state)) || call_python(call->slow);
@@ -499,7 +508,9 @@ static PyObject *module_call(PyObject *self, PyObject *const *args, size_t nargs
 {
     Point *call = (Point *)self;
     bool is_worker;
-    if (call->depth || PyThread_get_thread_ident() != call->main)
+    if (call->watch != NULL && PyThread_get_thread_ident() != call->taker && !watch_thread(call))
+        return NULL;
+    if (call->depth || PyThread_get_thread_ident() != call->taker)
         return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
     if (!find_worker(call, &is_worker))
         return NULL;
@@ -519,6 +530,8 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
 {
     Point *call = (Point *)self;
     bool is_worker;
+    if (call->watch != NULL && !watch_thread(call))
+        return NULL;
     if (!find_worker(call, &is_worker))
         return NULL;
     if (is_worker)
@@ -546,11 +559,11 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
 
 static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 {
-    static char *names[] = {"real", "attach", "begin", "after", "after_graded", "is_grad_enabled", "main", NULL};
+    static char *names[] = {"real", "attach", "begin", "after", "after_graded", "is_grad_enabled", "taker", NULL};
     PyObject *real, *attach, *slow, *after, *after_graded, *is_grad_enabled;
-    unsigned long main;
+    unsigned long taker;
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOOOOk:ModuleCall", names, &real, &attach, &slow, &after,
-                                     &after_graded, &is_grad_enabled, &main))
+                                     &after_graded, &is_grad_enabled, &taker))
         return NULL;
     Point *call = (Point *)type->tp_alloc(type, 0);
     if (call == NULL)
@@ -563,7 +576,7 @@ static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     call->after_graded = Py_NewRef(after_graded);
     call->is_graded_told = 1;
     call->is_grad_enabled = Py_NewRef(is_grad_enabled);
-    call->main = main;
+    call->taker = taker;
     return (PyObject *)call;
 }
 
@@ -621,6 +634,8 @@ static PyMethodDef stand_in_methods[] = {
 static PyMemberDef point_members[] = {
     {"depth", T_INT, offsetof(Point, depth), 0, "1 inside an outermost module call"},
     {"count", T_ULONG, offsetof(Point, count), 0, "how many outermost calls, or items, there were"},
+    {"taker", T_ULONG, offsetof(Point, taker), 0, "the thread whose outermost calls are points"},
+    {"watch", T_OBJECT, offsetof(Point, watch), 0, "called before a call in a thread that takes no turns, or None"},
     {"is_graded_told", T_BOOL, offsetof(Point, is_graded_told), 0, "whether a call with gradients may end an iteration"},
     {NULL},
 };

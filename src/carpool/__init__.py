@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__", "turn"]
+__all__ = ["Client", "__version__", "only_these_threads_compute", "take_turns_here", "turn"]
 
 if TYPE_CHECKING:
-    from carpool.agent.api import turn
+    from carpool.agent.api import only_these_threads_compute, take_turns_here, turn
     from carpool.client import Client
 
 
 def __getattr__(name: str) -> object:
-    if name == "turn":
-        from carpool.agent.api import turn
+    if name in ("only_these_threads_compute", "take_turns_here", "turn"):
+        from carpool.agent import api
 
-        return turn
+        return getattr(api, name)
     if name == "Client":
         from carpool.client import Client
 

@@ -11,7 +11,7 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from carpool.agent.threads import thread_in_the_way
+from carpool.agent.threads import ComputeThreads, thread_in_the_way
 
 WAIT_SECONDS = 20
 
@@ -105,3 +105,74 @@ def test_a_queue_is_in_the_way_while_something_of_the_programs_is_pickled(gate: 
     assert [queue.get(timeout=WAIT_SECONDS) for _ in range(2)] == [1, 0]
     queue.close()
     queue.join_thread()
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> ComputeThreads:
+    monkeypatch.setenv("CARPOOL_JOB", "job-1")
+    return ComputeThreads()
+
+
+@pytest.fixture
+def other(gate: threading.Event) -> threading.Thread:
+    """A thread of the program of which nothing is known."""
+    made = threading.Thread(target=gate.wait, args=(WAIT_SECONDS,), name="server", daemon=True)
+    made.start()
+    return made
+
+
+def test_k2_a_thread_of_which_nothing_is_known_is_in_the_way_until_the_program_says_who_computes(
+    declared: ComputeThreads, other: threading.Thread
+) -> None:
+    reason = "its thread server might touch its tensors meanwhile"
+    assert declared.begin_parking() == reason
+    declared.declare(threading.current_thread())
+    assert declared.begin_parking() == ""
+    declared.end_parking()
+    declared.declare(threading.current_thread(), other)
+    assert declared.begin_parking() == reason
+    assert thread_in_the_way() == reason, "a checkpoint takes nobody's word for it"
+
+
+def test_k2_a_thread_that_computes_against_the_programs_word_ends_parking_and_is_said_once(
+    declared: ComputeThreads, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared.check()
+    declared.declare(threading.current_thread())
+    declared.check()
+    assert (declared.begin_parking(), capsys.readouterr().err) == ("", "")
+    declared.end_parking()
+    for _ in range(2):
+        loader = threading.Thread(target=declared.check, name="loader")
+        loader.start()
+        loader.join(WAIT_SECONDS)
+        assert not loader.is_alive()
+    assert capsys.readouterr().err == (
+        "carpool: job job-1: thread loader computes, but was not named in carpool.only_these_threads_compute();"
+        " name it too: until the program ends it is not parked\n"
+    )
+    assert declared.begin_parking() == "its thread loader computes, and the program said that it does not"
+
+
+def test_k1_a_thread_that_computes_against_the_programs_word_waits_until_the_tensors_are_back(
+    declared: ComputeThreads,
+) -> None:
+    declared.declare(threading.current_thread())
+    assert declared.begin_parking() == ""
+    loader = threading.Thread(target=declared.check)
+    loader.start()
+    loader.join(0.1)
+    assert loader.is_alive()
+    declared.end_parking()
+    loader.join(WAIT_SECONDS)
+    assert not loader.is_alive()
+    assert declared.begin_parking() != "", "it was parked for the last time"
+
+
+def test_hooks_look_at_threads_only_after_the_program_named_some(declared: ComputeThreads) -> None:
+    acted: list[str] = []
+    declared.when_declared(lambda: acted.append("early"))
+    assert acted == []
+    declared.declare(threading.current_thread())
+    declared.when_declared(lambda: acted.append("late"))
+    assert acted == ["early", "late"]

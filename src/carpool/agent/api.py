@@ -1,19 +1,49 @@
-"""What a program may call itself: the functions that `carpool` offers, loaded at their first use."""
+"""What a program may call itself: the functions that `carpool` offers, loaded at their first use.
+
+All of them do nothing in a program that is not part of a job, so they may stay in its source.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from carpool.agent.threads import compute_threads
 from carpool.agent.turns import process
 
 
 @contextmanager
-def turn() -> Iterator[None]:
-    """Take a turn for a piece of device work: `with carpool.turn(): step()`. Does nothing outside a job."""
+def turn(*, keep: bool = True) -> Iterator[None]:
+    """Take a turn for a piece of device work: `with carpool.turn(): step()`.
+
+    The turn is kept after the block until another job should have it, so the next block begins at once. With
+    `keep=False` it is given back as soon as the block ends: for a program that waits between two pieces of work, for
+    requests say. Blocks inside a block are part of it.
+    """
     turns = process.current_turns()
     if turns is None:
         yield
         return
-    with turns.turn():
+    with turns.turn(keep=keep):
         yield
+
+
+def take_turns_here() -> None:
+    """The calling thread takes this program's turns from now on.
+
+    Without this call it is the thread that computes first, or enters `carpool.turn()` first. Only one thread takes
+    turns; `carpool.turn()` in another one says once that it took none.
+    """
+    process.take_turns_here()
+
+
+def only_these_threads_compute(*threads: threading.Thread) -> None:
+    """Say which threads touch tensors; without arguments it is the calling one.
+
+    A program with threads that might touch tensors is not parked. After this call only the named threads are looked
+    at. If another one computes all the same, it waits for its tensors, and the program is not parked again.
+    """
+    if os.environ.get("CARPOOL_JOB"):
+        compute_threads.declare(*(threads or (threading.current_thread(),)))

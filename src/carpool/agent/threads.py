@@ -1,18 +1,25 @@
 """Which threads of a program may go on while its tensors are away (K2 of parking/park.py).
 
-Harmless is a thread of a package that never touches a program's tensors, and one that waits for work which nobody can
-give it meanwhile: the feeder of an empty queue, the threads of a pool that has nothing to do. Python's own
-`multiprocessing` keeps in the arguments of its threads what tells that; where it does not, the thread is in the way.
+A thread is harmless if it belongs to a package that never touches a program's tensors. It is harmless too while it
+waits for work that nobody can give it: the feeder of an empty queue, the threads of a pool that has nothing to do.
+Python's own `multiprocessing` keeps in the arguments of its threads what tells that. Any other thread is in the way.
+
+A program can say itself which of its threads compute (`carpool.only_these_threads_compute`); then no other thread is
+in the way of parking. The hooks on torch check what it said: a thread that computes although the program said that it
+does not waits until the tensors are there, and the program is not parked again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from carpool.agent.link import say
 
 HARMLESS = (
     "tqdm",
@@ -25,6 +32,68 @@ HARMLESS = (
 MAY_BE_IDLE = ("multiprocessing.pool", "multiprocessing.queues")
 PATIENCE_SECONDS = 0.1  # for one that is about to be idle: what was put into a queue is sent at once
 LOOK_SECONDS = 0.002
+
+
+class ComputeThreads:
+    """The threads that compute, by the program's own word; one object a process."""
+
+    def __init__(self) -> None:
+        self._named: frozenset[threading.Thread] | None = None
+        self._undeclared = ""  # the thread that computed although the program said that it does not
+        self._is_away = False  # the tensors are on their way, or away
+        self._when_declared: list[Callable[[], None]] = []
+        os.register_at_fork(after_in_child=self._forget)
+
+    def declare(self, *threads: threading.Thread) -> None:
+        self._named = frozenset(threads)
+        for act in self._when_declared:
+            act()
+
+    def when_declared(self, act: Callable[[], None]) -> None:
+        """The hooks look at threads only after this, so that nobody pays for it who declares nothing."""
+        self._when_declared.append(act)
+        if self._named is not None:
+            act()
+
+    def check(self) -> None:
+        """This thread is about to compute: if the program said that it does not, its tensors have to be there."""
+        if self._named is None or (me := threading.current_thread()) in self._named:
+            return
+        if not self._undeclared:
+            self._undeclared = me.name
+            say(
+                f"job {os.environ.get('CARPOOL_JOB', '')}: thread {me.name} computes, but was not named in"
+                " carpool.only_these_threads_compute(); name it too: until the program ends it is not parked"
+            )
+        while self._is_away:
+            time.sleep(LOOK_SECONDS)
+
+    def begin_parking(self) -> str:
+        """Why the program must not be parked, empty if it may: from then on, threads that were not named wait."""
+        self._is_away = self._named is not None
+        obstacle = self._obstacle()
+        if obstacle:
+            self._is_away = False
+        return obstacle
+
+    def end_parking(self) -> None:
+        """Every tensor is there."""
+        self._is_away = False
+
+    def _obstacle(self) -> str:
+        if self._named is None:
+            return thread_in_the_way()
+        if self._undeclared:
+            return f"its thread {self._undeclared} computes, and the program said that it does not"
+        here = threading.current_thread()
+        others = sorted(each.name for each in self._named if each is not here and each.is_alive())
+        return f"its thread {others[0]} might touch its tensors meanwhile" if others else ""
+
+    def _forget(self) -> None:
+        self._named, self._undeclared, self._is_away = None, "", False
+
+
+compute_threads = ComputeThreads()
 
 
 def thread_in_the_way() -> str:

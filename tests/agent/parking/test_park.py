@@ -199,7 +199,7 @@ def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(park, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(park, "thread_in_the_way", str)
+    monkeypatch.setattr(threads, "thread_in_the_way", str)
     reasons = ["no room", "no room", "no room", "less room", "less room"]
 
     def fail() -> None:

@@ -28,7 +28,7 @@ from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.protocol import RESAMPLE_MASK, STALL_NS
 from tests.agent.desk import Desk
-from tests.agent.turns.test_turn_taking import FakeSource
+from tests.agent.turns.test_turn_taking import FakeSource, run_elsewhere
 
 needs_c = pytest.mark.skipif(hot_path.native is None, reason="the C points are not built: install gcc, 'make native'")
 
@@ -546,7 +546,7 @@ def test_a_seat_stays_inside_its_page_and_keeps_it(tmp_path: Path) -> None:
         hot_path.native.TurnState(bytearray(8))
     hook = hot_path.native.StepHook(print, print, print)
     hook.state, optimizer = state, object()
-    state.owner = threading.get_ident()
+    state.taker = threading.get_ident()
     state.know(id(optimizer), True)
     made.close()
     del made
@@ -715,3 +715,47 @@ def test_what_a_programs_signal_handler_raises_at_such_a_boundary_reaches_the_pr
     program.hooks._step_patience = 0
     with pytest.raises(TimeoutError, match="own alarm"):
         program.model(0)
+
+
+def test_t4_the_outermost_calls_of_the_thread_that_was_named_are_points_and_no_others(program: Program) -> None:
+    def elsewhere() -> None:
+        program.hooks._follow_taker(threading.get_ident())
+        program.first_turn()
+        program.model(0)
+
+    run_elsewhere(elsewhere)
+    assert program.hooks._calls.count == 2
+    program.model(0)
+    assert program.hooks._calls.count == 2, "the main thread's calls pass"
+    program.hooks.forget_after_fork()
+    assert program.hooks._calls.taker == threading.main_thread().ident
+
+
+def test_k2_calls_in_threads_that_take_no_turns_are_watched_if_the_program_named_those_that_compute(
+    program: Program,
+) -> None:
+    program.first_turn()
+    watched: list[str] = []
+    inside: list[str] = []
+
+    def note() -> None:
+        watched.append(threading.current_thread().name)
+
+    run_elsewhere(lambda: program.model(0), name="early")
+    program.hooks._calls.watch = program.hooks._fetches.watch = note
+    Module(lambda: Module()())()
+    run_elsewhere(lambda: program.model(0), name="other")
+    Module(lambda: run_elsewhere(lambda: program.model(0), name="meanwhile"))()
+    assert watched == ["other", "meanwhile"], "not those of the thread that takes the turns, however deep"
+    next(program.loader(lambda: inside.append("fetched")))
+    assert watched[2:] == [threading.current_thread().name]
+
+    def refuse() -> None:
+        raise InterruptedError
+
+    program.hooks._calls.watch = program.hooks._fetches.watch = refuse
+    with pytest.raises(InterruptedError):
+        run_elsewhere(lambda: program.model(0))
+    with pytest.raises(InterruptedError):
+        next(program.loader(lambda: inside.append("fetched")))
+    assert inside == ["fetched"], "what a signal handler raises while it waits reaches the program"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import FrameType
 
 import pytest
 
 from carpool.agent import api
 from carpool.agent.memory import Memory
+from carpool.agent.threads import compute_threads
 from carpool.agent.turns import process, turn_taking
 from carpool.agent.turns.turn_taking import OUTSIDE_LOOP, Turns
+from carpool.errors import UsageError
 from carpool.wire import messages as m
 from carpool.wire import page
 from tests.agent.desk import Desk
@@ -260,6 +264,197 @@ def test_t4_another_thread_takes_no_turns(desk: Desk, turns: Turns) -> None:
     assert not thread.is_alive()
     assert desk.steps == 2
     assert desk.lease == page.LEASE_HELD
+
+
+def run_elsewhere(act: Callable[[], object], *, name: str = "elsewhere") -> None:
+    """In another thread, to its end; what it raises fails the test."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]
+
+
+def enter(turns: Turns) -> None:
+    with turns.turn():
+        pass
+
+
+def test_t4_a_turn_in_another_thread_says_once_that_it_took_none(
+    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_turn(desk, turns)
+    for _ in range(2):
+        run_elsewhere(lambda: enter(turns), name="server")
+    enter(turns)
+    assert desk.is_silent()
+    assert capsys.readouterr().err == (
+        "carpool: job job-1: carpool.turn() took no turn in thread server: another thread takes the turns;"
+        " call carpool.take_turns_here() in the thread that computes\n"
+    )
+
+
+def test_t4_a_thread_that_is_named_takes_the_turns_and_the_one_that_is_held(
+    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_turn(desk, turns)
+    learn(desk, turns)
+
+    def elsewhere() -> None:
+        turns.take_here()
+        enter(turns)
+        desk.recall()
+        with desk.playing(lambda: desk.answer(m.Return)):
+            turns.boundary(POINT)
+
+    run_elsewhere(elsewhere)
+    assert desk.lease == page.LEASE_HELD
+    before = desk.steps
+    assert before >= 3
+    turns.boundary(POINT)
+    assert desk.steps == before, "the thread that took them before counts nothing any more"
+    assert capsys.readouterr().err == ""
+
+
+def test_t4_a_thread_takes_no_turn_out_of_the_middle_of_anothers(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    with turns.turn(), pytest.raises(UsageError, match=r"before or after that"):
+        run_elsewhere(turns.take_here)
+    assert turns.state.taker == threading.get_ident()
+
+
+def test_t4_a_thread_that_is_named_waits_until_the_other_one_has_what_it_asked_for(desk: Desk, turns: Turns) -> None:
+    order: list[str] = []
+
+    def take_over() -> None:
+        turns.take_here()
+        order.append("named")
+        turns.begin()
+
+    def act() -> None:
+        desk.accept()
+        desk.take()
+        other = threading.Thread(target=take_over)
+        other.start()
+        other.join(0.1)
+        order.append("granted")
+        desk.grant()
+        other.join(20)
+
+    with desk.playing(act):
+        turns.begin()
+    assert order == ["granted", "named"]
+    assert desk.is_silent(), "one ask, and one turn"
+
+
+def test_a_turn_that_is_not_kept_goes_back_when_its_block_ends(desk: Desk, turns: Turns, source: FakeSource) -> None:
+    first_turn(desk, turns)
+    for _ in range(4):
+        with (
+            desk.playing(lambda: desk.answer(m.Ask)) if not turns.state.held else nullcontext(),
+            turns.turn(keep=False),
+        ):
+            assert desk.lease == page.LEASE_HELD
+        returned = desk.take_until(m.Return)
+        assert returned == m.Return(steps=desk.steps, wants_more=False, passed=0)
+        assert desk.lease == page.LEASE_NONE
+    assert desk.steps == 4
+    assert desk.is_silent()
+
+
+def test_a_turn_that_is_not_kept_does_not_wait_for_the_next_one_if_it_was_recalled(desk: Desk, turns: Turns) -> None:
+    first_turn(desk, turns)
+    for _ in range(4):
+        enter(turns)
+    with turns.turn(keep=False):
+        desk.recall()
+    returned = desk.take_until(m.Return)
+    assert isinstance(returned, m.Return)
+    assert (returned.wants_more, returned.steps, desk.lease) == (False, 5, page.LEASE_NONE)
+    assert desk.is_silent()
+
+
+def test_a_turn_that_is_not_kept_goes_back_after_an_error_and_only_with_the_outermost_block(
+    desk: Desk, turns: Turns
+) -> None:
+    first_turn(desk, turns)
+    with turns.turn():
+        with turns.turn(keep=False):
+            pass
+        assert desk.lease == page.LEASE_HELD
+    assert desk.lease == page.LEASE_HELD
+    with pytest.raises(ZeroDivisionError), turns.turn(keep=False):
+        raise ZeroDivisionError
+    assert desk.lease == page.LEASE_NONE
+    assert desk.steps == 2
+
+
+def test_a_turn_that_is_not_kept_works_without_a_daemon(
+    desk: Desk, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turn_taking, "STOPPED_PATIENCE_NS", 0)
+    desk.die(leave_socket=False)
+    for _ in range(3):
+        with turns.turn(keep=False):
+            assert turns.state.held
+    assert capsys.readouterr().err.count("the program goes on without taking turns") == 1
+
+
+@pytest.fixture
+def job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """This process is part of a job whose daemon the test plays."""
+    values = {"JOB": "job-1", "SOCKET": desk.directory / "socket", "PAGE": desk.directory / "page"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"CARPOOL_{name}", str(value))
+    for name, fresh in (("_current", None), ("_is_unmanaged", False), ("_named_taker", 0), ("_followers", [])):
+        monkeypatch.setattr(process, name, fresh)
+    yield desk
+    turns = process._current
+    if turns is not None:
+        atexit.unregister(turns.finish)
+        turns._link.close()
+        turns._link.page.close()
+
+
+def test_t4_a_thread_that_is_named_before_the_first_turn_is_the_one_that_takes_it(
+    job: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    followed: list[int] = []
+    process.follow_taker(followed.append)
+    api.take_turns_here()
+
+    def elsewhere() -> None:
+        with api.turn():
+            assert job.lease == page.LEASE_NONE
+
+    run_elsewhere(elsewhere, name="loader")
+    assert "carpool.turn() took no turn in thread loader" in capsys.readouterr().err
+
+    def act() -> None:
+        job.accept()
+        job.answer(m.Ask)
+
+    with job.playing(act), api.turn():
+        assert job.lease == page.LEASE_HELD
+    assert followed == [threading.get_ident()]
+
+
+def test_outside_a_job_nobody_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARPOOL_JOB", raising=False)
+    monkeypatch.setattr(process, "_named_taker", 0)
+    api.take_turns_here()
+    api.only_these_threads_compute()
+    with api.turn(keep=False):
+        assert (process._named_taker, compute_threads._named) == (0, None)
 
 
 def test_an_interrupted_wait_is_withdrawn_and_a_late_grant_is_not_mistaken_for_the_next(

@@ -6,7 +6,8 @@ Rules
   K1  The program's own code never runs while its tensors are away: touching one would crash it. Whatever ends the
       wait (a grant, a dead daemon, an interrupt) brings them back first. Signal handlers of the program are held
       back until its tensors are there again.
-  K2  A program with threads that may touch tensors is not parked; the answer names the thread.
+  K2  A program with threads that may touch tensors is not parked; the answer names the thread. Which threads may is
+      what the program said (`carpool.only_these_threads_compute`), else what threads.py knows of them.
   K3  A move that fails changes nothing and is answered with the reason.
 """
 
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from carpool.agent.link import Link, LinkLostError, say
-from carpool.agent.threads import thread_in_the_way
+from carpool.agent.threads import compute_threads
 from carpool.wire import messages as m
 from carpool.wire import page
 
@@ -102,7 +103,7 @@ class Parking:
             return self._answer
         if self._movable is None:
             return m.Parked(moved_bytes=0, move_ns=0, reason="carpool knows no tensors in this program")
-        obstacle = self._movable.obstacle() or thread_in_the_way()
+        obstacle = self._movable.obstacle() or compute_threads.begin_parking()
         if obstacle:
             return m.Parked(moved_bytes=0, move_ns=0, reason=obstacle)
         began, moved, trouble = time.monotonic_ns(), 0, ""
@@ -112,10 +113,10 @@ class Parking:
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             trouble = f"its memory could not be copied: {error}"
         except BaseException:
-            self._held_back.end()
+            self._end()
             raise
         if trouble:
-            self._held_back.end()  # not where the error is handled: what the program's handlers raise is their own
+            self._end()  # not where the error is handled: what the program's handlers raise is their own
             return m.Parked(moved_bytes=0, move_ns=0, reason=trouble)
         self._answer = m.Parked(moved_bytes=moved, move_ns=time.monotonic_ns() - began, reason="")
         self._note()
@@ -132,8 +133,13 @@ class Parking:
             return m.Unparked(move_ns=0, reason=f"its memory could not be brought back: {str(error).splitlines()[0]}")
         self._answer = None
         self._note()
-        self._held_back.end()
+        self._end()
         return m.Unparked(move_ns=time.monotonic_ns() - began, reason="")
+
+    def _end(self) -> None:
+        """Every tensor is there: let the program's threads go on, and its signal handlers run."""
+        compute_threads.end_parking()
+        self._held_back.end()
 
     def _note(self) -> None:
         """Show in the page where the tensors are: a restarted daemon reads it."""
@@ -152,7 +158,7 @@ class HeldSignals:
 
     def begin(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # then the main thread is in the way, and nothing is parked
+            return  # handlers run in the main thread, which does not compute: else it is in the way (K2)
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
             if callable(handler) and not isinstance(handler, signal.Handlers):

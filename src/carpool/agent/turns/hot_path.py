@@ -6,6 +6,7 @@ decide; without it the hooks of torch_hooks.py do all. Both have one TurnState, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from carpool._native import load
@@ -26,12 +27,12 @@ class PlainTurnState:
         "is_off",
         "is_waiting",
         "left_ns",
-        "owner",
         "peer",
         "rung",
         "sampled_at",
         "stall_ns",
         "steady_bytes",
+        "taker",
         "words",
     )
 
@@ -41,7 +42,7 @@ class PlainTurnState:
         self.held = False
         self.is_off = False  # the program is left alone from now on
         self.depth = 0  # inside `with carpool.turn()`: automatic points are part of it
-        self.owner = 0  # the thread that takes turns (T4)
+        self.taker = 0  # the thread that takes turns (T4)
         self.stall_ns = 0  # how long the input takes, a fading mean
         self.sampled_at = 0  # the step at which the memory was last looked at
         self.steady_bytes = 0  # who holds more than this at a boundary has grown; 0 while nobody knows
@@ -76,13 +77,15 @@ class PlainTurnState:
 class PlainCalls:
     """The state of a wrapped function, as the C ModuleCall and FetchCall have it."""
 
-    __slots__ = ("count", "depth", "is_graded_told", "state")
+    __slots__ = ("count", "depth", "is_graded_told", "state", "taker", "watch")
 
     def __init__(self) -> None:
         self.depth = 0  # 1 inside an outermost module call
         self.count = 0  # outermost calls, or items fetched
         self.is_graded_told = True  # whether a call that ends with gradients on may end an iteration
         self.state: PlainTurnState | None = None
+        self.taker = 0  # the thread whose outermost calls are points
+        self.watch: Callable[[], None] | None = None  # called before a call in any other thread, if there is one
 
 
 def make_turn_state(words: memoryview) -> PlainTurnState:

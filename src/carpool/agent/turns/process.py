@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
+from threading import get_ident
 
 from carpool.agent.link import Link, say, tell_detached
-from carpool.agent.memory import Memory
+from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.turns.turn_taking import Turns
 
 _current: Turns | None = None
 _is_unmanaged = False
 _make_memory: Callable[[Link], Memory] = Memory.for_plain_process
+_named_taker = 0  # the thread that called take_turns_here; 0 while whichever reaches the first point takes the turns
+_followers: list[Callable[[int], None]] = []
 
 
 def current_turns() -> Turns | None:
@@ -30,9 +33,29 @@ def current_turns() -> Turns | None:
             say(f"job {job} runs unmanaged: {error}")
             tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
             return None
-        _current = Turns(link, memory)
+        _current = Turns(link, memory, taker=_named_taker)
         atexit.register(_current.finish)
     return _current
+
+
+def take_turns_here() -> None:
+    """The calling thread takes the turns from now on; without a first point yet it is only remembered."""
+    global _named_taker
+    if not os.environ.get("CARPOOL_JOB"):
+        return
+    if _current is not None:
+        _current.take_here()
+    name_turn_taker()
+    _named_taker = get_ident()
+    for follow in _followers:
+        follow(_named_taker)
+
+
+def follow_taker(follow: Callable[[int], None]) -> None:
+    """Call this with every thread that is named to take the turns."""
+    _followers.append(follow)
+    if _named_taker:
+        follow(_named_taker)
 
 
 def set_memory(make: Callable[[Link], Memory]) -> None:
@@ -43,7 +66,8 @@ def set_memory(make: Callable[[Link], Memory]) -> None:
 
 def forget_after_fork() -> None:
     """Let a forked child start afresh at its own first point."""
-    global _current
+    global _current, _named_taker
+    _named_taker = 0
     if _current is not None:
         _current.after_fork()
         _current = None

@@ -33,6 +33,7 @@ from carpool.agent.cuda import CudaSource, cap_from_the_start, explain_refusals
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory, MeterSource, ResidentSource
 from carpool.agent.parking.storages import make_storages
+from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
 from carpool.agent.turns.turn_taking import Turns
 
@@ -130,9 +131,23 @@ class Hooks:
         self._turns = None
         self._is_worker = False
         self._calls.depth = 0
+        self._calls.taker = threading.main_thread().ident
+        self._calls.watch = self._fetches.watch = None
         self._show_state(None)
 
     # --- the points --------------------------------------------------------------------------------------
+
+    def _follow_taker(self, taker: int) -> None:
+        """The outermost module calls of this thread are points from now on, and no other thread's."""
+        self._calls.taker = taker
+
+    def _watch_threads(self) -> None:
+        """The program said which of its threads compute: look whether others do."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        if self._calls.watch is None:
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: compute_threads.check())
+        self._calls.watch = self._fetches.watch = compute_threads.check
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         turns = self._turns or self.turns()
@@ -208,6 +223,8 @@ class Hooks:
         clock, busy_clock, fetches = time.monotonic_ns, time.thread_time_ns, self._fetches
 
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the method of this name
+            if fetches.watch is not None:
+                fetches.watch()
             turns = self._turns or self.turns()
             if turns is None:
                 return real_next(iterator)
@@ -249,7 +266,7 @@ class Hooks:
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
         is_grad_enabled = self._torch.is_grad_enabled
-        main = threading.main_thread().ident
+        main = threading.main_thread().ident or 0
         if hot_path.native is not None:
             self._calls = hot_path.native.ModuleCall(
                 real=real_call,
@@ -258,13 +275,16 @@ class Hooks:
                 after=self.after_forward,
                 after_graded=self.after_graded_forward,
                 is_grad_enabled=is_grad_enabled,
-                main=main,
+                taker=main,
             )
             return _stand_in(self._calls, real_call)
         calls = self._calls
+        calls.taker = main
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - see above
-            if calls.depth or get_ident() != main:
+            if calls.watch is not None and get_ident() != calls.taker:
+                calls.watch()
+            if calls.depth or get_ident() != calls.taker:
                 return real_call(module, *args, **kwargs)
             turns = self._turns or self.turns()
             if turns is None:
@@ -287,6 +307,7 @@ class Hooks:
     def wrap_backward(self, real_backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real_backward)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            compute_threads.check()
             turns = self._turns or self.turns()
             if turns is None or self._is_backward:  # a checkpoint goes backward inside the backward
                 return real_backward(*args, **kwargs)
@@ -336,6 +357,8 @@ class Hooks:
         torch.autograd.grad = self.wrap_grad(torch.autograd.grad)
         torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
         process.set_memory(self.make_memory)
+        process.follow_taker(self._follow_taker)
+        compute_threads.when_declared(self._watch_threads)
         os.register_at_fork(after_in_child=self.forget_after_fork)
         self._note_overhead()
 

@@ -11,7 +11,8 @@ Rules
   T2  The program's numbers never depend on carpool: nothing here touches tensors, random state or thread counts
       (agent/parking moves tensors while the program waits, bit for bit).
   T3  Trouble is said once on stderr; then the program runs on as if alone.
-  T4  Only the thread that reached the first point takes turns; a forked child starts afresh, with no turn.
+  T4  One thread takes the turns: the one that called `carpool.take_turns_here()`, else the one that reached the first
+      point. A forked child starts afresh, with no turn.
   T5  A program that passed OUTSIDE_LOOP yield points and neither stepped nor went backward has left its loop: what it
       holds there stays, and the daemon is told before the turn goes. In the loop it may be a graph, soon to be freed.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import get_ident
+from threading import RLock, current_thread, get_ident
 from time import monotonic_ns
 
 from carpool.agent.link import Link, LinkLostError, say
@@ -30,7 +31,7 @@ from carpool.agent.parking.park import Parking
 from carpool.agent.turns.profile import CLEAN_SLACK_BYTES, Profile
 from carpool.agent.turns.program_errors import is_raised_by_program
 from carpool.agent.turns.waiting import Waiting
-from carpool.errors import PeerError
+from carpool.errors import PeerError, UsageError
 from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
@@ -44,20 +45,25 @@ from carpool.wire.protocol import (
     STOPPED_PATIENCE_NS,
 )
 
+TAKE_OVER_SECONDS = 0.005  # how often a thread that is to take the turns looks whether the other one still waits
 OUTSIDE_LOOP = 16  # few programs call more modules without gradients in one iteration
 
 
 class Turns:
     """The turn-taking of this process. `boundary` and `begin` are the two calls on the hot path."""
 
-    def __init__(self, link: Link, memory: Memory) -> None:
+    def __init__(self, link: Link, memory: Memory, *, taker: int = 0) -> None:
         self._link = link
         self._memory = memory
         self._words = link.words
         self.state = link.state
-        self.state.owner = get_ident()
+        self.state.taker = taker or get_ident()
         self.state.is_instant = memory.is_instant
-        name_turn_taker()
+        if self.state.taker == get_ident():
+            name_turn_taker()
+        self._slow = RLock()  # held by the thread that asks, waits or gives back (`take_here` waits for it)
+        self._wants_more = True  # whether a turn that is given back is asked for again at once
+        self._is_no_turn_said = False
         self._is_shared = False
         self._was_alone = False
         self._profile = Profile(memory)
@@ -76,13 +82,13 @@ class Turns:
         state = self.state
         if (state.held and self._words[state.base + S_RECALL] < LAPSED) or state.is_off:
             return
-        if state.depth == 0 and get_ident() == state.owner:
+        if state.depth == 0 and get_ident() == state.taker:
             self._safely(self._acquire)
 
     def boundary(self, point: int = 0) -> None:
         """An iteration ended; `point` names which of the program's boundaries this is (an optimizer, say)."""
         state = self.state
-        if state.is_off or state.depth or get_ident() != state.owner:
+        if state.is_off or state.depth or get_ident() != state.taker:
             return
         is_clean = self._points.get(point)
         if is_clean is None:
@@ -150,9 +156,10 @@ class Turns:
         self.begin()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """An explicit turn; points inside it are not boundaries of their own."""
-        if get_ident() != self.state.owner:
+    def turn(self, *, keep: bool = True) -> Iterator[None]:
+        """An explicit turn; points inside it end no iteration. Without `keep` it goes back when the block ends."""
+        if get_ident() != self.state.taker:
+            self._say_no_turn()
             yield
             return
         self.begin()
@@ -161,21 +168,62 @@ class Turns:
             yield
         finally:
             self.state.depth -= 1
+            if keep:
+                self.boundary(-1)
+            else:
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Count the iteration, and give the turn back without asking for another."""
+        self._wants_more = False
+        try:
             self.boundary(-1)
+            if self._is_ours():
+                self._safely(self._hand_over if self._link.is_up else self._let_go)
+        finally:
+            self._wants_more = True
+
+    def _say_no_turn(self) -> None:
+        if not self._is_no_turn_said and not self.state.is_off:
+            self._is_no_turn_said = True
+            say(
+                f"job {self._link.job}: carpool.turn() took no turn in thread {current_thread().name}: another thread"
+                " takes the turns; call carpool.take_turns_here() in the thread that computes"
+            )
+
+    def take_here(self) -> None:
+        """The calling thread takes the turns from now on (T4), and the one that is held, if one is."""
+        if get_ident() == self.state.taker:
+            return
+        if self.state.depth:
+            raise UsageError(
+                "another thread is inside 'with carpool.turn()'; call carpool.take_turns_here() before or after that"
+            )
+        self.state.taker = get_ident()  # no other thread begins to ask from here on
+        name_turn_taker()
+        while self.state.is_waiting:  # the C hook waits in the thread that took the turns before
+            time.sleep(TAKE_OVER_SECONDS)
+        with self._slow:
+            pass
 
     # --- the slow path ------------------------------------------------------------------------------------
 
     def _safely(self, action: Callable[[], None]) -> None:
         """A bug of ours must not become the program's: say it once and leave the program alone (T3)."""
         try:
-            action()
+            with self._slow:
+                action()
         except Exception as error:
             if is_raised_by_program(error):
                 raise  # as a Ctrl-C is
             self.detach(f"unexpected {type(error).__name__}: {error}")
 
     def _hand_over(self) -> None:
-        self._give_back(wants_more=True)
+        self._give_back(wants_more=self._wants_more)
+
+    def _let_go(self) -> None:
+        """There is nobody to give the turn back to; the next one is asked for as the first was."""
+        self._set_held(is_held=False)
 
     def _learn(self, point: int) -> None:
         """The first iterations: find out which points are clean and what the job needs."""
@@ -195,7 +243,7 @@ class Turns:
         recall = self._words[base + S_RECALL]
         is_clean = self._points.get(point) or (self._profile.reported is not None and self._is_clean_now())
         if self.state.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
-            self._give_back(wants_more=True)
+            self._hand_over()
 
     def _report(self) -> None:
         needs = self._profile.needs()
@@ -224,7 +272,7 @@ class Turns:
     def _is_ours(self) -> bool:
         """Whether the turn is held, and is this thread's to give (T4)."""
         state = self.state
-        return state.held and not state.is_off and not state.depth and get_ident() == state.owner
+        return state.held and not state.is_off and not state.depth and get_ident() == state.taker
 
     def _is_due(self, recall: int) -> bool:
         """Whether the turn is to be given back now; ranks stop at one step, or they would wait for each other."""
@@ -365,7 +413,10 @@ class Turns:
             self._report()
         if self._was_alone:
             self._was_alone = False
-            self._acquire()
+            if self._wants_more:
+                self._acquire()
+            else:
+                self._set_held(is_held=False)
 
     def _go_alone(self, why: str) -> None:
         if not self._was_alone:
