@@ -17,7 +17,7 @@ from carpool.cli.main import carpool
 from carpool.core.node.model import JobSpec
 from carpool.daemon.environment import job_environment
 from carpool.daemon.files import JobFile
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from carpool.wire.places import Places
 
 SCREEN_LINES = 40

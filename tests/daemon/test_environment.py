@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from carpool.core.node.model import JobSpec
 from carpool.daemon.environment import job_environment, preloadable
 from carpool.daemon.files import JobFile
 from carpool.devices.base import DeviceFacts
+from carpool.devices.kinds import KINDS
 from carpool.errors import UsageError
 from carpool.wire.places import Places
 
-GPU = DeviceFacts(id="gpu0", kind="cuda", capacity_bytes=1 << 30, title="")
-CPU = DeviceFacts(id="cpu", kind="cpu", capacity_bytes=1 << 30, title="")
+GPU = DeviceFacts(id="gpu0", kind=KINDS["cuda"], capacity_bytes=1 << 30, title="")
+CPU = DeviceFacts(id="cpu", kind=KINDS["cpu"], capacity_bytes=1 << 30, title="")
 ALL_FOUR = JobSpec(
     name="job", cap_bytes=1 << 20, guaranteed_milli=200, limit_milli=200, may_oversubscribe=True, wait_memory_ns=1
 )
@@ -118,14 +120,12 @@ def test_a_pythons_share_of_a_gpu_is_kept_by_turns_and_its_other_limits_are_not(
         job_environment(unbuilt, GPU, file_of(ALL_FOUR, "python", "train.py"), unbuilt.run / "page")
 
 
-def test_on_the_cpu_device_a_share_needs_no_library_and_waiting_needs_the_meter(
-    unbuilt: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_the_cpu_device_a_share_needs_no_library_and_waiting_needs_the_meter(unbuilt: Places) -> None:
     share = JobSpec(name="job", guaranteed_milli=200, limit_milli=200)
     job_environment(unbuilt, CPU, file_of(share), unbuilt.run / "page")
     waits = JobSpec(name="job", guaranteed_milli=200, limit_milli=200, wait_memory_ns=1)
     with pytest.raises(UsageError, match="--wait-memory needs the byte meter"):
         job_environment(unbuilt, CPU, file_of(waits), unbuilt.run / "page")
-    monkeypatch.setattr("carpool.devices.cpu.meter_path", lambda: "/opt/meter.so")
+    (Path(os.environ["CARPOOL_NATIVE"]) / "meter.so").touch()
     made = job_environment(unbuilt, CPU, file_of(waits), unbuilt.run / "page")
-    assert "/opt/meter.so" in str(made["prepend"])
+    assert "nothing/meter.so" in str(made["prepend"])

@@ -11,6 +11,7 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, JobDetached, LeaseAsked
 from carpool.core.node.model import Needs
 from carpool.devices.base import DeviceFacts
+from carpool.devices.kinds import KINDS
 from carpool.errors import RefusedError, UsageError
 from tests.daemon.node import MIB, Node, in_node
 
@@ -71,7 +72,8 @@ def test_a_gpu_is_refused_for_ever_before_anything_that_would_pass(tmp_path: Pat
 
     def act(node: Node) -> None:
         gpus = [
-            DeviceFacts(id=name, kind="cuda", capacity_bytes=100 * MIB, title="a card") for name in ("cpu", "gpu1")
+            DeviceFacts(id=name, kind=KINDS["cuda"], capacity_bytes=100 * MIB, title="a card")
+            for name in ("cpu", "gpu1")
         ]
         node.use_devices(gpus)
         node.driver.tell(DeviceAdded(device=DeviceId("gpu1"), capacity_bytes=100 * MIB))

@@ -20,8 +20,12 @@ from carpool.daemon.python_options import why_kept_out
     ],
 )
 def test_options_before_the_program_that_close_the_way_in_are_named(command: str, without: str) -> None:
-    assert why_kept_out(command.split(), "cpu").endswith(f"; to take turns, run it without {without}")
-    assert not why_kept_out(command.split(), "cuda"), "there the library in the program takes turns"
+    assert why_kept_out(command.split(), has_turns_at_launches=False).endswith(
+        f"; to take turns, run it without {without}"
+    )
+    assert not why_kept_out(command.split(), has_turns_at_launches=True), (
+        "there the library in the program takes turns"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,4 +49,4 @@ def test_options_before_the_program_that_close_the_way_in_are_named(command: str
     ],
 )
 def test_other_options_and_those_of_the_program_are_let_alone(command: str) -> None:
-    assert not why_kept_out(command.split(), "cpu")
+    assert not why_kept_out(command.split(), has_turns_at_launches=False)

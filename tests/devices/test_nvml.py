@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from carpool.devices import nvml
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from carpool.errors import UsageError
 
 
@@ -64,7 +64,7 @@ def test_without_a_readable_card_the_cores_are_used_and_cuda_says_why(monkeypatc
         (Pynvml(set(), is_whole=False), "Unknown Error"),
     ):
         monkeypatch.setitem(sys.modules, "pynvml", package)
-        assert [device.kind for device in find_devices("auto")] == ["cpu"]
+        assert [device.kind.name for device in find_devices("auto")] == ["cpu"]
         with pytest.raises(UsageError, match=why):
             find_devices("cuda")
 

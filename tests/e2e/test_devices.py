@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from tests.e2e.node import Node, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -78,7 +78,7 @@ def test_an_idle_daemon_and_one_with_a_single_job_do_nothing(node: Node) -> None
 
 def test_threads_spin_long_only_where_one_job_computes_at_a_time() -> None:
     spins = {
-        (asked, lanes): find_devices(asked, lanes_max=lanes)[0].environment["GOMP_SPINCOUNT"]
+        (asked, lanes): find_devices(asked, lanes_max=lanes)[0].defaults["GOMP_SPINCOUNT"]
         for asked in ("cpu:1GiB", "cpu:2x1GiB")
         for lanes in (1, 2)
     }

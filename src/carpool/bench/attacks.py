@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from carpool.bench.node import PROGRAMS, Lines, open_node, plain_environment, stop
 from carpool.devices import nvml
-from carpool.devices.base import DeviceFacts, find_devices
+from carpool.devices.base import DeviceFacts
+from carpool.devices.kinds import find_devices
 from carpool.errors import PeerError, UsageError
 
 CAP_BYTES = 256 << 20
@@ -167,7 +168,7 @@ def choose_device(asked: str) -> tuple[str, DeviceFacts]:
     cards = nvml.cards()
     name = asked or (f"cuda:{cards[0].index}" if cards else STUB)
     device = find_devices(name)[0]
-    if device.kind != "cuda":
+    if not device.kind.needs_library:
         raise UsageError(f"'{name}' is no GPU: only limits of GPUs are attacked; try {STUB}")
     if device.capacity_bytes < 4 * CAP_BYTES:
         raise UsageError(

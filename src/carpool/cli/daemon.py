@@ -19,7 +19,7 @@ from carpool.cli.values import origin, parsed
 from carpool.client import Client
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from carpool.errors import PeerError, UnreachableError, UsageError
 from carpool.units import (
     SECOND,

@@ -17,7 +17,7 @@ from carpool.cli.runner import merged_environment
 from carpool.client import Client
 from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError
 from carpool.units import format_bytes, format_count
 from carpool.wire import page

@@ -15,6 +15,7 @@ from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.launch import ensure_daemon
 from carpool.cli.values import origin, parsed, weight_milli
 from carpool.client import NAME_MAX, Client, fingerprint, name_of, script_of
+from carpool.devices.kinds import kind_named
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import RefusedError, UsageError
@@ -80,7 +81,7 @@ def _check_reached(client: Client, program: str, options: dict[str, Any]) -> Non
     why = obstacle(program, library) if library is not None else None
     if why is None:
         return
-    if any(device.kind == "cuda" for device in client.status().devices):
+    if any(kind_named(device.kind).needs_library for device in client.status().devices):
         limits = format_list(asked)
         raise RefusedError(f"{limits} cannot be kept for {program} on a GPU: {why}, or run it without {limits}")
     if options["memory"] is not None:

@@ -117,7 +117,7 @@ def is_description(device: str) -> bool:
     """Whether `--device` describes devices for a daemon (cpu:4GiB, cuda) rather than naming one (gpu0, cpu1)."""
     if re.fullmatch(r"(gpu|cpu)[0-9]+", device):
         return False
-    from carpool.devices.base import find_devices
+    from carpool.devices.kinds import find_devices
 
     find_devices(device)
     return True

@@ -199,8 +199,9 @@ class Runner:
 
     def _say_if_alone(self, added: dict[str, object]) -> None:
         """Such a program cannot say it itself, as other unmanaged ones do; the daemon finds out as we do."""
-        kind = msgspec.convert(added.get("set", {}), dict[str, str]).get("CARPOOL_DEVICE_KIND", "")
-        why = why_kept_out(self._program.argv, kind)
+        settings = msgspec.convert(added.get("set", {}), dict[str, str])
+        at_launches = "CARPOOL_TURNS_AT_LAUNCHES" in settings
+        why = why_kept_out(self._program.argv, has_turns_at_launches=at_launches)
         if why:
             self._say(f"job {self._job} runs unmanaged: {why}")
 

@@ -14,7 +14,7 @@ from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns.shares import SHARE_POLICIES
 from carpool.devices import cpu
-from carpool.devices.base import find_devices
+from carpool.devices.kinds import find_devices
 from carpool.errors import UsageError
 from carpool.policies import POLICIES, names_for
 from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
@@ -51,7 +51,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_host_memory(self) -> DaemonConfig:
         """With a budget where parked jobs would hold the host's own memory and nobody said how much: half of it."""
-        is_on_disk = not self.park_to and all(device.kind == "cpu" for device in find_devices(self.device))
+        is_on_disk = not self.park_to and all(device.kind.parks_to_disk for device in find_devices(self.device))
         if self.host_memory or is_on_disk:
             return self
         return msgspec.structs.replace(self, host_memory=f"{cpu.memory_bytes() // 2 >> 20}MiB")

@@ -10,8 +10,7 @@ import carpool
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.core.node.model import JobSpec
 from carpool.daemon.files import JobFile
-from carpool.devices import cpu
-from carpool.devices.base import DeviceFacts
+from carpool.devices.base import DeviceFacts, DeviceKind
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import interpreters
 from carpool.errors import UsageError
@@ -29,7 +28,7 @@ INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 def check_cap(device: DeviceFacts, spec: JobSpec, argv: list[str]) -> None:
     """A UsageError for a cap under which a Python would not come to the program's first line."""
     cap_bytes = spec.cap_bytes
-    if device.kind != "cpu" or cap_bytes is None or cap_bytes >= PYTHON_BYTES_MIN:
+    if not device.kind.is_host_memory or cap_bytes is None or cap_bytes >= PYTHON_BYTES_MIN:
         return
     if Path(argv[0]).name.startswith(PYTHONS):
         raise UsageError(
@@ -65,53 +64,51 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
     spec = file.spec
     is_capped = spec.cap_bytes is not None
     prepend = {"PYTHONPATH": str(INJECT)}
-    default: dict[str, str] = {}
+    kind = device.kind
     settings = {
         "CARPOOL_JOB": file.job,
         "CARPOOL_SOCKET": str(places.socket),
         "CARPOOL_PAGE": str(page),
         "CARPOOL_KNOCK": str(places.knock),
-        "CARPOOL_DEVICE_KIND": device.kind,
+        "CARPOOL_DEVICE_KIND": kind.name,
         "CARPOOL_VERSION": carpool.__version__,
         "CARPOOL_PARKED": str(places.parked),
     }
+    library = preloadable(find_library(kind.library), places)
+    if library is not None:
+        prepend["LD_PRELOAD"] = library
+    else:
+        _check_without_library(places, kind, file)
     if is_capped:
         settings["CARPOOL_IS_CAPPED"] = "1"
+    if kind.has_turns_at_launches:
+        settings["CARPOOL_TURNS_AT_LAUNCHES"] = "1"
     if spec.wait_memory_ns is not None:
-        if device.kind == "cpu" and preloadable(cpu.meter_path(), places) is None:
-            raise UsageError(
-                "--wait-memory needs the byte meter, which is missing here: leave it out, or see carpool doctor"
-            )
-        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns + (GRACE_NS if device.kind == "cpu" else 0))
-    elif device.kind == "cpu" and not is_capped:
+        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns + (GRACE_NS if kind.knocks else 0))
+    elif kind.knocks and not is_capped:
         settings["CARPOOL_WAIT_MEMORY_NS"] = str(FORLORN_NS)
     if spec.may_oversubscribe:
-        if device.kind == "cpu":
+        if not kind.can_oversubscribe:
             raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
         settings["CARPOOL_MAY_OVERSUBSCRIBE"] = "1"
-    if device.kind == "cpu":
-        meter = preloadable(cpu.meter_path(), places)
-        if meter is not None:
-            prepend["LD_PRELOAD"] = meter
-        default.update(device.environment)
-    else:
-        guest = preloadable(find_library("gpu"), places)
-        if guest is not None:
-            prepend["LD_PRELOAD"] = guest
-        else:
-            _check_without_guest(places, file)
-        if device.library_directory:
-            prepend["LD_LIBRARY_PATH"] = device.library_directory
-        settings.update(device.environment)
-    return {"set": settings, "prepend": prepend, "default": default}
+    if device.library_directory:
+        prepend["LD_LIBRARY_PATH"] = device.library_directory
+    settings.update(device.environment)
+    return {"set": settings, "prepend": prepend, "default": dict(device.defaults)}
 
 
-def _check_without_guest(places: Places, file: JobFile) -> None:
-    """A UsageError for what only the library in the program keeps on a GPU.
+def _check_without_library(places: Places, kind: DeviceKind, file: JobFile) -> None:
+    """A UsageError for what only the library in the program keeps.
 
     Of a torch program the turns keep the share. Whether a Python comes to torch, nobody knows before it does.
     """
     spec = file.spec
+    if not kind.needs_library:
+        if spec.wait_memory_ns is not None:
+            raise UsageError(
+                "--wait-memory needs the byte meter, which is missing here: leave it out, or see carpool doctor"
+            )
+        return
     has_share = spec.guaranteed_milli > 0 or spec.limit_milli < SHARE_ONE
     kept_by_guest = {
         "--memory": spec.cap_bytes is not None,
@@ -124,7 +121,9 @@ def _check_without_guest(places: Places, file: JobFile) -> None:
         return
     options = format_list(lost)
     turns = " (PyTorch keeps it by its turns, if python is what you start)" if lost == ["--compute"] else ""
-    raise UsageError(f"{options} cannot be kept on a GPU: {_why_no_guest(places)}, or run without {options}{turns}")
+    raise UsageError(
+        f"{options} cannot be kept on a GPU: {_why_no_library(places, kind.library)}, or run without {options}{turns}"
+    )
 
 
 def _is_python(file: JobFile) -> bool:
@@ -135,8 +134,8 @@ def _is_python(file: JobFile) -> bool:
     return any(each.name.startswith(PYTHONS) for each in (Path(program), *files))
 
 
-def _why_no_guest(places: Places) -> str:
-    built = find_library("gpu")
+def _why_no_library(places: Places, library: str) -> str:
+    built = find_library(library)
     if built is None:
         return "the library that does it was not built; install gcc and reinstall carpool"
     return (

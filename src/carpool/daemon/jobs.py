@@ -25,6 +25,7 @@ from carpool.core.node.events import JobAdopted, ProgressSeen
 from carpool.core.node.model import Account
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
+from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.units import format_bytes
 from carpool.wire import caps
@@ -81,7 +82,8 @@ class LiveJob:
     def is_listened_to(self) -> bool:
         """Whether an allocation of it waited when it was last looked at, or may wait without a knock, as those of the
         CUDA guest do."""
-        is_silent = self.page is not None and self.file.kind != "cpu" and self.file.spec.wait_memory_ns is not None
+        may_wait = self.page is not None and self.file.spec.wait_memory_ns is not None
+        is_silent = may_wait and not kind_named(self.file.kind).knocks
         return is_silent or self.last_look[2] > 0
 
     def save(self) -> None:

@@ -34,7 +34,8 @@ from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
-from carpool.devices.base import DeviceFacts, find_devices
+from carpool.devices.base import DeviceFacts
+from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.policies import POLICIES
 from carpool.wire.places import Places, find_places, make_private

@@ -151,7 +151,8 @@ class Orders:
 
     def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
         """A process keeps the GPU it was started with, however long one waits: that is said before anything else."""
-        if source == target or "cuda" not in {each.kind for each in self._devices if each.id in (source, target)}:
+        both = [each for each in self._devices if each.id in (source, target)]
+        if source == target or all(each.kind.can_move_jobs for each in both):
             return
         live = self._driver.jobs[job]
         there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"

@@ -15,6 +15,7 @@ from carpool.daemon.driver import Driver
 from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.python_options import why_kept_out
+from carpool.devices.kinds import kind_named
 from carpool.wire import messages as m
 
 GRACE_SECONDS = 0.03  # a runner needs 2 ms to tell; on a crowded machine it may not get them at once
@@ -32,7 +33,8 @@ class Programs:
         """It runs. One whose command line keeps carpool out takes no turns, and cannot say so itself."""
         live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
         is_new = not live.file.detached and not live.members
-        why = why_kept_out(live.file.argv, live.file.kind) if is_new else ""
+        at_launches = kind_named(live.file.kind).has_turns_at_launches
+        why = why_kept_out(live.file.argv, has_turns_at_launches=at_launches) if is_new else ""
         live.file.detached = live.file.detached or why  # no pid with it: `with carpool.turn()` may work there
         live.save_or_warn()
         if live.child_pidfd is None:

@@ -18,12 +18,12 @@ _LAST = "cm"  # what follows is the program's
 _VALUED_LONG = "--check-hash-based-pycs"
 
 
-def why_kept_out(argv: list[str], kind: str) -> str:
+def why_kept_out(argv: list[str], *, has_turns_at_launches: bool) -> str:
     """Why this program takes no turns, and what to do; empty if it may take some.
 
     On a GPU the library in the program takes them at kernel launches all the same.
     """
-    if kind == "cuda" or not _IS_PYTHON.fullmatch(Path(argv[0]).name):
+    if has_turns_at_launches or not _IS_PYTHON.fullmatch(Path(argv[0]).name):
         return ""
     found = list(dict.fromkeys(f"-{letter}" for letter in _letters(argv[1:]) if letter in _CLOSED))
     if not found:

@@ -73,7 +73,7 @@ class Queries:
         self._hear()
         picture = self._scheduler.picture(now=time.monotonic_ns())
         times = os.times()
-        titles = {device.id: (device.kind, device.title) for device in self._devices}
+        titles = {device.id: (device.kind.name, device.title) for device in self._devices}
         shown = {job.id: self._shown(job) for job in picture.jobs if job.id in self._jobs}
         devices = []
         for device in picture.devices:

@@ -45,7 +45,7 @@ class Starter:
         """Where a job that runs already is counted: its device, or after a change of devices another of its kind."""
         if file.device in self._devices:
             return file.device
-        return next((device.id for device in self._devices.values() if device.kind == file.kind), None)
+        return next((device.id for device in self._devices.values() if device.kind.name == file.kind), None)
 
     def capacity_of(self, device: str) -> int:
         return self._devices[device].capacity_bytes
@@ -56,7 +56,7 @@ class Starter:
     def start(self, live: LiveJob, device: DeviceId) -> JobExited | None:
         """Give the job its page and tell its runner; what went wrong comes back as the job's end."""
         facts = self._devices[device]
-        live.file.device, live.file.kind = facts.id, facts.kind
+        live.file.device, live.file.kind = facts.id, facts.kind.name
         try:
             check_cap(facts, live.file.spec, live.file.argv)
             live.make_page()
@@ -82,7 +82,7 @@ class Starter:
     def moved(self, live: LiveJob, device: DeviceId) -> None:
         """The job is on another device now; a daemon that is started anew finds it there."""
         facts = self._devices[device]
-        live.file.device, live.file.kind = facts.id, facts.kind
+        live.file.device, live.file.kind = facts.id, facts.kind.name
         live.set_capacity(facts.capacity_bytes)
         try:
             live.save()

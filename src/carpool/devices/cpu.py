@@ -5,16 +5,46 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from carpool.devices.base import DeviceFacts, DeviceKind, count_and_size
 from carpool.devices.libraries import find_library
+from carpool.errors import UsageError
+from carpool.units import format_bytes, parse_bytes
 
+KIND = DeviceKind(
+    name="cpu",
+    library="meter",
+    needs_library=False,
+    has_turns_at_launches=False,
+    can_oversubscribe=False,
+    is_host_memory=True,
+    knocks=True,
+    parks_to_disk=True,
+    can_move_jobs=True,
+)
+DEVICES_MAX = 64
 RAM_SHARE = 2  # half of the memory by default; the rest is for the operating system and the page cache
 
-# libgomp spins 300,000 rounds (some 6 ms) at every barrier when its own threads fit the cores; it does not know that
-# other processes are there. In turns, 10,000 are as fast as that, and a job that gave its turn back is off the cores
-# after 0.2 ms; 3,000 cost 4 % and 1,000 a quarter where operations are small. Side by side spinning threads hold the
-# cores their neighbours need, and few rounds are best.
+# libgomp spins 300,000 rounds (about 6 ms) at every barrier when its own threads fit the cores; it knows nothing of
+# other processes. Where jobs take turns, 10,000 rounds are as fast, and a job whose turn ended is off the cores
+# after 0.2 ms. 3,000 cost 4 %, and 1,000 a quarter, where operations are small. Where jobs compute side by side,
+# spinning threads hold the cores that their neighbours need, and few rounds are best.
 SPIN_ROUNDS = "10000"
 SPIN_ROUNDS_BESIDE_OTHERS = "1000"
+
+
+def find(size: str, lanes_max: int) -> list[DeviceFacts]:
+    """One device of the asked size, or several: `2x4GiB`. Without a size, they divide what is offered."""
+    number, each = count_and_size("cpu", size, most=DEVICES_MAX)
+    capacity = parse_bytes(each) if each else default_capacity_bytes() // number
+    total = memory_bytes()
+    if capacity * number > total:
+        raise UsageError(
+            f"'cpu:{size}' asks for {format_bytes(capacity * number)}, this machine has {format_bytes(total)}; choose"
+            " a smaller size"
+        )
+    names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
+    waits = environment(is_alone=number == lanes_max == 1)
+    return [DeviceFacts(id=name, kind=KIND, capacity_bytes=capacity, title=title(), defaults=waits) for name in names]
 
 
 def memory_bytes() -> int:
@@ -36,7 +66,7 @@ def environment(*, is_alone: bool = True) -> dict[str, str]:
 
 def meter_path() -> str | None:
     """The C library that counts a job's bytes; None where it could not be built."""
-    return find_library("meter")
+    return find_library(KIND.library)
 
 
 def _model() -> str:

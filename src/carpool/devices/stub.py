@@ -1,5 +1,8 @@
-"""Stand-in GPUs for machines without one: `--device stub:2x16GiB`. Programs find a driver there that keeps true books
-of memory and device time (native/fake), so everything but the arithmetic of their kernels is real."""
+"""Stand-in GPUs for machines without one: `--device stub:2x16GiB`.
+
+They are of the kind CUDA. Programs find a driver there that counts memory and device time as a real one does
+(native/fake), so everything but the arithmetic of their kernels is real.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,33 @@ import os
 import tempfile
 from pathlib import Path
 
+from carpool.devices import cuda
+from carpool.devices.base import DeviceFacts, count_and_size
 from carpool.devices.libraries import find_library
 from carpool.errors import UsageError
+from carpool.units import parse_bytes
 
 CARDS_MAX = 16
 NAMES = {"libcuda.so.1": "stub_cuda", "libnvidia-ml.so.1": "stub_nvml"}
 TITLE = "carpool stand-in GPU"
+
+
+def find(size: str, lanes_max: int) -> list[DeviceFacts]:
+    """One stand-in of the asked size, or several: `2x16GiB`."""
+    cards, each = count_and_size("stub", size or "16GiB", most=CARDS_MAX)
+    capacity = parse_bytes(each)
+    directory = library_directory()
+    return [
+        DeviceFacts(
+            id=f"gpu{card}",
+            kind=cuda.KIND,
+            capacity_bytes=capacity,
+            title=TITLE,
+            environment=environment(card, cards=cards, card_bytes=capacity),
+            library_directory=directory,
+        )
+        for card in range(cards)
+    ]
 
 
 def uuid_of(card: int) -> str:

@@ -63,8 +63,8 @@ class _CarpoolFinder:
 def _go_alone(why):
     """Say once, for this process and those it starts, that the program takes no turns; ps and explain show it too.
 
-    On a GPU the library in the program takes them at kernel launches all the same, so nothing is said there."""
-    if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
+    On a GPU the library in the program takes turns at kernel launches instead, so nothing is said there."""
+    if os.environ.get("CARPOOL_TURNS_AT_LAUNCHES"):
         return
     job = os.environ.get("CARPOOL_JOB")
     why = why.replace("\0", "").encode("ascii", "replace").decode("ascii")[:1000]
