@@ -22,6 +22,7 @@ from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
+from carpool.devices.kinds import KINDS
 from carpool.policies import POLICIES
 from carpool.wire.places import Places
 
@@ -36,7 +37,7 @@ class Node:
         places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
         self._starter = Starter(places, [])
         self.driver = Driver(scheduler, self.journal, self._starter, lambda: None)
-        self.use_devices([DeviceFacts(id="cpu", kind="cpu", capacity_bytes=100 * MIB, title="cores")])
+        self.use_devices([DeviceFacts(id="cpu", kind=KINDS["cpu"], capacity_bytes=100 * MIB, title="cores")])
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
 
     def use_devices(self, devices: list[DeviceFacts]) -> None:
