@@ -37,6 +37,8 @@ def _plain(word: str) -> str:
     word = word.strip().lower().replace("_", " ")
     if word.endswith("ies"):
         return f"{word[:-3]}y"
+    if word.endswith("sses"):
+        return word[:-2]
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
