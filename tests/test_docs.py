@@ -20,6 +20,7 @@ from carpool.core.node.words.pictures import WAITS
 from carpool.core.policies.base import Rank
 from carpool.policies import POLICIES, JobView, Policy
 from carpool.testing import diagrams
+from carpool.testing.house import drawing
 from carpool.testing.house.imports import LAYERS
 from carpool.testing.policies import check_policy
 from tests.test_architecture import (
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 SCREEN_LINES, SCREEN_COLUMNS = 40, 100
 CELL_COLUMNS = 50
+TOP_FOLDERS = ("src", "native", "tests", "docs")
 PROSE_COLUMNS, TABLE_CELL_COLUMNS = 118, 200
 COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(carpool [a-z][^`#\n|]*)")
 
@@ -191,15 +193,21 @@ def test_the_readmes_table_has_short_cells() -> None:
     assert [cell for cell in shown if len(cell) > CELL_COLUMNS] == []
 
 
-def test_the_map_names_every_module_of_the_core_and_the_daemon() -> None:
+def test_the_map_names_every_room() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    for part in ("core", "daemon"):
-        for module in sorted((ROOT / "src" / "carpool" / part).glob("*.py")):
-            if module.name != "__init__.py":
-                rows = [
-                    line for line in text.splitlines() if f"carpool/{part}/" in line and f"{module.name}`" in line
-                ]
-                assert rows, f"ARCHITECTURE.md does not name {part}/{module.name}"
+    named = re.findall(r"`([\w/]+/)`", text.partition("## Rooms")[2].partition("\n## ")[0])
+    rooms = {f"{room}/" for room in drawing.rooms() if (ROOT / "src" / "carpool" / room).is_dir()}
+    assert sorted(rooms - set(named)) == [], "rooms that the map lacks"
+
+
+def test_the_map_names_only_files_that_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    there = [
+        f"/{path.relative_to(ROOT).as_posix()}/" for folder in TOP_FOLDERS for path in (ROOT / folder).rglob("*")
+    ]
+    there += [f"/{folder}/" for folder in TOP_FOLDERS]
+    named = [name.strip("/") for name in re.findall(r"`([\w/]+(?:\.py|\.c|\.h|\.def|/))`", text)]
+    assert [name for name in named if not any(path.endswith(f"/{name}/") for path in there)] == []
 
 
 def test_the_contributors_rules_are_the_ones_that_are_checked() -> None:

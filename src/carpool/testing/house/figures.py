@@ -34,7 +34,7 @@ RATCHET = {
     "modules_of_waiting_allocation": 20,
     "rules_defined_twice": 0,
     "rules_untested": 26,
-    "words_undefined": 230,
+    "words_undefined": 0,
 }
 WHAT = {
     "core_imports_max": "most imports of one core module, the two schedulers left out",

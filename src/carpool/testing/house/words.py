@@ -61,7 +61,7 @@ def undefined_modules(known: set[str]) -> Iterator[str]:
 def _is_typed(name: str, pages: str) -> bool:
     """Whether a page has it as something that one types."""
     word = re.escape(name).replace("_", "[-_]")
-    return re.search(rf"`(?:carpool |bench |--study )*{word}\b", pages) is not None
+    return re.search(rf"(?:`|carpool |bench |--study ){word}\b", pages) is not None
 
 
 def states() -> dict[str, list[str]]:
