@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
 from carpool.core.node.memory import lanes, ledger
-from carpool.core.node.model import Device, Job, JobSpec, JobState, Needs
+from carpool.core.node.model import Device, Job, JobSpec, JobState, Memory, Needs
 
 few_bytes = st.integers(0, 60)
 
@@ -42,7 +42,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.made += 1
         needs = Needs(persistent_bytes=resident, ephemeral_bytes=ephemeral)
         name = JobId(f"job{self.made:03}")
-        job = Job(id=name, spec=JobSpec(name=name), arrived_ns=0, state=JobState.WAITING, needs=needs)
+        job = Job(id=name, spec=JobSpec(name=name), arrived_ns=0, state=JobState.WAITING, memory=Memory(needs=needs))
         job.device = self.device.id
         self.jobs[job.id] = job
         lanes.place(self.device, job, fit)
@@ -95,7 +95,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert fit is not None
 
     def needs_of(self, job: JobId) -> Needs:
-        needs = self.jobs[job].needs
+        needs = self.jobs[job].memory.needs
         assert needs is not None
         return needs
 
@@ -105,7 +105,7 @@ class LanesMachine(RuleBasedStateMachine):
             return
         ledger.check_ledger(self.device, self.jobs)
         lanes.check_lanes(self.device, self.jobs)
-        resident = sum(job.promised_bytes for job in self.jobs.values())
+        resident = sum(job.memory.promised_bytes for job in self.jobs.values())
         assert resident + sum(lane.bytes for lane in self.device.lanes.values()) <= self.device.capacity_bytes
         for job in self.jobs.values():
             assert job.lane is not None

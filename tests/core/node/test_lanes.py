@@ -31,7 +31,7 @@ class Rack:
         job = Job(
             id=JobId(name), spec=JobSpec(name=name), arrived_ns=0, state=JobState.WAITING, device=self.device.id
         )
-        job.needs = known
+        job.memory.needs = known
         self.jobs[job.id] = job
         return job
 
@@ -127,14 +127,14 @@ def test_a_lane_shrinks_to_the_largest_need_of_its_jobs() -> None:
     lanes.remove(rack.device, rack.jobs[JobId("a")])
     lanes.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 20}
-    rack.jobs[JobId("b")].needs = needs(5, 90)
+    rack.jobs[JobId("b")].memory.needs = needs(5, 90)
     lanes.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 20}, "shrinking never grows a lane"
 
 
 def test_a_lane_of_jobs_nobody_measured_has_no_bytes_of_its_own() -> None:
     rack = Rack(100, {"a": (5, 40)})
-    rack.jobs[JobId("a")].needs = None
+    rack.jobs[JobId("a")].memory.needs = None
     lanes.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 0}
 

@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
 from carpool.core.node.memory import ledger
-from carpool.core.node.model import Device, Job, JobSpec, JobState, Lane, Needs
+from carpool.core.node.model import Device, Job, JobSpec, JobState, Lane, Memory, Needs
 from carpool.errors import InternalError
 from tests.core.node.driver import needs
 
@@ -22,7 +22,7 @@ def device_with(*jobs: Job, capacity_bytes: int = 100, lane_bytes: int = 0) -> D
 
 
 def job_of(name: str, known: Needs | None = None, state: JobState = JobState.WAITING) -> Job:
-    return Job(id=JobId(name), spec=JobSpec(name=name), arrived_ns=0, state=state, needs=known)
+    return Job(id=JobId(name), spec=JobSpec(name=name), arrived_ns=0, state=state, memory=Memory(needs=known))
 
 
 def check(device: Device, *jobs: Job) -> None:
@@ -38,7 +38,7 @@ def test_free_is_what_is_promised_neither_to_jobs_nor_to_lanes() -> None:
     ledger.promise(device, a, 5)
     assert ledger.free_bytes(device) == 50, "a promise is set, not added"
     ledger.release(device, b)
-    assert (ledger.free_bytes(device), b.promised_bytes) == (65, 0)
+    assert (ledger.free_bytes(device), b.memory.promised_bytes) == (65, 0)
     ledger.release(device, b)
     assert ledger.free_bytes(device) == 65, "releasing twice frees nothing twice"
 

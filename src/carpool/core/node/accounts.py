@@ -41,15 +41,15 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
             _end_limits(node, device, now=now)
         for lane in device.lanes.values():
             holder = node.jobs[lane.holder] if lane.holder is not None else None
-            if holder is not None and holder.charged_ns < now:
+            if holder is not None and holder.service.charged_ns < now:
                 _charge(node, device, lane, holder, now=now)
 
 
 def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) -> None:
-    span = now - holder.charged_ns
-    holder.charged_ns = now
-    holder.served_ns += span
-    holder.level += span * WEIGHT_ONE // holder.spec.weight_milli
+    span = now - holder.service.charged_ns
+    holder.service.charged_ns = now
+    holder.service.served_ns += span
+    holder.service.level += span * WEIGHT_ONE // holder.spec.weight_milli
     tenant = device.tenants[holder.spec.tenant]
     tenant.level += span * WEIGHT_ONE // tenant.weight_milli
     if device.has_shares:
@@ -57,8 +57,8 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     holder_id = holder.id
     for job_id in lane.jobs:
         job = node.jobs[job_id]
-        if job.row == "turn":  # for him (A4)
-            waits, waited_ns = job.waited_for_ns, now - job.row_since_ns
+        if job.wall.row == "turn":  # for him (A4)
+            waits, waited_ns = job.service.waited_for_ns, now - job.wall.row_since_ns
             if waited_ns:
                 waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
 
@@ -67,7 +67,7 @@ def _end_limits(node: Node, device: Device, *, now: Nanos) -> None:
     """Whose limit let it have a turn before now has waited for one since then (A4)."""
     for job in node.jobs_on(device):
         row, since = row_at(job, now)
-        if row != job.row:
+        if row != job.wall.row:
             begin_row(job, row, since=since)
 
 
@@ -81,7 +81,10 @@ def sort_rows(node: Node, *, now: Nanos) -> None:
 def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
     """A job's wall time by row, with what its own input took as a row of its own."""
     rows = spent_until(job, now)
-    for row, stalled in (("run", job.stall_held_ns), ("idle", job.stall_ns - job.stall_held_ns)):
+    for row, stalled in (
+        ("run", job.service.stall_held_ns),
+        ("idle", job.service.stall_ns - job.service.stall_held_ns),
+    ):
         moved = max(0, min(stalled, rows.get(row, 0)))
         if moved:
             rows[row] -= moved
@@ -97,9 +100,9 @@ def account_of(job: Job, *, now: Nanos) -> Account:
         row=row,
         row_since_ns=since,
         spent_ns=spent_until(job, now),
-        waited_for_ns=dict(job.waited_for_ns),
-        served_ns=job.served_ns + (now - job.charged_ns if is_holding(job) else 0),
-        steps=job.steps,
+        waited_for_ns=dict(job.service.waited_for_ns),
+        served_ns=job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0),
+        steps=job.service.steps,
     )
 
 
@@ -121,11 +124,11 @@ def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
         return  # of another boot of the machine
     unknown = gap if row is None else 0 if row == account.row else min(gap, UNNOTED_NS)
     job.arrived_ns = account.arrived_ns
-    job.spent_ns, job.waited_for_ns = dict(account.spent_ns), dict(account.waited_for_ns)
-    job.served_ns = account.served_ns + (gap - unknown if row == "run" else 0)
+    job.wall.spent_ns, job.service.waited_for_ns = dict(account.spent_ns), dict(account.waited_for_ns)
+    job.service.served_ns = account.served_ns + (gap - unknown if row == "run" else 0)
     for each, span in (("away", unknown), (row, gap - unknown)):
         if each is not None and span:
-            job.spent_ns[each] = job.spent_ns.get(each, 0) + span
+            job.wall.spent_ns[each] = job.wall.spent_ns.get(each, 0) + span
 
 
 def begin_wanting(node: Node, job: Job, *, slack: int = 0) -> None:
@@ -155,7 +158,7 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
         if job.state not in WANTING:
             continue
         if node.may_run(job):
-            lowest[job.spec.tenant] = min(job.level, lowest.get(job.spec.tenant, job.level))
+            lowest[job.spec.tenant] = min(job.service.level, lowest.get(job.spec.tenant, job.service.level))
         else:
             stuck.append(job)
     for tenant_id, level in lowest.items():
@@ -171,7 +174,7 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
 
 def _lift(node: Node, job: Job, wanting: set[TenantId], slack: int) -> None:
     tenant = node.tenant_of(job)
-    job.level = max(job.level, tenant.jobs_floor - slack)
+    job.service.level = max(job.service.level, tenant.jobs_floor - slack)
     if tenant.id not in wanting:
         tenant.level = max(tenant.level, node.device_of(job).tenants_floor - slack)
 
@@ -181,38 +184,38 @@ def reset_marks(node: Node, device: Device) -> None:
     holders = node.holders_on(device)
     for job in holders:
         mates = sorted(other.id for other in holders if other is not job) if len(holders) > 1 else ()
-        job.mark = Mark(job.steps, job.served_ns, tuple(mates))
+        job.service.mark = Mark(job.service.steps, job.service.served_ns, tuple(mates))
 
 
 def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
     """Take in a job's step count; learns its step time, alone and beside one other job."""
-    if steps <= job.steps:
+    if steps <= job.service.steps:
         return
-    job.steps = steps
-    job.last_step_ns = now
-    job.denial = ""  # it went on
-    mark = job.mark
+    job.service.steps = steps
+    job.service.last_step_ns = now
+    job.memory.denial = ""  # it went on
+    mark = job.service.mark
     if mark is None or not is_holding(job):
         return
-    done, spent = steps - mark.steps, job.served_ns - mark.served_ns
+    done, spent = steps - mark.steps, job.service.served_ns - mark.served_ns
     if done <= 0 or spent <= 0:
         return
     sample = spent // done
     learn_step(node, job, sample, done)
     if done >= STEPS_MEASURED_MIN:
         if not mark.mates:
-            job.solo_step_ns = sample
+            job.service.solo_step_ns = sample
         elif len(mark.mates) == 1:
-            job.packed_step_ns[mark.mates[0]] = sample
-        job.mark = Mark(steps, job.served_ns, mark.mates)
+            job.service.packed_step_ns[mark.mates[0]] = sample
+        job.service.mark = Mark(steps, job.service.served_ns, mark.mates)
 
 
 def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
     """Take in so many steps that took `sample` each (A3)."""
-    before = job.step_ns or sample
+    before = job.service.step_ns or sample
     rise = (sample - before) * steps // (steps + STEPS_TO_RISE)
-    job.step_ns = (before + sample) // 2 if sample < before else before + rise
-    node.step_ns_least = min(job.step_ns, node.step_ns_least or job.step_ns)
+    job.service.step_ns = (before + sample) // 2 if sample < before else before + rise
+    node.step_ns_least = min(job.service.step_ns, node.step_ns_least or job.service.step_ns)
 
 
 def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
@@ -222,13 +225,13 @@ def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool
     never measured steps are as short as the shortest here, unless a queue waits for room that measuring may free.
     """
     past, steps = job.history, job.spec.steps
-    step_ns = past.step_ns if job.step_ns is None and past is not None else job.step_ns
+    step_ns = past.step_ns if job.service.step_ns is None and past is not None else job.service.step_ns
     if steps is not None and step_ns is not None:
-        return max(0, steps - job.steps) * step_ns, True
+        return max(0, steps - job.service.steps) * step_ns, True
     if past is not None and served_ns < past.served_ns:
         return past.served_ns - served_ns, True
     if steps is not None and not node.queue:
-        return max(served_ns, (steps - job.steps) * node.step_ns_least), False
+        return max(served_ns, (steps - job.service.steps) * node.step_ns_least), False
     return served_ns, False
 
 
@@ -242,7 +245,7 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
     views = []
     make = tuple.__new__  # the class's own constructor takes twice as long, and with names four times as long
     for job in jobs:
-        spec, lease, served_ns = job.spec, job.lease, job.served_ns
+        spec, lease, served_ns = job.spec, job.lease, job.service.served_ns
         remaining, is_known = served_ns, False
         if spec.steps is not None or job.history is not None:
             remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
@@ -264,7 +267,7 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
             served_ns,
             remaining,
             is_known,
-            job.level,
+            job.service.level,
             node.tenant_level(job, on) if tenant is None else tenant.level,
             SHARE_ONE,
         )

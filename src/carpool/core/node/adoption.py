@@ -18,19 +18,24 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
         restore(job, event.account, _row_meanwhile(event, event.account), now=now)
     node.queue.remove(job.id)
     node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-    job.is_suspended, job.parked_bytes, job.came_ns = event.is_suspended, event.parked_bytes, now
+    job.is_suspended, job.memory.parked_bytes, job.move.came_ns = event.is_suspended, event.parked_bytes, now
     job.suspended_ns = now
-    job.is_paced = event.is_paced
-    job.is_measured = event.needs is not None
-    job.measured_bytes = event.needs.total_bytes if event.needs is not None else None
-    job.device, job.needs, job.steps, job.live_bytes = device.id, event.needs, event.steps, event.live_bytes
+    job.share.is_paced = event.is_paced
+    job.memory.is_measured = event.needs is not None
+    job.memory.measured_bytes = event.needs.total_bytes if event.needs is not None else None
+    job.device, job.memory.needs, job.service.steps, job.memory.live_bytes = (
+        device.id,
+        event.needs,
+        event.steps,
+        event.live_bytes,
+    )
     wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
     wanted = event.live_bytes if event.is_parked else wanted
     ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
     shares.take_back(node, device, job)
     job.squeeze = None if resize.fits(job) else Squeeze.ASKED  # it was resized before
     if event.is_parked:
-        job.stayed_bytes = job.promised_bytes
+        job.memory.stayed_bytes = job.memory.promised_bytes
         return []
     lane = admission.enter_lane(node, device, job)
     begin_row(job, _row_now(event), since=now)
@@ -41,8 +46,8 @@ def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: N
     begin_wanting(node, job)
     node.move(job, LeaseAsked, now=now)
     node.move_lease(job, GrantLease, now=now)
-    node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.needs is None else None)
-    job.charged_ns = job.last_active_ns = now
+    node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.memory.needs is None else None)
+    job.service.charged_ns = job.service.last_active_ns = now
     reset_marks(node, device)
     return []
 

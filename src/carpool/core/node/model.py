@@ -163,21 +163,28 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
-    id: JobId
-    spec: JobSpec
-    arrived_ns: Nanos
-    state: JobState = JobState.QUEUED
-    state_since_ns: Nanos = 0
-    device: DeviceId | None = None
-    lane: LaneId | None = None
-    lease: Lease | None = None
+class Memory:
+    """A job's bytes; memory/ledger.py alone changes them."""
+
     needs: Needs | None = None  # learnt; None until the first turns were measured
     measured_bytes: int | None = None  # both kinds together, as last measured; `needs` has a margin beyond it
     is_measured: bool = False  # in this run: until then `needs` is what an earlier one needed
-    history: History | None = None
     promised_bytes: int = 0  # this job's term in the ledger
     cap_sent_bytes: int | None = None
+    live_bytes: int = 0
+    pending_bytes: int = 0  # what its allocations wait for
+    is_given: bool = False  # in this turn it has what they waited for, promised to it until the turn ends (W2)
+    asked_ns: Nanos = 0  # since when they do
+    denied_ns: Nanos | None = None  # when they were told that there is no memory
+    denial: str = ""  # what they were told last
+    parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
+    stayed_bytes: int = 0  # of a parked job: what did not leave the device
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """The device time a job has had, and what it did with it; accounts.py alone changes it."""
+
     steps: int = 0
     step_ns: Nanos | None = None
     last_step_ns: Nanos | None = None  # when `steps` last grew
@@ -185,17 +192,8 @@ class Job:
     looked_ns: Nanos = 0  # when a holder was last looked at
     silent_ns: Nanos = 0  # how long it was silent until then, as far as it was looked at
     cpu_ns: Nanos = 0
-    live_bytes: int = 0
-    pending_bytes: int = 0  # what its allocations wait for
-    is_given: bool = False  # in this turn it has what they waited for, promised to it until the turn ends (W2)
-    asked_ns: Nanos = 0  # since when they do
-    denied_ns: Nanos | None = None  # when they were told that there is no memory
-    denial: str = ""  # what they were told last
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
-    row: str | None = ROWS[JobState.QUEUED]  # where its wall time goes now; None when it is over
-    row_since_ns: Nanos = 0
-    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
     waited_for_ns: dict[JobId, Nanos] = field(default_factory=dict)  # of its row `turn`: who had it meanwhile
     stall_ns: Nanos = 0  # how long it waited for its own input, in all
     stall_held_ns: Nanos = 0  # of that: while it had its turn
@@ -203,14 +201,70 @@ class Job:
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device
     packed_step_ns: dict[JobId, Nanos] = field(default_factory=dict)  # step time beside one other job
-    guaranteed_milli: int = 0  # its share as the share policy made it (shares.py)
+
+
+@dataclass(slots=True, kw_only=True)
+class WallTime:
+    """Where a job's wall time goes; lifecycle.py alone changes it."""
+
+    row: str | None = ROWS[JobState.QUEUED]  # where it goes now; None when the job is over
+    row_since_ns: Nanos = 0
+    spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
+
+
+@dataclass(slots=True, kw_only=True)
+class Share:
+    """A job's part of its device, as the share policy made it; turns/shares.py alone changes it."""
+
+    guaranteed_milli: int = 0
     limit_milli: int = SHARE_ONE
-    limit_told_milli: int | None = None  # what its programs know of it
-    owed_from_ns: Nanos = 0
-    free_from_ns: Nanos = 0
+    told_milli: int | None = None  # what its programs know of the limit
+    owed_from_ns: Nanos = 0  # when the guarantee next owes it a turn
+    free_from_ns: Nanos = 0  # when the limit next lets it have one
     is_paced: bool = False  # its programs keep to the limit themselves
-    is_cancelled: bool = False  # somebody asked for its end
-    end_reason: str = ""  # why the core ended it
+
+
+@dataclass(slots=True, kw_only=True)
+class Move:
+    """How a job's memory comes and goes; moves/departures.py alone changes it."""
+
+    came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
+    took_ns: Nanos = 0  # how long its last copy took, out or in
+    retry_ns: Nanos = 0  # a move that failed is not tried again before this
+    trouble: str = ""  # why the last move failed; empty after one that went well
+    fails: int = 0  # how often in a row it could not be parked for another
+    source: DeviceId | None = None  # booked on another device but not arrived: where its room is kept (V2)
+    refused: str = ""  # why the last move to another device came to nothing
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """Who wants the job to end; lifecycle.py alone changes it."""
+
+    is_asked: bool = False  # somebody asked for its end
+    reason: str = ""  # why the core ended it
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job. Every field is stored to in one module, its owner; the records name theirs."""
+
+    id: JobId
+    spec: JobSpec
+    arrived_ns: Nanos
+    state: JobState = JobState.QUEUED
+    state_since_ns: Nanos = 0
+    wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
+    device: DeviceId | None = None
+    lane: LaneId | None = None
+    lease: Lease | None = None
+    history: History | None = None
+    memory: Memory = field(default_factory=Memory)
+    service: Service = field(default_factory=Service)
+    wall: WallTime = field(default_factory=WallTime)
+    share: Share = field(default_factory=Share)
+    move: Move = field(default_factory=Move)
+    ending: Ending = field(default_factory=Ending)
     squeeze: Squeeze | None = None
     may_end: bool = False  # it may be ended where it cannot be squeezed
     is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
@@ -219,26 +273,17 @@ class Job:
     gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
     rests_until_ns: Nanos = 0  # it was a hog: until then others go first
     leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
-    came_ns: Nanos = 0  # when its memory was last complete on the device: its first wish for a turn, or its return
-    wanting_since_ns: Nanos = 0  # since when it has wanted a turn, parked or not
-    parked_bytes: int = 0  # its term in the host budget: reserved when it is told to park, then what it moved
-    stayed_bytes: int = 0  # of a parked job: what did not leave the device
-    move_ns: Nanos = 0  # how long its last copy took, out or in
-    move_retry_ns: Nanos = 0  # a move that failed is not tried again before this
-    move_trouble: str = ""  # why the last move failed; empty after one that went well
-    move_fails: int = 0  # how often in a row it could not be parked for another
     moving_to: DeviceId | None = None  # somebody asked that it goes on there; None again once it is booked there
-    moving_from: DeviceId | None = None  # booked on its target but not arrived: where its room is kept (V2)
-    move_refused: str = ""  # why the last move to another device came to nothing
     is_outlook_told: bool = False  # its user heard that others are to be parked for it
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
 
     @property
     def start_ns(self) -> Nanos:
         """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
-        if self.limit_milli >= SHARE_ONE or self.is_paced or not self.free_from_ns:
+        share = self.share
+        if share.limit_milli >= SHARE_ONE or share.is_paced or not share.free_from_ns:
             return 0
-        return self.free_from_ns + RESUME_NS
+        return share.free_from_ns + RESUME_NS
 
     @property
     def is_leaving(self) -> bool:

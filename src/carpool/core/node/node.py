@@ -126,7 +126,7 @@ class Node:
                 row = "limit" if job.start_ns > now else "turn"
             else:
                 row = "parked" if job.is_leaving and job.state is WAITING else "memory"
-        if row != job.row:
+        if row != job.wall.row:
             begin_row(job, row, since=now)
 
     def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
@@ -138,7 +138,7 @@ class Node:
             raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}") from None
         lane = self.lane_of(job)
         if after is None:
-            job.lease, job.is_given = None, False
+            job.lease, job.memory.is_given = None, False
             if lane is not None and lane.holder == job.id:
                 lane.holder = None
         elif job.lease is None:
@@ -183,36 +183,38 @@ class Node:
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
             if (job.state is JobState.QUEUED) != (job.id in self.queue):
                 raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
-            if (job.parked_bytes > 0) and job.state not in AWAY:
-                raise InternalError(f"L6 broken: {job.state} job {job.id} has {job.parked_bytes} bytes on the host")
-            if job.state in ENDED and (job.promised_bytes or job.lane is not None):
+            if (job.memory.parked_bytes > 0) and job.state not in AWAY:
+                raise InternalError(
+                    f"L6 broken: {job.state} job {job.id} has {job.memory.parked_bytes} bytes on the host"
+                )
+            if job.state in ENDED and (job.memory.promised_bytes or job.lane is not None):
                 raise InternalError(f"ended job {job.id} still holds bytes or a lane")
 
     def host_bytes(self) -> int:
         """What parked jobs hold on the host, or have reserved there."""
-        return sum(job.parked_bytes for job in self.jobs.values())
+        return sum(job.memory.parked_bytes for job in self.jobs.values())
 
 
 def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
     """Book what the job did until then; from then on its time goes elsewhere."""
-    if job.row is not None and since > job.row_since_ns:
-        job.spent_ns[job.row] = job.spent_ns.get(job.row, 0) + since - job.row_since_ns
-    job.row, job.row_since_ns = row, since
+    if job.wall.row is not None and since > job.wall.row_since_ns:
+        job.wall.spent_ns[job.wall.row] = job.wall.spent_ns.get(job.wall.row, 0) + since - job.wall.row_since_ns
+    job.wall.row, job.wall.row_since_ns = row, since
 
 
 def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
     """Where the job's time goes, and since when: who was kept from a turn by its limit waits for one from the moment
     when it is not, and that is no event."""
-    if job.row == "limit" and job.start_ns <= now:
+    if job.wall.row == "limit" and job.start_ns <= now:
         return "turn", job.start_ns
-    return job.row, job.row_since_ns
+    return job.wall.row, job.wall.row_since_ns
 
 
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    spent = dict(job.spent_ns)
+    spent = dict(job.wall.spent_ns)
     row, since = row_at(job, now)
-    for each, span in ((job.row, since - job.row_since_ns), (row, now - since)):
+    for each, span in ((job.wall.row, since - job.wall.row_since_ns), (row, now - since)):
         if each is not None and span:
             spent[each] = spent.get(each, 0) + span
     return spent

@@ -57,7 +57,19 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.memory import admission, lanes, ledger, resize, waiting
-from carpool.core.node.model import AWAY, ENDED, WAITING, WANTING, Account, Device, Job, JobSpec, JobState, Squeeze
+from carpool.core.node.model import (
+    AWAY,
+    ENDED,
+    WAITING,
+    WANTING,
+    Account,
+    Device,
+    Job,
+    JobSpec,
+    JobState,
+    Squeeze,
+    WallTime,
+)
 from carpool.core.node.moves import migration, parking, rotation
 from carpool.core.node.node import Node, is_holding
 from carpool.core.node.settings import Settings
@@ -166,7 +178,7 @@ class Scheduler:
             return None
         since = holder.lease.recalled_ns or self._now
         late = self._now + max(LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
-        return max(late, since + (holder.step_ns or 0) + node.quantum_ns)
+        return max(late, since + (holder.service.step_ns or 0) + node.quantum_ns)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
@@ -227,7 +239,7 @@ class Scheduler:
                 self._bytes_changed = True
                 return reports.measured(self._node, job, event, now=now)
             case ProgressSeen():
-                self._bytes_changed = bool(event.pending_bytes or job.pending_bytes)
+                self._bytes_changed = bool(event.pending_bytes or job.memory.pending_bytes)
                 return reports.seen(self._node, job, event, now=now)
             case JobDetached() | JobExited() | CancelAsked():
                 return self._on_leaving(job, event, now)
@@ -250,9 +262,9 @@ class Scheduler:
         return RejectEvent(job=event.job, event=type(event).__name__, reason=reason)
 
     def _new_job(self, event: JobSubmitted | JobAdopted, now: Nanos) -> Job:
-        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now, row_since_ns=now)
+        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now, wall=WallTime(row_since_ns=now))
         job.history = self._node.histories.get(event.spec.fingerprint) if event.spec.fingerprint else None
-        job.level, job.wanting_since_ns = newcomer_level(self._node, job), now
+        job.service.level, job.wanting_since_ns = newcomer_level(self._node, job), now
         self._node.jobs[job.id] = job
         self._node.queue.append(job.id)
         self._bytes_changed = True
@@ -291,12 +303,12 @@ class Scheduler:
         return adoption.take_back(node, device, job, event, now=now)
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
-        job.is_paced = event.is_paced
+        job.share.is_paced = event.is_paced
         if job.lane is None:
             admission.enter_lane(self._node, self._node.device_of(job), job)
             self._bytes_changed = True
-        job.came_ns = now if job.state is JobState.STARTING else job.came_ns
-        job.pending_bytes = 0
+        job.move.came_ns = now if job.state is JobState.STARTING else job.move.came_ns
+        job.memory.pending_bytes = 0
         if job.squeeze is Squeeze.TRIMMING:
             job.squeeze = Squeeze.ASKED  # whoever was told before is gone
         begin_wanting(self._node, job)

@@ -148,12 +148,12 @@ def _queue_reason(node: Node, job: Job, devices: list[Device], kept: dict[Device
 
 def _measured_words(node: Node, device: Device, job: Job) -> str:
     smaller = admission.smaller_promise_bytes(node, device, job)
-    shrinks = admission.is_open_and_quiet(job) and smaller < job.promised_bytes
+    shrinks = admission.is_open_and_quiet(job) and smaller < job.memory.promised_bytes
     return reasons.open_promise(job, node.settings.start_patience_ns if shrinks else None)
 
 
 def _is_being_measured(job: Job) -> bool:
-    return job.needs is None and job.spec.cap_bytes is None and job.lane is not None
+    return job.memory.needs is None and job.spec.cap_bytes is None and job.lane is not None
 
 
 def _explain(job: Job, reason: str, *, is_told: bool = False) -> list[Effect]:
@@ -168,7 +168,7 @@ def _set_caps(node: Node) -> list[Effect]:
     for device in node.devices.values():
         for job in node.jobs_on(device):
             cap = admission.room_bytes(node, job)
-            if cap != job.cap_sent_bytes:
-                job.cap_sent_bytes = cap
+            if cap != job.memory.cap_sent_bytes:
+                job.memory.cap_sent_bytes = cap
                 effects.append(SetCap(job=job.id, cap_bytes=cap))
     return effects

@@ -54,7 +54,9 @@ def allowed_devices(node: Node, job: Job) -> list[Device]:
 
 def total_need_bytes(job: Job) -> int | None:
     """The most the job is known to hold at once; None if nobody knows."""
-    known = job.needs if job.needs is not None else job.history.needs if job.history is not None else None
+    known = (
+        job.memory.needs if job.memory.needs is not None else job.history.needs if job.history is not None else None
+    )
     if job.spec.cap_bytes is not None:
         return job.spec.cap_bytes
     return known.total_bytes if known is not None else None
@@ -109,12 +111,12 @@ def starting_needs(node: Node, job: Job, device: Device) -> Needs:
 
 def merging_lets_in(node: Node, job: Job, device: Device) -> bool:
     """Whether the job, queued or outgrown, would have room if all lanes of the device were one."""
-    wanted = job.needs if job.device is not None else starting_needs(node, job, device)
+    wanted = job.memory.needs if job.device is not None else starting_needs(node, job, device)
     if wanted is None:
         return False
     return lanes.merging_would_fit(
         device,
-        resident_bytes=wanted.resident_bytes - job.promised_bytes,
+        resident_bytes=wanted.resident_bytes - job.memory.promised_bytes,
         ephemeral_bytes=wanted.ephemeral_bytes,
     )
 
@@ -139,7 +141,7 @@ def accept(job: Job, offer: Offer) -> None:
     lanes.place(offer.device, job, offer.fit)
     ledger.promise(offer.device, job, offer.promise_bytes)
     if job.spec.cap_bytes is None and job.history is not None:
-        job.needs = job.history.needs
+        job.memory.needs = job.history.needs
 
 
 def enter_lane(node: Node, device: Device, job: Job) -> Lane:
@@ -155,7 +157,7 @@ def cover(node: Node, job: Job) -> bool:
     device = node.device_of(job)
     if job.state is JobState.UNMANAGED:
         return _cover_unmanaged(node, device, job)
-    needs = job.needs
+    needs = job.memory.needs
     lane = node.lane_of(job)
     if job.state is JobState.BLOCKED:
         return True  # waiting.py sees to it
@@ -167,7 +169,7 @@ def cover(node: Node, job: Job) -> bool:
         return True
     if lane.holder == job.id:
         return ledger.covers(device, job)
-    old_promise, old_lane = job.promised_bytes, lane.id
+    old_promise, old_lane = job.memory.promised_bytes, lane.id
     ledger.release(device, job)
     fit = lanes.find_fit(
         device,
@@ -187,24 +189,24 @@ def cover(node: Node, job: Job) -> bool:
 def _cover_sum(device: Device, job: Job) -> bool:
     """Promise a job that is not measured yet its whole cap, which may have grown (M2), as far as there is room."""
     wanted = job.spec.cap_bytes if job.spec.cap_bytes is not None and job.lane is not None else 0
-    if job.promised_bytes < wanted:
-        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
-    return job.promised_bytes >= wanted
+    if job.memory.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.memory.promised_bytes + ledger.free_bytes(device)))
+    return job.memory.promised_bytes >= wanted
 
 
 def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
     """Promise what it may hold as far as there is room; never less than before."""
     wanted = unmanaged_bytes(node, job)
-    if job.promised_bytes < wanted:
-        ledger.promise(device, job, min(wanted, job.promised_bytes + ledger.free_bytes(device)))
-    return job.promised_bytes >= wanted
+    if job.memory.promised_bytes < wanted:
+        ledger.promise(device, job, min(wanted, job.memory.promised_bytes + ledger.free_bytes(device)))
+    return job.memory.promised_bytes >= wanted
 
 
 def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
     """Promise what was measured within the job's own lane, if L1 allows."""
     lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
-    resident_bytes = max(needs.resident_bytes, job.promised_bytes if job.is_given else 0)
-    growth = resident_bytes - job.promised_bytes + lane_bytes - lane.bytes
+    resident_bytes = max(needs.resident_bytes, job.memory.promised_bytes if job.memory.is_given else 0)
+    growth = resident_bytes - job.memory.promised_bytes + lane_bytes - lane.bytes
     if growth > ledger.free_bytes(device):
         return False
     lane.bytes = lane_bytes
@@ -219,7 +221,7 @@ def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
         if not is_open_and_quiet(job) or now - job.state_since_ns < settings.start_patience_ns:
             continue
         smaller = smaller_promise_bytes(node, device, job)
-        if smaller < job.promised_bytes:
+        if smaller < job.memory.promised_bytes:
             ledger.promise(device, job, smaller)
             return True
     return False
@@ -227,22 +229,22 @@ def cut_open_promise(node: Node, device: Device, *, now: Nanos) -> bool:
 
 def smaller_promise_bytes(node: Node, device: Device, job: Job) -> int:
     """What is left of an open promise when it is halved once more; it is never less than twice what the job holds."""
-    return max(2 * job.live_bytes, start_floor_bytes(node, device) // 2, job.promised_bytes // 2)
+    return max(2 * job.memory.live_bytes, start_floor_bytes(node, device) // 2, job.memory.promised_bytes // 2)
 
 
 def is_open_and_quiet(job: Job) -> bool:
     """Whether the job holds an open promise and wants no turn in which it could be measured."""
-    is_open = job.needs is None and job.spec.cap_bytes is None
+    is_open = job.memory.needs is None and job.spec.cap_bytes is None
     return is_open and job.state in (JobState.STARTING, JobState.IDLE)
 
 
 def unmanaged_bytes(node: Node, job: Job) -> int:
     """What to promise a job that takes no turns: all it was seen to need, since it may hold it at any time."""
-    if job.needs is not None:
-        return job.needs.total_bytes
+    if job.memory.needs is not None:
+        return job.memory.needs.total_bytes
     if job.spec.cap_bytes is not None:
         return job.spec.cap_bytes
-    return max(2 * job.live_bytes, start_floor_bytes(node, node.device_of(job)))
+    return max(2 * job.memory.live_bytes, start_floor_bytes(node, node.device_of(job)))
 
 
 def room_bytes(node: Node, job: Job) -> int:
@@ -252,12 +254,14 @@ def room_bytes(node: Node, job: Job) -> int:
     refused a byte because somebody else might want it.
     """
     if job.state is JobState.BLOCKED:
-        return min(job.live_bytes, job.cap_sent_bytes or job.live_bytes)  # it gets bytes with its turn (W2)
+        return min(
+            job.memory.live_bytes, job.memory.cap_sent_bytes or job.memory.live_bytes
+        )  # it gets bytes with its turn (W2)
     if job.spec.cap_bytes is not None:
         if job.squeeze is None:
             return job.spec.cap_bytes
-        known = job.needs.total_bytes if job.needs is not None else 0
-        return max(job.spec.cap_bytes, known, job.cap_sent_bytes or 0)  # Z2
+        known = job.memory.needs.total_bytes if job.memory.needs is not None else 0
+        return max(job.spec.cap_bytes, known, job.memory.cap_sent_bytes or 0)  # Z2
     return room_on(node, node.device_of(job), job)
 
 
@@ -267,8 +271,8 @@ def room_on(node: Node, device: Device, job: Job) -> int:
     for other_id, promised_bytes in device.promised.items():
         other = node.jobs[other_id]
         if other_id != job.id:
-            is_open = other.needs is None and other.spec.cap_bytes is None
-            others += min(promised_bytes, other.live_bytes) if is_open else promised_bytes
+            is_open = other.memory.needs is None and other.spec.cap_bytes is None
+            others += min(promised_bytes, other.memory.live_bytes) if is_open else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
     kept = sum(device.kept.values())
-    return max(job.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)
+    return max(job.memory.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)

@@ -95,7 +95,7 @@ def shrink(device: Device, jobs: dict[JobId, Job]) -> None:
     for lane in device.lanes.values():
         wanted = 0
         for job_id in lane.jobs:
-            needs = jobs[job_id].needs
+            needs = jobs[job_id].memory.needs
             if needs is not None and jobs[job_id].state is not JobState.BLOCKED:  # it has its bytes for itself (W1)
                 wanted = max(wanted, needs.ephemeral_bytes)
         lane.bytes = min(lane.bytes, wanted)

@@ -42,12 +42,12 @@ def free_bytes(device: Device) -> int:
 def promise(device: Device, job: Job, count: int) -> None:
     """Set the job's promise on this device; the caller has made sure that L1 allows it."""
     device.promised[job.id] = count
-    job.promised_bytes = count
+    job.memory.promised_bytes = count
 
 
 def release(device: Device, job: Job) -> None:
     device.promised.pop(job.id, None)
-    job.promised_bytes = 0
+    job.memory.promised_bytes = 0
 
 
 def keep(device: Device, job: Job, count: int) -> None:
@@ -62,11 +62,11 @@ def unkeep(device: Device, job: Job) -> None:
 def covers(device: Device, job: Job) -> bool:
     """Whether the promises made to the job and its lane hold what it was measured to need, or waits for (W1)."""
     if job.state is BLOCKED:
-        return job.promised_bytes >= job.live_bytes + job.pending_bytes
-    needs = job.needs
+        return job.memory.promised_bytes >= job.memory.live_bytes + job.memory.pending_bytes
+    needs = job.memory.needs
     if needs is None:
         return True
-    beyond = job.promised_bytes - needs.persistent_bytes - needs.overhead_bytes
+    beyond = job.memory.promised_bytes - needs.persistent_bytes - needs.overhead_bytes
     if beyond < 0:
         return False
     lane = device.lanes.get(job.lane) if job.lane is not None else None
@@ -76,7 +76,7 @@ def covers(device: Device, job: Job) -> bool:
 
 def was_given(job: Job) -> bool:
     """Whether it is promised more than it keeps between its turns: what it waited for in this one (W2)."""
-    return job.needs is not None and job.promised_bytes > job.needs.resident_bytes
+    return job.memory.needs is not None and job.memory.promised_bytes > job.memory.needs.resident_bytes
 
 
 def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
@@ -88,14 +88,19 @@ def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
         )
     for job_id, count in device.promised.items():
         job = jobs[job_id]
-        if count < 0 or job.device != device.id or job.state not in RESIDENT or job.promised_bytes != count:
+        if count < 0 or job.device != device.id or job.state not in RESIDENT or job.memory.promised_bytes != count:
             raise InternalError(f"L2 broken on {device.id}: {count} promised to {job_id} in state {job.state}")
         if job.state is JobState.PARKED and job.lane is not None:
             raise InternalError(f"L6 broken on {device.id}: parked job {job_id} is in lane {job.lane}")
     for lane in device.lanes.values():
         for job_id in lane.jobs:
             job = jobs[job_id]
-            covered = job.needs is not None and job.state is not JobState.BLOCKED and covers(device, job)
-            unsplit = job.needs is not None and job.promised_bytes >= job.needs.total_bytes
-            if covered and not unsplit and job.needs is not None and job.needs.ephemeral_bytes > lane.bytes:
+            covered = job.memory.needs is not None and job.state is not JobState.BLOCKED and covers(device, job)
+            unsplit = job.memory.needs is not None and job.memory.promised_bytes >= job.memory.needs.total_bytes
+            if (
+                covered
+                and not unsplit
+                and job.memory.needs is not None
+                and job.memory.needs.ephemeral_bytes > lane.bytes
+            ):
                 raise InternalError(f"L3 broken on {lane.id}: {lane.bytes} bytes, {job_id} needs more")

@@ -31,10 +31,10 @@ def refusal(node: Node, job: Job, event: JobResized) -> str | None:
     largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
     if event.cap_bytes > largest.capacity_bytes:
         return reasons.resized_beyond(job, event.cap_bytes, largest)
-    told = job.cap_sent_bytes
-    if job.state is JobState.UNMANAGED and event.cap_bytes < job.live_bytes and not event.may_end:
+    told = job.memory.cap_sent_bytes
+    if job.state is JobState.UNMANAGED and event.cap_bytes < job.memory.live_bytes and not event.may_end:
         return reasons.resized_outside(job, event.cap_bytes)
-    is_known = job.is_measured or job.state in (JobState.QUEUED, JobState.UNMANAGED)
+    is_known = job.memory.is_measured or job.state in (JobState.QUEUED, JobState.UNMANAGED)
     if not is_known and told is not None and event.cap_bytes < told:
         return reasons.resized_unmeasured(job, event.cap_bytes, told)
     return None
@@ -54,7 +54,7 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     if event.cap_bytes is None:
         return []
     job.may_end = event.may_end
-    if job.state is JobState.UNMANAGED and event.cap_bytes < job.live_bytes:
+    if job.state is JobState.UNMANAGED and event.cap_bytes < job.memory.live_bytes:
         return _end(node, job)
     if fits(job):
         job.squeeze = None
@@ -67,16 +67,16 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
 
 def fits(job: Job) -> bool:
     """Whether the job is known to need no more than its cap, or nobody knows what it needs."""
-    if job.spec.cap_bytes is None or job.needs is None:
+    if job.spec.cap_bytes is None or job.memory.needs is None:
         return True
     return needed_bytes(job) <= job.spec.cap_bytes
 
 
 def needed_bytes(job: Job) -> int:
     """What was measured, without the margin that is promised beyond it."""
-    if job.needs is None:
-        return job.live_bytes
-    return job.measured_bytes if job.measured_bytes is not None else job.needs.total_bytes
+    if job.memory.needs is None:
+        return job.memory.live_bytes
+    return job.memory.measured_bytes if job.memory.measured_bytes is not None else job.memory.needs.total_bytes
 
 
 def trim_waiting(node: Node, device: Device) -> list[Effect]:
@@ -95,12 +95,12 @@ def judge(node: Node, job: Job) -> list[Effect]:
         job.squeeze = None
     elif job.squeeze is Squeeze.TRIMMING:
         job.squeeze = Squeeze.TOO_LARGE
-        job.move_retry_ns = 0
+        job.move.retry_ns = 0
         return _end(node, job) if job.may_end else []
     return []
 
 
 def _end(node: Node, job: Job) -> list[Effect]:
-    job.is_cancelled = True
-    job.end_reason = reasons.too_large(job, needed_bytes(job))
+    job.ending.is_asked = True
+    job.ending.reason = reasons.too_large(job, needed_bytes(job))
     return [StopJob(job=job.id)]

@@ -78,15 +78,15 @@ def is_safe(free_bytes: int, parts: list[Part]) -> bool:
 
 def is_asking(job: Job) -> bool:
     """Whether an allocation of the job waits and it is not in its turn any more, or was in none."""
-    return job.state is JobState.BLOCKED or (job.state in OUTSIDE and job.pending_bytes > 0)
+    return job.state is JobState.BLOCKED or (job.state in OUTSIDE and job.memory.pending_bytes > 0)
 
 
 def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effect]:
     """Take in how much the job's allocations wait for."""
-    before, job.pending_bytes = job.pending_bytes, event.pending_bytes
-    was_heard = job.denied_ns is not None and now - job.denied_ns >= HEARD_NS
+    before, job.memory.pending_bytes = job.memory.pending_bytes, event.pending_bytes
+    was_heard = job.memory.denied_ns is not None and now - job.memory.denied_ns >= HEARD_NS
     if not before or was_heard:  # then this is the next allocation, and its time begins now
-        job.asked_ns, job.denied_ns = now, None
+        job.memory.asked_ns, job.memory.denied_ns = now, None
     if job.state is JobState.BLOCKED and not event.pending_bytes:
         raise_floors(node, node.device_of(job))
         node.move(job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
@@ -104,13 +104,13 @@ def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     node.move_lease(job, RevokeLease, now=now)
     node.move(job, RevokeLease, now=now, to=JobState.BLOCKED)
     reset_marks(node, device)
-    beyond = max(0, job.live_bytes - job.promised_bytes)
+    beyond = max(0, job.memory.live_bytes - job.memory.promised_bytes)
     if lane is not None:
         moved = min(beyond, lane.bytes)
         lane.bytes -= moved
         beyond -= moved
-        ledger.promise(device, job, job.promised_bytes + moved)
-    ledger.promise(device, job, job.promised_bytes + min(beyond, max(0, ledger.free_bytes(device))))
+        ledger.promise(device, job, job.memory.promised_bytes + moved)
+    ledger.promise(device, job, job.memory.promised_bytes + min(beyond, max(0, ledger.free_bytes(device))))
     return [RevokeLease(job=job.id, reason=reason)]
 
 
@@ -133,13 +133,13 @@ def settle(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 def _give(node: Node, device: Device, *, now: Nanos) -> None:
     """Promise waiting jobs what they ask for, as far as W2 to W4 allow."""
     waiting = [job for job in node.jobs_on(device) if is_asking(job)]
-    asking = [job for job in waiting if job.promised_bytes < _wanted_bytes(job) and _is_under_cap(job)]
+    asking = [job for job in waiting if job.memory.promised_bytes < _wanted_bytes(job) and _is_under_cap(job)]
     was_safe = is_safe(ledger.free_bytes(device), [part_of(job) for job in waiting])
     while asking:
         picked = node.policy.pick([view_of(node, job, now=now) for job in asking], now=now)
         job = next((each for each in asking if each.id == picked), asking[0])
         asking.remove(job)
-        before, wanted = job.promised_bytes, _wanted_bytes(job)
+        before, wanted = job.memory.promised_bytes, _wanted_bytes(job)
         if wanted - before > ledger.free_bytes(device):
             continue
         ledger.promise(device, job, wanted)
@@ -151,20 +151,20 @@ def _give(node: Node, device: Device, *, now: Nanos) -> None:
 
 def part_of(job: Job) -> Part:
     asks = _wanted_bytes(job)
-    if job.needs is None or job.state is not JobState.BLOCKED:
-        return Part(has_bytes=job.promised_bytes, claim_bytes=asks, keeps_bytes=job.promised_bytes)
-    claim = max(asks, job.needs.total_bytes)
-    return Part(has_bytes=job.promised_bytes, claim_bytes=claim, keeps_bytes=job.needs.resident_bytes)
+    if job.memory.needs is None or job.state is not JobState.BLOCKED:
+        return Part(has_bytes=job.memory.promised_bytes, claim_bytes=asks, keeps_bytes=job.memory.promised_bytes)
+    claim = max(asks, job.memory.needs.total_bytes)
+    return Part(has_bytes=job.memory.promised_bytes, claim_bytes=claim, keeps_bytes=job.memory.needs.resident_bytes)
 
 
 def _has_it(node: Node, job: Job) -> bool:
     """Whether it may have what it asks for, with its turn or, without one, by its cap."""
-    room_bytes = job.promised_bytes if job.state is JobState.BLOCKED else admission.room_bytes(node, job)
+    room_bytes = job.memory.promised_bytes if job.state is JobState.BLOCKED else admission.room_bytes(node, job)
     return room_bytes >= _wanted_bytes(job)
 
 
 def _wanted_bytes(job: Job) -> int:
-    return job.live_bytes + job.pending_bytes
+    return job.memory.live_bytes + job.memory.pending_bytes
 
 
 def _is_under_cap(job: Job) -> bool:
@@ -173,7 +173,7 @@ def _is_under_cap(job: Job) -> bool:
 
 def _is_told(job: Job, *, now: Nanos) -> bool:
     """Whether it was told just now that there is no memory, and what becomes of it is not seen yet."""
-    return job.denied_ns is not None and now - job.denied_ns < HEARD_NS
+    return job.memory.denied_ns is not None and now - job.memory.denied_ns < HEARD_NS
 
 
 def _stuck(node: Node, device: Device, *, now: Nanos) -> list[Job]:
@@ -205,8 +205,8 @@ def _leavers_for(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Jo
     """Who has to leave beside those who do already, so that the job has what it asks for; None if that is no help."""
     others = [other for other in node.jobs_on(device) if other is not job]
     going = [other for other in others if _is_on_its_way(other, now=now)]
-    able = [other for other in others if leavers.may_leave(other, now=now) and now >= other.move_retry_ns]
-    missing = _wanted_bytes(job) - job.promised_bytes
+    able = [other for other in others if leavers.may_leave(other, now=now) and now >= other.move.retry_ns]
+    missing = _wanted_bytes(job) - job.memory.promised_bytes
     missing -= ledger.free_bytes(leavers.without(node, device, going)) - ledger.free_bytes(device)
 
     def has_room(trial: Device) -> bool:
@@ -242,10 +242,10 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
     for job in here:
         wait_ns = job.spec.wait_memory_ns
-        is_late = wait_ns is not None and now - job.asked_ns >= wait_ns
+        is_late = wait_ns is not None and now - job.memory.asked_ns >= wait_ns
         is_capped = wait_ns is None and not _is_under_cap(job)
         if (is_late or is_capped) and is_asking(job) and not _has_it(node, job) and not _is_told(job, now=now):
-            waited_ns = now - job.asked_ns
+            waited_ns = now - job.memory.asked_ns
             facts = _facts(node, device, job)
             effects += _tell(job, denials.at_its_cap(job) if is_capped else facts.waited_long(waited_ns), now=now)
     if any(job.state in MOVING or _is_on_its_way(job, now=now) or _is_told(job, now=now) for job in here):
@@ -267,11 +267,11 @@ def _deny(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _may_hope(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     """Whether a job that was not told to wait does so: others may come to a boundary or end, and that would help."""
-    if now - job.asked_ns >= PATIENCE_NS:
+    if now - job.memory.asked_ns >= PATIENCE_NS:
         return False
-    others = [other for other in node.jobs_on(device) if other is not job and now >= other.move_retry_ns]
+    others = [other for other in node.jobs_on(device) if other is not job and now >= other.move.retry_ns]
     coming = [other for other in others if other.state in COMING and (not is_asking(other) or _has_it(node, other))]
-    missing = _wanted_bytes(job) - job.promised_bytes
+    missing = _wanted_bytes(job) - job.memory.promised_bytes
     return ledger.free_bytes(leavers.without(node, device, coming)) >= missing
 
 
@@ -286,28 +286,28 @@ def _could_have(node: Node, device: Device, job: Job) -> int:
         return admission.room_bytes(node, job)
     more, part = max(0, ledger.free_bytes(device)), part_of(job)
     if job.spec.cap_bytes is not None:
-        more = min(more, max(0, job.spec.cap_bytes - job.promised_bytes))
-    has = job.promised_bytes + more
-    claim = max(has, job.needs.total_bytes if job.needs is not None else 0)
+        more = min(more, max(0, job.spec.cap_bytes - job.memory.promised_bytes))
+    has = job.memory.promised_bytes + more
+    claim = max(has, job.memory.needs.total_bytes if job.memory.needs is not None else 0)
     others = [part_of(other) for other in node.jobs_on(device) if is_asking(other) and other is not job]
     was_safe = is_safe(more, [*others, replace(part, claim_bytes=claim)])
     is_still = is_safe(ledger.free_bytes(device) - more, [*others, replace(part, has_bytes=has, claim_bytes=claim)])
-    return has if is_still or not was_safe else job.promised_bytes
+    return has if is_still or not was_safe else job.memory.promised_bytes
 
 
 def _loss(job: Job) -> tuple[Nanos, Nanos, str]:
     """What would be lost with the job: of several the least, of these the youngest."""
-    return job.served_ns, -job.arrived_ns, job.id
+    return job.service.served_ns, -job.arrived_ns, job.id
 
 
 def give_up(job: Job, *, now: Nanos) -> list[Effect]:
     """Somebody wants it to end (W8)."""
-    is_inside = is_asking(job) or (job.state in HOLDING and job.pending_bytes > 0)  # else it has gone on since
+    is_inside = is_asking(job) or (job.state in HOLDING and job.memory.pending_bytes > 0)  # else it has gone on since
     return _tell(job, denials.is_to_end(job), now=now) if is_inside else []
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:
-    job.denied_ns, job.denial = now, reason
+    job.memory.denied_ns, job.memory.denial = now, reason
     return [DenyMemory(job=job.id, reason=reason)]
 
 
@@ -317,7 +317,7 @@ def _may_free(node: Node, job: Job, *, now: Nanos) -> bool:
     if is_asking(job):
         return _has_it(node, job) or not _is_under_cap(job)
     if job.state is JobState.WAITING:
-        is_asked_again = now < job.move_retry_ns and job.move_fails < TRIES_MAX
+        is_asked_again = now < job.move.retry_ns and job.move.fails < TRIES_MAX
         return is_asked_again or (node.wants_turn(job) and node.may_run(job))
     return job.state in HOLDING or job.state in OUTSIDE
 
@@ -338,7 +338,7 @@ def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     watch_ns = now + node.settings.watch_ns
     for job in node.jobs_on(device):
         if is_asking(job):
-            times += [watch_ns, job.asked_ns + (job.spec.wait_memory_ns or 0)]
+            times += [watch_ns, job.memory.asked_ns + (job.spec.wait_memory_ns or 0)]
         elif job.gives_way:
             times += [watch_ns if job.state is not JobState.PARKED else device.quiet_until_ns]
     return min((time for time in times if time > now), default=None)

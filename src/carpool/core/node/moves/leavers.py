@@ -38,7 +38,7 @@ def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
     wanted = _wanted(node, device, claimant)
 
     def has_room(trial: Device) -> bool:
-        resident_bytes = max(0, wanted.resident_bytes - claimant.promised_bytes)
+        resident_bytes = max(0, wanted.resident_bytes - claimant.memory.promised_bytes)
         fit = lanes.find_fit(
             trial,
             resident_bytes=resident_bytes,
@@ -53,11 +53,13 @@ def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
 
 def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device], bool], *, now: Nanos) -> Plan:
     movable = [job for job in node.jobs_on(device) if job.id != claimant.id and may_leave(job, now=now)]
-    movable = [job for job in movable if job.needs is not None or job.served_ns]  # measured, or it never will be
+    movable = [
+        job for job in movable if job.memory.needs is not None or job.service.served_ns
+    ]  # measured, or it never will be
     if not has_room(without(node, device, movable)):
         return Plan()
-    stuck = next((job for job in movable if now < job.move_retry_ns), None)
-    able = [job for job in movable if now >= job.move_retry_ns]
+    stuck = next((job for job in movable if now < job.move.retry_ns), None)
+    able = [job for job in movable if now >= job.move.retry_ns]
     if stuck is not None and not has_room(without(node, device, able)):
         return Plan(why_not=reasons.cannot_leave(stuck))
 
@@ -73,7 +75,7 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     new = [] if is_exempt(node, claimant) else [job for job in after if now < stays_until(node, device, job)]
     after = [job for job in after if job not in new]
     if new and not has_room(without(node, device, after)):
-        stay_ns = stays_until(node, device, new[0]) - new[0].came_ns
+        stay_ns = stays_until(node, device, new[0]) - new[0].move.came_ns
         return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
     leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
@@ -99,9 +101,9 @@ def stays_until(node: Node, device: Device, job: Job) -> Nanos:
     """Until when a resident job is left there, so that its way out and back is worth it (R4)."""
     percent = node.settings.move_percent
     if not device.moves_bytes:
-        return job.came_ns + FIRST_STAY_NS
+        return job.move.came_ns + FIRST_STAY_NS
     both_ways_ns = 2 * parking.bytes_to_move(job) * device.moves_ns // device.moves_bytes
-    return job.came_ns + max(node.settings.quiet_ns_min, both_ways_ns * (100 - percent) // percent)
+    return job.move.came_ns + max(node.settings.quiet_ns_min, both_ways_ns * (100 - percent) // percent)
 
 
 def fewest(node: Node, device: Device, order: Sequence[Job], has_room: Callable[[Device], bool]) -> list[Job]:
@@ -128,7 +130,7 @@ def may_leave(job: Job, *, now: Nanos) -> bool:
 def still_leaves(job: Job, *, now: Nanos) -> bool:
     """Whether a leaver will be gone soon: it was not seen to be unable to."""
     holds = job.state in (JobState.WAITING, JobState.RUNNING, JobState.PROFILING, JobState.PARKING)
-    return now >= job.move_retry_ns and (holds or _is_briefly_idle(job, now=now))
+    return now >= job.move.retry_ns and (holds or _is_briefly_idle(job, now=now))
 
 
 def _is_briefly_idle(job: Job, *, now: Nanos) -> bool:
@@ -158,17 +160,19 @@ def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
 
 def _staying_bytes(job: Job) -> int:
     """What a job leaves on the device when it is parked: as the last time, else what its framework takes."""
-    overhead = job.needs.overhead_bytes if job.needs is not None else 0
-    return min(job.promised_bytes, job.stayed_bytes or overhead)
+    overhead = job.memory.needs.overhead_bytes if job.memory.needs is not None else 0
+    return min(job.memory.promised_bytes, job.memory.stayed_bytes or overhead)
 
 
 def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool:
     """Whether the leaver could not come back though all others were parked (R6)."""
     others = [job for job in node.jobs_on(device) if job.id not in (leaver.id, claimant.id)]
-    left = sum(job.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others)
+    left = sum(
+        job.memory.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others
+    )
     wanted = _wanted(node, device, claimant)
-    needs = leaver.needs
-    own = needs.total_bytes if needs is not None else leaver.promised_bytes
+    needs = leaver.memory.needs
+    own = needs.total_bytes if needs is not None else leaver.memory.promised_bytes
     return left + wanted.overhead_bytes + own > device.capacity_bytes
 
 

@@ -32,8 +32,8 @@ def take(node: Node, job: Job, event: MigrateAsked, *, now: Nanos) -> list[Effec
     reason = refusal(node, job, event.device)
     if reason:
         return [RejectEvent(job=job.id, event=type(event).__name__, reason=reason)]
-    job.moving_to, job.move_refused = event.device, ""
-    job.move_retry_ns = 0
+    job.moving_to, job.move.refused = event.device, ""
+    job.move.retry_ns = 0
     node.move(job, MigrateAsked, now=now)
     return []
 
@@ -43,7 +43,7 @@ def refusal(node: Node, job: Job, to: DeviceId) -> str:
     target = node.devices.get(to)
     if target is None:
         return reasons.no_target(node, job, to)
-    if job.moving_to is not None or job.moving_from is not None:
+    if job.moving_to is not None or job.move.source is not None:
         return reasons.on_its_way(job)
     if job.device == to:
         return reasons.already_there(job, target)
@@ -69,14 +69,14 @@ def _wanted(node: Node, job: Job, target: Device) -> Needs | None:
     """What the job needs on the target; None while nobody knows."""
     if job.state is JobState.PARKED:
         return parking.returning_needs(node, job, target)
-    if job.needs is None and job.spec.cap_bytes is not None:
+    if job.memory.needs is None and job.spec.cap_bytes is not None:
         return Needs(persistent_bytes=job.spec.cap_bytes, ephemeral_bytes=0)
-    return job.needs
+    return job.memory.needs
 
 
 def _has_room(node: Node, job: Job, target: Device, wanted: Needs) -> bool:
     if job.is_suspended and job.state is JobState.PARKED:
-        return job.stayed_bytes <= ledger.free_bytes(target)
+        return job.memory.stayed_bytes <= ledger.free_bytes(target)
     return parking.fit_of(node, target, wanted) is not None
 
 
@@ -84,7 +84,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
     """Let parked jobs go on to their targets, and close the moves that are over, well or not."""
     effects: list[Effect] = []
     for job in node.jobs.values():
-        if job.moving_from is not None:
+        if job.move.source is not None:
             effects += _close(node, job, now=now)
         elif job.moving_to is None:
             continue
@@ -108,37 +108,39 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     lanes.shrink(source, node.jobs)
     raise_floors(node, source)
     ledger.release(source, job)
-    job.device, job.level, job.moving_to = target.id, 0, None
+    job.device, job.service.level, job.moving_to = target.id, 0, None
     if job.is_suspended:
-        ledger.promise(target, job, job.stayed_bytes)
+        ledger.promise(target, job, job.memory.stayed_bytes)
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
     ledger.keep(source, job, min(wanted.total_bytes, ledger.free_bytes(source)))
-    job.moving_from = source.id
+    job.move.source = source.id
     return _enter(node, target, job, wanted, now=now)
 
 
 def _close(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     """The copy to the target is over, one way or the other (V2)."""
-    if job.state is JobState.UNPARKING or job.moving_from is None:
+    if job.state is JobState.UNPARKING or job.move.source is None:
         return []
-    source, target = node.devices[job.moving_from], node.device_of(job)
+    source, target = node.devices[job.move.source], node.device_of(job)
     ledger.unkeep(source, job)
-    job.moving_from = None
+    job.move.source = None
     if job.state in ENDED:
         return []
     if job.state is not JobState.PARKED:
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
-    job.move_refused, job.move_trouble, job.move_retry_ns = job.move_trouble, "", 0
+    job.move.refused, job.move.trouble, job.move.retry_ns = job.move.trouble, "", 0
     ledger.release(target, job)
-    job.device, job.level = source.id, 0
+    job.device, job.service.level = source.id, 0
     return _enter(node, source, job, parking.returning_needs(node, job, source), now=now)
 
 
 def _enter(node: Node, device: Device, job: Job, wanted: Needs, *, now: Nanos) -> list[Effect]:
     """Book a parked job on a device and order its return; where there is no room it stays parked there."""
-    fit = parking.fit_of(node, device, wanted, had_bytes=job.promised_bytes) if not job.is_suspended else None
+    fit = parking.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes) if not job.is_suspended else None
     if fit is None:
-        ledger.promise(device, job, min(job.stayed_bytes, job.promised_bytes + ledger.free_bytes(device)))
+        ledger.promise(
+            device, job, min(job.memory.stayed_bytes, job.memory.promised_bytes + ledger.free_bytes(device))
+        )
         return []
     lanes.place(device, job, fit)
     ledger.promise(device, job, wanted.resident_bytes)
@@ -151,8 +153,8 @@ def check_moves(node: Node) -> None:
     for device in node.devices.values():
         for job_id, count in device.kept.items():
             job = node.jobs[job_id]
-            if count < 0 or job.moving_from != device.id or job.device == device.id or job.state not in AWAY:
+            if count < 0 or job.move.source != device.id or job.device == device.id or job.state not in AWAY:
                 raise InternalError(f"V2 broken: {device.id} keeps {count} bytes for {job.state} job {job_id}")
     for job in node.jobs.values():
-        if job.moving_from is not None and job.id not in node.devices[job.moving_from].kept:
-            raise InternalError(f"V2 broken: nothing is kept for {job.id} on {job.moving_from}")
+        if job.move.source is not None and job.id not in node.devices[job.move.source].kept:
+            raise InternalError(f"V2 broken: nothing is kept for {job.id} on {job.move.source}")

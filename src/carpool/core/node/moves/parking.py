@@ -37,18 +37,18 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
         case SuspendAsked():
             job.suspended_ns = job.suspended_ns if job.is_suspended else now
             job.is_suspended = True
-            job.move_retry_ns = 0
+            job.move.retry_ns = 0
         case ResumeAsked():
             if (job.is_suspended or job.is_sent_away) and job.state in AWAY:
                 begin_wanting(node, job)
                 job.wanting_since_ns = now
             job.is_suspended = job.is_sent_away = False
-            job.move_retry_ns, job.move_trouble = 0, ""
+            job.move.retry_ns, job.move.trouble = 0, ""
         case JobParked():
             _left(node, job, event)
         case JobUnparked():
-            _note_move(node.device_of(job), job.parked_bytes, event.move_ns)
-            job.parked_bytes, job.move_ns, job.move_trouble, job.came_ns = 0, event.move_ns, "", now
+            _note_move(node.device_of(job), job.memory.parked_bytes, event.move_ns)
+            job.memory.parked_bytes, job.move.took_ns, job.move.trouble, job.move.came_ns = 0, event.move_ns, "", now
             come_back(node, job)
         case MoveFailed():
             _stayed(node, job, event.reason, now=now)
@@ -60,13 +60,15 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
 def _left(node: Node, job: Job, event: JobParked) -> None:
     device = node.device_of(job)
     lanes.remove(device, job)
-    before = job.parked_bytes if job.state is JobState.PARKED else 0  # a process that follows brings only its own
+    before = (
+        job.memory.parked_bytes if job.state is JobState.PARKED else 0
+    )  # a process that follows brings only its own
     _note_move(device, max(0, event.parked_bytes - before), event.move_ns)
-    job.parked_bytes, job.move_ns, job.move_trouble = event.parked_bytes, event.move_ns, ""
-    job.leaving_for, job.move_fails = None, 0
-    room = job.promised_bytes + ledger.free_bytes(device)
-    job.stayed_bytes = min(event.resident_bytes, room)
-    ledger.promise(device, job, job.stayed_bytes)
+    job.memory.parked_bytes, job.move.took_ns, job.move.trouble = event.parked_bytes, event.move_ns, ""
+    job.leaving_for, job.move.fails = None, 0
+    room = job.memory.promised_bytes + ledger.free_bytes(device)
+    job.memory.stayed_bytes = min(event.resident_bytes, room)
+    ledger.promise(device, job, job.memory.stayed_bytes)
 
 
 def _note_move(device: Device, count: int, move_ns: Nanos) -> None:
@@ -80,48 +82,48 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
     if job.state is JobState.PARKING:
         _go_on(job, reason)
         _ask_later(node, job, now=now)
-        job.parked_bytes = 0
+        job.memory.parked_bytes = 0
         begin_wanting(node, job)
         return
-    job.move_trouble, job.move_retry_ns = reason, now + node.settings.move_retry_ns
+    job.move.trouble, job.move.retry_ns = reason, now + node.settings.move_retry_ns
     lanes.remove(device, job)
     # It was promised what it needs, perhaps less than had stayed; others may have the difference by now (L1).
-    job.stayed_bytes = min(job.stayed_bytes, job.promised_bytes + ledger.free_bytes(device))
-    ledger.promise(device, job, job.stayed_bytes)
+    job.memory.stayed_bytes = min(job.memory.stayed_bytes, job.memory.promised_bytes + ledger.free_bytes(device))
+    ledger.promise(device, job, job.memory.stayed_bytes)
 
 
 def _go_on(job: Job, reason: str) -> None:
     """It cannot be parked: it has turns again, unless it was suspended (P4) or is too large for its cap (Z3)."""
-    job.move_trouble = reason
+    job.move.trouble = reason
     give_up_move(job, reason)
     job.is_sent_away = job.gives_way = False
 
 
 def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
     """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
-    times = 0 if job.is_suspended else min(job.move_fails, FAILS_COUNTED)
-    job.move_retry_ns = now + (node.settings.move_retry_ns << times)
+    times = 0 if job.is_suspended else min(job.move.fails, FAILS_COUNTED)
+    job.move.retry_ns = now + (node.settings.move_retry_ns << times)
     if not job.is_suspended:  # one whose obstacle is there to stay is not asked again and again
-        job.move_fails += 1
+        job.move.fails += 1
 
 
 def give_up_move(job: Job, reason: str) -> None:
     """A job that was to go on on another device stays on its own, and is not tried again."""
     if job.moving_to is not None:
-        job.moving_to, job.move_refused = None, reason
+        job.moving_to, job.move.refused = None, reason
 
 
 def came_back_alone(node: Node, job: Job) -> None:
     """The program was interrupted while it was away and took its bytes back: they are facts, covered later (M5)."""
     device = node.device_of(job)
-    job.parked_bytes = 0
+    job.memory.parked_bytes = 0
     if job.lane is None:
         _squeeze_in(node, device, job, returning_needs(node, job, device))
 
 
 def _squeeze_in(node: Node, device: Device, job: Job, wanted: Needs) -> None:
     """Promise as much as there is."""
-    ledger.promise(device, job, min(wanted.resident_bytes, job.promised_bytes + ledger.free_bytes(device)))
+    ledger.promise(device, job, min(wanted.resident_bytes, job.memory.promised_bytes + ledger.free_bytes(device)))
     admission.enter_lane(node, device, job)
 
 
@@ -129,7 +131,7 @@ def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Tell the jobs that are to leave and wait at a boundary to go (P1, P3)."""
     effects: list[Effect] = []
     for job in node.jobs_on(device):
-        if job.state is JobState.WAITING and now >= job.move_retry_ns and job.is_leaving:
+        if job.state is JobState.WAITING and now >= job.move.retry_ns and job.is_leaving:
             effects += _park(node, device, job, now=now)
     return effects
 
@@ -143,14 +145,14 @@ def _park(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
         _go_on(job, reasons.host_full(wanted, node.host_bytes(), limit))
         return []
     raise_floors(node, device)
-    job.parked_bytes = wanted
+    job.memory.parked_bytes = wanted
     node.move(job, ParkJob, now=now)
     return [ParkJob(job=job.id, limit_bytes=wanted, reason=reasons.held_back(job))]
 
 
 def bytes_to_move(job: Job) -> int:
     """What has to be reserved on the host before it is parked."""
-    return max(job.promised_bytes, job.needs.resident_bytes if job.needs is not None else 0)
+    return max(job.memory.promised_bytes, job.memory.needs.resident_bytes if job.memory.needs is not None else 0)
 
 
 def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos) -> list[Effect]:
@@ -169,10 +171,10 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
         job = next((each for each in away if each.id == picked), away[0])
         away.remove(job)
         wanted = returning_needs(node, job, device)
-        fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
+        fit = fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
         while fit is None and admission.merging_lets_in(node, job, device) and lanes.merge_free(device, node.jobs):
             reset_marks(node, device)
-            fit = fit_of(node, device, wanted, had_bytes=job.promised_bytes)
+            fit = fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
         if fit is not None:
             lanes.place(device, job, fit)
             ledger.promise(device, job, wanted.resident_bytes)
@@ -185,7 +187,7 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
 
 
 def may_return(job: Job, *, now: Nanos) -> bool:
-    return job.state is JobState.PARKED and not job.is_leaving and now >= job.move_retry_ns
+    return job.state is JobState.PARKED and not job.is_leaving and now >= job.move.retry_ns
 
 
 def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> lanes.Fit | None:
@@ -200,11 +202,13 @@ def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> 
 
 def returning_needs(node: Node, job: Job, device: Device) -> Needs:
     """What a parked job must be promised before it comes back; one sum if it was never measured (L4)."""
-    if job.needs is not None:
-        return job.needs
+    if job.memory.needs is not None:
+        return job.memory.needs
     # Room for its first turns, as far as there is any.
-    slack = max(0, min(admission.start_floor_bytes(node, device), ledger.free_bytes(device) - job.parked_bytes))
-    held = job.parked_bytes + job.stayed_bytes
+    slack = max(
+        0, min(admission.start_floor_bytes(node, device), ledger.free_bytes(device) - job.memory.parked_bytes)
+    )
+    held = job.memory.parked_bytes + job.memory.stayed_bytes
     return Needs(persistent_bytes=job.spec.cap_bytes or held + slack, ephemeral_bytes=0)
 
 
@@ -212,7 +216,7 @@ def next_try(job: Job, *, now: Nanos) -> Nanos | None:
     """When a move that failed is due again; None if none did."""
     is_stuck = job.is_leaving and job.state is JobState.WAITING
     is_kept_out = job.state is JobState.PARKED and not job.is_leaving
-    return job.move_retry_ns if (is_stuck or is_kept_out) and job.move_retry_ns > now else None
+    return job.move.retry_ns if (is_stuck or is_kept_out) and job.move.retry_ns > now else None
 
 
 def awaits_return(node: Node, device: Device, *, now: Nanos) -> bool:
@@ -222,4 +226,4 @@ def awaits_return(node: Node, device: Device, *, now: Nanos) -> bool:
 
 def is_due(node: Node, *, now: Nanos) -> bool:
     """Whether a parked job whose return failed may be tried again now."""
-    return any(job.move_trouble and may_return(job, now=now) for job in node.jobs.values())
+    return any(job.move.trouble and may_return(job, now=now) for job in node.jobs.values())

@@ -104,8 +104,10 @@ def review(node: Node, device: Device, *, now: Nanos) -> None:
     if is_met or is_vain(node, device, now=now):
         close(node, device, now=now)
         if claimant is not None and is_before_first_turn(claimant):
-            room = min(_first_room_bytes(node, device, claimant), claimant.promised_bytes + ledger.free_bytes(device))
-            ledger.promise(device, claimant, max(room, claimant.promised_bytes))
+            room = min(
+                _first_room_bytes(node, device, claimant), claimant.memory.promised_bytes + ledger.free_bytes(device)
+            )
+            ledger.promise(device, claimant, max(room, claimant.memory.promised_bytes))
 
 
 def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
@@ -149,7 +151,7 @@ def note_move(node: Node, job: Job, *, now: Nanos) -> None:
 
 def _first_room_bytes(node: Node, device: Device, job: Job) -> int:
     """A guess at what a job that nobody measured will hold in its first turn, from what it holds before."""
-    guess = FIRST_TURN_FACTOR * job.live_bytes + admission.start_floor_bytes(node, device)
+    guess = FIRST_TURN_FACTOR * job.memory.live_bytes + admission.start_floor_bytes(node, device)
     return min(device.capacity_bytes, guess)
 
 
@@ -161,8 +163,8 @@ def lacks_first_room(node: Node, job: Job) -> bool:
 
 
 def is_before_first_turn(job: Job) -> bool:
-    is_unknown = job.needs is None and job.spec.cap_bytes is None
-    return is_unknown and job.state is JobState.WAITING and not job.served_ns
+    is_unknown = job.memory.needs is None and job.spec.cap_bytes is None
+    return is_unknown and job.state is JobState.WAITING and not job.service.served_ns
 
 
 def make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
@@ -179,7 +181,7 @@ def make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> bool
         return admission.room_on(node, trial, job) >= wanted
 
     others = [other for other in node.jobs_on(device) if other.id != job.id and leavers.may_leave(other, now=now)]
-    able = leavers.in_order(node, device, [other for other in others if now >= other.move_retry_ns], now=now)
+    able = leavers.in_order(node, device, [other for other in others if now >= other.move.retry_ns], now=now)
     if not has_room(leavers.without(node, device, able)):
         return False
     leaving = leavers.fewest(node, device, able, has_room)

@@ -121,7 +121,7 @@ def _successor(node: Node, device: Device, lane: Lane, *, now: Nanos) -> JobId |
 
 def _newcomer(node: Node, device: Device, *, now: Nanos) -> Job | None:
     """The oldest job whose needs nobody knows, and which waits for a turn and may have it (S1)."""
-    wanting = [job for job in node.jobs_on(device) if job.needs is None and node.wants_turn(job)]
+    wanting = [job for job in node.jobs_on(device) if job.memory.needs is None and node.wants_turn(job)]
     wanting = [job for job in wanting if not device.has_shares or shares.may_start(job, now=now)]
     unmeasured = [job for job in wanting if job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
@@ -144,7 +144,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
 
 def _choose(node: Node, device: Device, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
     if node.queue and (holder is None or holder.state is not JobState.PROFILING):
-        unmeasured = [job for job in waiting if job.needs is None and job.spec.cap_bytes is None]
+        unmeasured = [job for job in waiting if job.memory.needs is None and job.spec.cap_bytes is None]
         if unmeasured:
             return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
     wanting = hogs.first_those_who_do_not_rest(waiting if holder is None else [*waiting, holder], now=now)
@@ -167,7 +167,7 @@ def _is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
 
 def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
     """How long this holder keeps its turn before it may be recalled for somebody else."""
-    if holder.state is JobState.PROFILING and not holder.is_paced:
+    if holder.state is JobState.PROFILING and not holder.share.is_paced:
         return max(node.quantum_ns, PROFILE_QUANTUM_NS)
     lane = node.lane_of(holder)
     if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):
@@ -188,19 +188,19 @@ def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
 
 
 def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> list[Effect]:
-    is_unknown, was_blocked = job.needs is None, job.state is BLOCKED
+    is_unknown, was_blocked = job.memory.needs is None, job.state is BLOCKED
     node.move_lease(job, GrantLease, now=now)
     node.move(job, GrantLease, now=now, to=JobState.PROFILING if is_unknown else JobState.RUNNING)
-    job.charged_ns = now
-    job.last_active_ns = now
+    job.service.charged_ns = now
+    job.service.last_active_ns = now
     reset_marks(node, device)
     if was_blocked and not node.may_run(job):
         admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
     effects: list[Effect] = [grant_of(node, lane, job.id)]
     if was_blocked:  # now it may have the memory it waited for (W2)
-        job.is_given = True
-        job.pending_bytes, job.cap_sent_bytes = 0, admission.room_bytes(node, job)
-        effects.append(SetCap(job=job.id, cap_bytes=job.cap_sent_bytes))
+        job.memory.is_given = True
+        job.memory.pending_bytes, job.memory.cap_sent_bytes = 0, admission.room_bytes(node, job)
+        effects.append(SetCap(job=job.id, cap_bytes=job.memory.cap_sent_bytes))
         if not node.may_run(job):  # only to come to its next boundary
             effects += recall(node, job, _why_not(job, device), now=now)
     return effects
@@ -221,8 +221,8 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
         if lease is None:
             continue
         silent_ns = _silent_ns(node, job, lease, now=now)
-        patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.step_ns or 0))
-        if silent_ns >= patience and not job.pending_bytes:
+        patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.service.step_ns or 0))
+        if silent_ns >= patience and not job.memory.pending_bytes:
             effects += revoke(node, device, job, reasons.lapse(job, silent_ns), now=now)
             continue
         effects += hogs.escalate(node, job, now=now)
@@ -231,12 +231,12 @@ def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 def _silent_ns(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
     """How long a holder has shown no sign of life, as far as it was looked at (D6)."""
-    seen_ns = max(job.last_active_ns, lease.granted_ns)
-    if seen_ns >= job.looked_ns:
-        job.silent_ns = 0
-    job.silent_ns += min(now - max(job.looked_ns, seen_ns), node.settings.watch_ns)
-    job.looked_ns = now
-    return job.silent_ns
+    seen_ns = max(job.service.last_active_ns, lease.granted_ns)
+    if seen_ns >= job.service.looked_ns:
+        job.service.silent_ns = 0
+    job.service.silent_ns += min(now - max(job.service.looked_ns, seen_ns), node.settings.watch_ns)
+    job.service.looked_ns = now
+    return job.service.silent_ns
 
 
 def _is_watched(node: Node, device: Device) -> bool:
@@ -264,7 +264,7 @@ def next_wakeup(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
                 quantum = quantum_of(node, holder, now=now)
                 due = holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + _look_after(node, holder, quantum, due, now=now))
-    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device) if job.move_retry_ns > now]
+    tries = [parking.next_try(job, now=now) for job in node.jobs_on(device) if job.move.retry_ns > now]
     tries += [rotation.next_look(node, device, now=now), waiting.next_look(node, device, now=now)]
     times += [time for time in tries if time is not None]
     if device.has_shares:

@@ -30,7 +30,7 @@ FURTHEST = {"warn": HogStep.LAST, "suspend": HogStep.SENT_AWAY, "kill": HogStep.
 
 
 def patience_ns(node: Node, job: Job) -> Nanos:
-    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.step_ns or 0))
+    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.service.step_ns or 0))
 
 
 def deadline(node: Node, job: Job) -> Nanos | None:
@@ -56,7 +56,7 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
         if step is HogStep.SENT_AWAY:
             job.is_sent_away = True
         if step is HogStep.ENDED:
-            job.is_cancelled, job.end_reason = True, reasons.hog(job, late_ns, step)
+            job.ending.is_asked, job.ending.reason = True, reasons.hog(job, late_ns, step)
             effects.append(StopJob(job=job.id))
         if step is FURTHEST[job.spec.on_hog]:
             lease.hog_steps = len(STEPS)
@@ -75,7 +75,7 @@ def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
         for other in node.jobs_on(device) + queued
         if other.state is JobState.BLOCKED
         or rotation.wants_memory(node, other, now=now)
-        or (node.wants_turn(other) and (other.lane == job.lane or other.needs is None))
+        or (node.wants_turn(other) and (other.lane == job.lane or other.memory.needs is None))
     ]
     return now - max(job.lease.recalled_ns, min(since, default=now))
 

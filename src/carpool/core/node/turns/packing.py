@@ -19,10 +19,10 @@ def speedup_percent(first: Job, second: Job) -> int | None:
     """The pair's measured speed-up over taking turns, or None while it is not measured."""
     total = 0
     for job, mate in ((first, second), (second, first)):
-        packed = job.packed_step_ns.get(mate.id)
-        if job.solo_step_ns is None or not packed:
+        packed = job.service.packed_step_ns.get(mate.id)
+        if job.service.solo_step_ns is None or not packed:
             return None
-        total += 100 * job.solo_step_ns // packed
+        total += 100 * job.service.solo_step_ns // packed
     return total
 
 
@@ -65,14 +65,14 @@ def _spread(node: Node, device: Device) -> bool:
             continue
         for job_id in lane.jobs:
             job = node.jobs[job_id]
-            if job.state is not JobState.WAITING or job.needs is None:
+            if job.state is not JobState.WAITING or job.memory.needs is None:
                 continue
             mates = [other for other in node.jobs_on(device) if other.id != job_id and other.lane is not None]
             if any(frozenset({job_id, mate.id}) in node.apart for mate in mates):
                 continue
-            if job.needs.ephemeral_bytes <= ledger.free_bytes(device):
+            if job.memory.needs.ephemeral_bytes <= ledger.free_bytes(device):
                 lanes.remove(device, job)
-                lanes.place(device, job, lanes.Fit(lane=None, lane_bytes=job.needs.ephemeral_bytes))
+                lanes.place(device, job, lanes.Fit(lane=None, lane_bytes=job.memory.needs.ephemeral_bytes))
                 return True
     return False
 

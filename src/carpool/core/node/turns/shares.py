@@ -110,23 +110,23 @@ def settle(node: Node, device: Device) -> list[Effect]:
     parts = split(policy, [job.spec for job in takers], node.settings.share_slots)
     for job in node.jobs_on(device):
         if job.state is JobState.UNMANAGED:
-            job.guaranteed_milli, job.limit_milli = 0, SHARE_ONE
+            job.share.guaranteed_milli, job.share.limit_milli = 0, SHARE_ONE
     for job, (guarantee, limit) in zip(takers, parts, strict=True):
-        job.guaranteed_milli, job.limit_milli = guarantee, limit
+        job.share.guaranteed_milli, job.share.limit_milli = guarantee, limit
     device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
     effects: list[Effect] = []
     for job in takers:
         # Beside a share, whoever launches without a limit is held to 100 %: so his turn can be taken back soon.
-        told = job.limit_milli if device.has_shares else None
-        if told != job.limit_told_milli:
-            job.limit_told_milli = told
+        told = job.share.limit_milli if device.has_shares else None
+        if told != job.share.told_milli:
+            job.share.told_milli = told
             effects.append(SetCompute(job=job.id, limit_milli=told))
     return effects
 
 
 def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
     """Why a live job cannot have this guarantee, or None (S3)."""
-    for device_id in (job.device, job.moving_from):
+    for device_id in (job.device, job.move.source):
         if device_id is not None and not is_divided(node):
             room = unpromised_milli(node, node.devices[device_id]) + job.spec.guaranteed_milli
             if guaranteed_milli > room:
@@ -144,33 +144,37 @@ def take_back(node: Node, device: Device, job: Job) -> None:
 def check_shares(node: Node, device: Device) -> None:
     """Assert S3, that nobody is allowed less than he is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
-    parts = {(job.guaranteed_milli, job.limit_milli) for job in jobs if job.state not in AWAY}
+    parts = {(job.share.guaranteed_milli, job.share.limit_milli) for job in jobs if job.state not in AWAY}
     if not device.has_shares and parts - {(0, SHARE_ONE)}:
         raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
-    if sum(job.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
+    if sum(job.share.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
         raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")
-    if any(job.guaranteed_milli > job.limit_milli for job in jobs):
+    if any(job.share.guaranteed_milli > job.share.limit_milli for job in jobs):
         raise InternalError(f"a job of {device.id} is guaranteed more than it may have")
 
 
 def charge(job: Job, span: Nanos, *, now: Nanos) -> None:
     """The job has had its turn for `span` until now."""
     earliest = now - span - BURST_NS
-    if job.guaranteed_milli:
-        latest = now + max(BURST_NS, job.step_ns or 0) * SHARE_ONE // job.guaranteed_milli
-        job.owed_from_ns = min(latest, max(job.owed_from_ns, earliest) + span * SHARE_ONE // job.guaranteed_milli)
-    job.free_from_ns = max(job.free_from_ns, earliest) + span * SHARE_ONE // job.limit_milli
+    if job.share.guaranteed_milli:
+        latest = now + max(BURST_NS, job.service.step_ns or 0) * SHARE_ONE // job.share.guaranteed_milli
+        job.share.owed_from_ns = min(
+            latest, max(job.share.owed_from_ns, earliest) + span * SHARE_ONE // job.share.guaranteed_milli
+        )
+    job.share.free_from_ns = max(job.share.free_from_ns, earliest) + span * SHARE_ONE // job.share.limit_milli
 
 
 def refund(job: Job, idle_ns: Nanos, *, now: Nanos) -> None:
     """The end of its turn was nobody's: the device was idle, and the turn was taken as soon as somebody wanted it."""
-    if job.guaranteed_milli:
-        job.owed_from_ns = max(now - BURST_NS, job.owed_from_ns - idle_ns * SHARE_ONE // job.guaranteed_milli)
+    if job.share.guaranteed_milli:
+        job.share.owed_from_ns = max(
+            now - BURST_NS, job.share.owed_from_ns - idle_ns * SHARE_ONE // job.share.guaranteed_milli
+        )
 
 
 def is_over(job: Job, *, now: Nanos) -> bool:
     """Whether a holder has used up its limit (S1)."""
-    return job.limit_milli < SHARE_ONE and not job.is_paced and job.free_from_ns > now
+    return job.share.limit_milli < SHARE_ONE and not job.share.is_paced and job.share.free_from_ns > now
 
 
 def may_start(job: Job, *, now: Nanos) -> bool:
@@ -181,11 +185,11 @@ def may_start(job: Job, *, now: Nanos) -> bool:
 def most_owed(wanting: Sequence[Job], *, now: Nanos) -> Job | None:
     """Who must go first because of its guarantee (S2)."""
     owed = [job for job in wanting if is_owed(job, now=now)]
-    return min(owed, key=lambda job: (job.owed_from_ns, job.arrived_ns, job.id), default=None)
+    return min(owed, key=lambda job: (job.share.owed_from_ns, job.arrived_ns, job.id), default=None)
 
 
 def is_owed(job: Job, *, now: Nanos) -> bool:
-    return job.guaranteed_milli > 0 and job.owed_from_ns <= now
+    return job.share.guaranteed_milli > 0 and job.share.owed_from_ns <= now
 
 
 def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[Nanos]:
@@ -193,8 +197,12 @@ def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[N
     times = [job.start_ns for job in waiting if job.start_ns > now]
     if holder is not None and holder.lease is not None:
         kept = holder.lease.granted_ns + SHARE_QUANTUM_NS
-        times += [max(job.owed_from_ns, kept) for job in waiting if job.guaranteed_milli and job.owed_from_ns > now]
-        if holder.limit_milli < SHARE_ONE and not holder.is_paced:
-            left = max(0, now - max(holder.free_from_ns, now - BURST_NS))
-            times.append(now + max(MS, left * holder.limit_milli // (SHARE_ONE - holder.limit_milli)))
+        times += [
+            max(job.share.owed_from_ns, kept)
+            for job in waiting
+            if job.share.guaranteed_milli and job.share.owed_from_ns > now
+        ]
+        if holder.share.limit_milli < SHARE_ONE and not holder.share.is_paced:
+            left = max(0, now - max(holder.share.free_from_ns, now - BURST_NS))
+            times.append(now + max(MS, left * holder.share.limit_milli // (SHARE_ONE - holder.share.limit_milli)))
     return times

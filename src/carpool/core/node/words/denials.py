@@ -24,7 +24,7 @@ class Facts:
     def waited_long(self, waited_ns: Nanos) -> str:
         """Its deadline is over."""
         waited, cap = f"waited {format_ns(waited_ns)}, as long as --wait-memory allows", self.job.spec.cap_bytes
-        if cap is not None and self.job.live_bytes + self.job.pending_bytes > cap:
+        if cap is not None and self.job.memory.live_bytes + self.job.memory.pending_bytes > cap:
             remedy = "raise the cap with --memory, or while it waits with carpool resize"
             return f"{_cap_reached(self.job, cap)}, and {waited}; {remedy}"
         return f"{self._out_of_memory()}; it {waited}: {self._remedy('let it wait longer')}"
@@ -38,7 +38,7 @@ class Facts:
             return f"{self._out_of_memory()}: {self._remedy('')}"
         return (
             f"{self._out_of_memory()}; nobody there can go on without more, and this job has the least to lose"
-            f" ({format_ns(self.job.served_ns)} of device time): start them with --memory, or one by one"
+            f" ({format_ns(self.job.service.served_ns)} of device time): start them with --memory, or one by one"
         )
 
     def _out_of_memory(self) -> str:
@@ -69,8 +69,8 @@ class Facts:
     def _booked(self, other: Job) -> int:
         """What it is promised or, beyond its lane, holds."""
         lane = self.device.lanes.get(other.lane) if other.lane is not None else None
-        beyond = other.live_bytes - (lane.bytes if lane is not None else 0) if other.state not in AWAY else 0
-        return max(other.promised_bytes, beyond)
+        beyond = other.memory.live_bytes - (lane.bytes if lane is not None else 0) if other.state not in AWAY else 0
+        return max(other.memory.promised_bytes, beyond)
 
 
 def at_its_cap(job: Job) -> str:
@@ -87,4 +87,4 @@ def _cap_reached(job: Job, cap_bytes: int) -> str:
 
 
 def _asked(job: Job) -> str:
-    return f"holds {format_bytes(job.live_bytes)} and asked for {format_bytes(job.pending_bytes)} more"
+    return f"holds {format_bytes(job.memory.live_bytes)} and asked for {format_bytes(job.memory.pending_bytes)} more"

@@ -37,10 +37,10 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
 
 
 def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
-    served_ns = job.served_ns + (now - job.charged_ns if is_holding(job) else 0)
+    served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
     remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
     late = hogs.deadline(node, job)
-    last = max(job.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
+    last = max(job.service.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
     rows = rows_of(job, now=now)
     return JobPicture(
         id=job.id,
@@ -51,36 +51,36 @@ def picture_job(node: Node, job: Job, *, now: Nanos) -> JobPicture:
         lane=job.lane,
         priority=job.spec.priority,
         weight_milli=job.spec.weight_milli,
-        steps=job.steps,
+        steps=job.service.steps,
         steps_declared=job.spec.steps,
-        step_ns=job.step_ns,
+        step_ns=job.service.step_ns,
         remaining_ns=remaining if is_known and job.state not in ENDED else None,
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
         waited_ns=sum(rows.get(row, 0) for row in WAITS),
         spent_ns=rows,
-        waited_for_ns=dict(job.waited_for_ns),
+        waited_for_ns=dict(job.service.waited_for_ns),
         silent_ns=now - last if last is not None else None,
         is_hog=late is not None and now >= late,
-        needs=job.needs,
-        promised_bytes=job.promised_bytes,
-        live_bytes=job.live_bytes,
-        pending_bytes=job.pending_bytes if waiting.is_asking(job) else 0,
+        needs=job.memory.needs,
+        promised_bytes=job.memory.promised_bytes,
+        live_bytes=job.memory.live_bytes,
+        pending_bytes=job.memory.pending_bytes if waiting.is_asking(job) else 0,
         cap_bytes=job.spec.cap_bytes,
-        guaranteed_milli=(job if job.device else job.spec).guaranteed_milli,
-        limit_milli=(job if job.device else job.spec).limit_milli,
+        guaranteed_milli=(job.share if job.device else job.spec).guaranteed_milli,
+        limit_milli=(job.share if job.device else job.spec).limit_milli,
         is_suspended=job.is_suspended or job.is_sent_away or job.gives_way,
         is_shrinking=job.squeeze is not None,
         leaving_for=job.leaving_for,
-        parked_bytes=job.parked_bytes,
-        move_ns=job.move_ns,
-        move_trouble=job.move_trouble,
+        parked_bytes=job.memory.parked_bytes,
+        move_ns=job.move.took_ns,
+        move_trouble=job.move.trouble,
         reason=explain(node, job, now=now),
-        moving_to=job.moving_to if job.moving_from is None else job.device,
-        kept_on=job.moving_from,
-        kept_bytes=node.devices[job.moving_from].kept[job.id] if job.moving_from is not None else 0,
-        move_refused=job.move_refused,
+        moving_to=job.moving_to if job.move.source is None else job.device,
+        kept_on=job.move.source,
+        kept_bytes=node.devices[job.move.source].kept[job.id] if job.move.source is not None else 0,
+        move_refused=job.move.refused,
     )
 
 
@@ -91,7 +91,7 @@ def picture_device(node: Node, device: Device) -> DevicePicture:
         promised_bytes=ledger.promised_bytes(device),
         lanes_bytes=ledger.lanes_bytes(device),
         free_bytes=ledger.free_bytes(device),
-        live_bytes=sum(job.live_bytes for job in node.jobs_on(device)),
+        live_bytes=sum(job.memory.live_bytes for job in node.jobs_on(device)),
         claimant=device.claimant,
         lanes=tuple(
             LanePicture(id=lane.id, bytes=lane.bytes, jobs=tuple(lane.jobs), holder=lane.holder)

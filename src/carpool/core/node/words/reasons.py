@@ -41,7 +41,7 @@ def open_promise(job: Job, patience_ns: Nanos | None) -> str:
     """Until when a job nobody knows is promised so much; `patience_ns`: after so long without a turn it is cut."""
     doing = "starting" if job.state is JobState.STARTING else "being measured"
     less = f", half of that and less if they do not come within {format_ns(patience_ns)}" if patience_ns else ""
-    promised = f"is promised {format_bytes(job.promised_bytes)} until its first turns are over"
+    promised = f"is promised {format_bytes(job.memory.promised_bytes)} until its first turns are over"
     return f"{job.spec.name} is {doing} and {promised}{less}"
 
 
@@ -51,7 +51,7 @@ def queue_wait(
     """Why a queued job does not start: which term of L1 is in the way."""
     free = ledger.free_bytes(device)
     terms = _terms(device) + (f"; starts when {outlook}" if outlook else "")
-    if measured is not None and (need is None or need <= free + measured.promised_bytes):
+    if measured is not None and (need is None or need <= free + measured.memory.promised_bytes):
         return f"waits for memory: {measured_words}; {_terms(device)}"
     if need is None:
         return (
@@ -84,26 +84,26 @@ def no_share(job: Job, wanted_milli: int, left_milli: int, device: DeviceId) -> 
 
 
 def over_limit(job: Job, device: Device) -> str:
-    return f"{job.spec.name} has had its {format_share(job.limit_milli)} of {device.id}"
+    return f"{job.spec.name} has had its {format_share(job.share.limit_milli)} of {device.id}"
 
 
 def limit_wait(view: JobView, job: Job, device: Device, left_ns: Nanos) -> str:
     return (
-        f"waits {format_ns(view.waited_ns)}: it has had the {format_share(job.limit_milli)} of {device.id} that it"
+        f"waits {format_ns(view.waited_ns)}: it has had the {format_share(job.share.limit_milli)} of {device.id} that it"
         f" may have; its next turn is due in {format_ns(left_ns)}"
     )
 
 
 def owed(job: Job, device: Device) -> str:
-    return f"{job.spec.name} is owed its {format_share(job.guaranteed_milli)} of {device.id}"
+    return f"{job.spec.name} is owed its {format_share(job.share.guaranteed_milli)} of {device.id}"
 
 
 def uncovered(job: Job, device: Device) -> str:
-    needs = job.needs
+    needs = job.memory.needs
     total = needs.total_bytes if needs is not None else 0
     return (
         f"waits for memory: it has grown to {format_bytes(total)}, was promised"
-        f" {format_bytes(job.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
+        f" {format_bytes(job.memory.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
         f" on {device.id}"
     )
 
@@ -153,14 +153,14 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
 
 def blocked(job: Job, device: Device) -> str:
     """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
-    wanted, cap = job.live_bytes + job.pending_bytes, job.spec.cap_bytes
-    asks = f"an allocation of {format_bytes(job.pending_bytes)} waits for memory: the job holds"
-    asks += f" {format_bytes(job.live_bytes)}"
+    wanted, cap = job.memory.live_bytes + job.memory.pending_bytes, job.spec.cap_bytes
+    asks = f"an allocation of {format_bytes(job.memory.pending_bytes)} waits for memory: the job holds"
+    asks += f" {format_bytes(job.memory.live_bytes)}"
     if cap is not None and wanted > cap:
         return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
-    if job.promised_bytes >= wanted:
+    if job.memory.promised_bytes >= wanted:
         return f"{asks}; there is room now, and it waits for its turn"
-    return f"{asks}, was promised {format_bytes(job.promised_bytes)}, and {_terms(device)}"
+    return f"{asks}, was promised {format_bytes(job.memory.promised_bytes)}, and {_terms(device)}"
 
 
 def held_back(job: Job) -> str:
@@ -194,7 +194,7 @@ def resized_beyond(job: Job, cap: int, device: Device) -> str:
 
 def resized_outside(job: Job, cap: int) -> str:
     return (
-        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.live_bytes)}: it cannot be"
+        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.memory.live_bytes)}: it cannot be"
         f" made to do with {format_bytes(cap)}; end it with --or-kill"
     )
 
@@ -207,7 +207,7 @@ def resized_unmeasured(job: Job, cap: int, told: int) -> str:
 
 
 def cannot_leave(job: Job) -> str:
-    return f"{job.spec.name} ends, which cannot be parked: {job.move_trouble}"
+    return f"{job.spec.name} ends, which cannot be parked: {job.move.trouble}"
 
 
 def not_before(policy: str, holder: Job) -> str:
@@ -255,7 +255,7 @@ def already_there(job: Job, target: Device) -> str:
 def unmeasured(job: Job) -> str:
     return (
         f"job {job.id} cannot be moved yet: nobody knows what it needs until its first turns are measured"
-        f" (it made {job.steps} steps); try again then, or start it with --memory"
+        f" (it made {job.service.steps} steps); try again then, or start it with --memory"
     )
 
 
@@ -287,9 +287,9 @@ def host_full(wanted: int, used: int, limit: int) -> str:
 def stays(job: Job, device: Device) -> str:
     """A job that is to leave waits at a boundary and could not."""
     if job.moving_to is not None:
-        return f"moves to {job.moving_to}: {format_bytes(job.promised_bytes)} is about to leave {device.id}"
-    trouble = job.move_trouble or "it is about to move"
-    held = f"{format_bytes(job.promised_bytes)} still on {device.id}"
+        return f"moves to {job.moving_to}: {format_bytes(job.memory.promised_bytes)} is about to leave {device.id}"
+    trouble = job.move.trouble or "it is about to move"
+    held = f"{format_bytes(job.memory.promised_bytes)} still on {device.id}"
     if job.is_suspended or job.is_sent_away:
         return f"suspended with {held}: {trouble}"
     if job.leaving_for is not None:
@@ -301,14 +301,14 @@ def away(job: Job, device: Device, need: int, span: str, outlook: str, again_ns:
     """Why a parked job is not back; `again_ns`: in so long a return that failed is tried again."""
     if job.is_suspended:
         return (
-            f"suspended for {span}: {format_bytes(job.parked_bytes)} is on the host,"
-            f" {format_bytes(job.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
+            f"suspended for {span}: {format_bytes(job.memory.parked_bytes)} is on the host,"
+            f" {format_bytes(job.memory.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
         )
     if job.gives_way:
         return f"parked for {span}: it makes room for an allocation that waits, and comes back by itself"
     if job.is_sent_away:
         return (
-            f"suspended for {span} because it kept others waiting: {format_bytes(job.parked_bytes)} is on the host;"
+            f"suspended for {span} because it kept others waiting: {format_bytes(job.memory.parked_bytes)} is on the host;"
             f" it comes back when nobody else is here, or with: carpool resume {job.id}"
         )
     if job.squeeze is Squeeze.TOO_LARGE:
@@ -316,7 +316,7 @@ def away(job: Job, device: Device, need: int, span: str, outlook: str, again_ns:
             f"parked for {span}: it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs"
             f" {format_bytes(need)}; go on with: carpool resize {job.id} --memory SIZE"
         )
-    trouble = f"; the last try failed: {job.move_trouble}" if job.move_trouble else ""
+    trouble = f"; the last try failed: {job.move.trouble}" if job.move.trouble else ""
     outlook = f"it is tried again, in {format_ns(again_ns)}" if again_ns is not None else outlook or "others end"
     return (
         f"waits parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}; comes back when"
@@ -338,7 +338,11 @@ _HOG_STEPS = {
 
 
 def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
-    usual = f"its usual step takes {format_ns(job.step_ns)}" if job.step_ns else "its step time is not known yet"
+    usual = (
+        f"its usual step takes {format_ns(job.service.step_ns)}"
+        if job.service.step_ns
+        else "its step time is not known yet"
+    )
     asked = f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary"
     return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
@@ -353,11 +357,13 @@ def standing(job: Job, *, now: Nanos) -> str:
         else ""
     )
     asked += f"; it moves to {job.moving_to} at its next boundary" if job.moving_to else ""
-    asked += f"; it was not moved: {job.move_refused}" if job.move_refused else ""
+    asked += f"; it was not moved: {job.move.refused}" if job.move.refused else ""
     match job.state:
         case JobState.STARTING:
-            ran_ns = job.spent_ns.get("start", 0) + now - job.row_since_ns  # an order to it begins its state anew
-            if ran_ns < FRESH_NS and not job.steps:  # with steps it outlived a daemon
+            ran_ns = (
+                job.wall.spent_ns.get("start", 0) + now - job.wall.row_since_ns
+            )  # an order to it begins its state anew
+            if ran_ns < FRESH_NS and not job.service.steps:  # with steps it outlived a daemon
                 return f"started {format_ns(ran_ns)} ago{asked}"
             said = f"its program has run for {format_ns(ran_ns)} and has not reached an iteration boundary yet"
             hint = "; if it has no torch loop, or its Python takes no hooks (carpool doctor), it never will"
@@ -373,17 +379,19 @@ def standing(job: Job, *, now: Nanos) -> str:
             onward = f", on its way to {job.moving_to}" if job.moving_to else ""
             return f"its memory has been moving to the host for {span}{onward}"
         case JobState.UNPARKING:
-            onward = f", to {job.device} where it comes from {job.moving_from}" if job.moving_from else ""
+            onward = f", to {job.device} where it comes from {job.move.source}" if job.move.source else ""
             return f"its memory has been moving back from the host for {span}{onward}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
         case JobState.QUEUED | JobState.WAITING | JobState.PARKED | JobState.BLOCKED:
             return job.reason or f"has waited for {span}"
         case JobState.FINISHED | JobState.FAILED | JobState.CANCELLED:
-            waits = [f"{format_ns(job.spent_ns.get('turn', 0))} for turns"]
+            waits = [f"{format_ns(job.wall.spent_ns.get('turn', 0))} for turns"]
             rows = (("limit", "because of its compute limit"), ("memory", "for memory"))
-            waits += [f"{format_ns(job.spent_ns[row])} {words}" for row, words in rows if job.spent_ns.get(row)]
-            had = f"; had the device {format_ns(job.served_ns)}, waited {' and '.join(waits)}"
-            if took_no_turns(job.steps, job.spent_ns):
+            waits += [
+                f"{format_ns(job.wall.spent_ns[row])} {words}" for row, words in rows if job.wall.spent_ns.get(row)
+            ]
+            had = f"; had the device {format_ns(job.service.served_ns)}, waited {' and '.join(waits)}"
+            if took_no_turns(job.service.steps, job.wall.spent_ns):
                 had = "; it took no turns" + (f", waited {waits[1]}" if len(waits) > 1 else "")
             return f"{job.state}: {job.reason or 'exit code 0'}" + (had if job.device is not None else "")
