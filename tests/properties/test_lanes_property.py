@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
-from carpool.core.node.memory import lanes, ledger
+from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, Job, JobSpec, JobState, Memory, Needs
+from carpool.core.node.node import covers
 
 few_bytes = st.integers(0, 60)
 
@@ -31,7 +32,7 @@ class LanesMachine(RuleBasedStateMachine):
     def place(self, resident: int, ephemeral: int, lanes_max: int) -> None:
         free = ledger.free_bytes(self.device)
         sizes = [lane.bytes for lane in self.device.lanes.values()]
-        fit = lanes.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
+        fit = ledger.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
         if fit is None:
             # There really was no place: no lane could be opened, none is large enough, none can be grown.
             growths = [max(0, ephemeral - size) for size in sizes]
@@ -45,15 +46,15 @@ class LanesMachine(RuleBasedStateMachine):
         job = Job(id=name, spec=JobSpec(name=name), arrived_ns=0, state=JobState.WAITING, memory=Memory(needs=needs))
         job.device = self.device.id
         self.jobs[job.id] = job
-        lanes.place(self.device, job, fit)
+        ledger.place(self.device, job, fit)
         ledger.promise(self.device, job, resident)
-        assert ledger.covers(self.device, job)
+        assert covers(self.device, job)
 
     @rule(index=st.integers(0, 50))
     def leave(self, index: int) -> None:
         job = self.pick(index)
         if job is not None:
-            lanes.remove(self.device, job)
+            ledger.remove(self.device, job)
             ledger.release(self.device, job)
             del self.jobs[job.id]
 
@@ -67,7 +68,7 @@ class LanesMachine(RuleBasedStateMachine):
     @rule()
     def shrink(self) -> None:
         before = {lane.id: lane.bytes for lane in self.device.lanes.values()}
-        lanes.shrink(self.device, self.jobs)
+        ledger.shrink(self.device, self.jobs)
         for lane in self.device.lanes.values():
             largest = max(self.needs_of(job).ephemeral_bytes for job in lane.jobs)
             assert lane.bytes == min(before[lane.id], largest)
@@ -77,7 +78,7 @@ class LanesMachine(RuleBasedStateMachine):
         free, count = ledger.free_bytes(self.device), len(self.device.lanes)
         holders = {lane.holder for lane in self.device.lanes.values()} - {None}
         unheld = any(lane.holder is None for lane in self.device.lanes.values())
-        merged = lanes.merge_free(self.device, self.jobs)
+        merged = ledger.merge_free(self.device, self.jobs)
         assert merged == (unheld and count > 1)
         assert len(self.device.lanes) == count - merged
         assert ledger.free_bytes(self.device) >= free, "merging never takes bytes"
@@ -86,12 +87,12 @@ class LanesMachine(RuleBasedStateMachine):
     @rule(resident=few_bytes, ephemeral=few_bytes)
     def merging_keeps_its_word(self, resident: int, ephemeral: int) -> None:
         """If one lane for all is said to fit, then after merging everything there is a place."""
-        if not lanes.merging_would_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral):
+        if not ledger.merging_would_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral):
             return
-        while lanes.merge_free(self.device, self.jobs):
+        while ledger.merge_free(self.device, self.jobs):
             pass
         if len(self.device.lanes) == 1:
-            fit = lanes.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=1)
+            fit = ledger.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=1)
             assert fit is not None
 
     def needs_of(self, job: JobId) -> Needs:
@@ -104,7 +105,7 @@ class LanesMachine(RuleBasedStateMachine):
         if not hasattr(self, "device"):
             return
         ledger.check_ledger(self.device, self.jobs)
-        lanes.check_lanes(self.device, self.jobs)
+        ledger.check_lanes(self.device, self.jobs)
         resident = sum(job.memory.promised_bytes for job in self.jobs.values())
         assert resident + sum(lane.bytes for lane in self.device.lanes.values()) <= self.device.capacity_bytes
         for job in self.jobs.values():
@@ -114,7 +115,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for job in list(getattr(self, "jobs", {}).values()):
-            lanes.remove(self.device, job)
+            ledger.remove(self.device, job)
             ledger.release(self.device, job)
         if hasattr(self, "device"):
             assert not self.device.lanes
@@ -142,15 +143,15 @@ def test_a_fit_is_the_first_that_works_in_the_order_of_the_paper(
     names = []
     for index, size in enumerate(sizes):
         job = Job(id=JobId(f"j{index}"), spec=JobSpec(name="j"), arrived_ns=0)
-        names.append(lanes.place(device, job, lanes.Fit(lane=None, lane_bytes=size)).id)
+        names.append(ledger.place(device, job, ledger.Fit(lane=None, lane_bytes=size)).id)
     left = capacity - resident
     lane_sizes: dict[LaneId, int] = dict(zip(names, sizes, strict=True))
-    fit = lanes.find_fit(device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
+    fit = ledger.find_fit(device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
     roomy = [size for size in sizes if size >= ephemeral]
     if left < 0:
         assert fit is None
     elif len(sizes) < lanes_max and ephemeral <= left:
-        assert fit == lanes.Fit(lane=None, lane_bytes=ephemeral)
+        assert fit == ledger.Fit(lane=None, lane_bytes=ephemeral)
     elif roomy:
         assert fit is not None and fit.lane is not None
         assert lane_sizes[fit.lane] == fit.lane_bytes == min(roomy)

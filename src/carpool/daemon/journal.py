@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.node.accounts import UNNOTED_NS, carry_on
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
+from carpool.core.node.lifecycle import UNNOTED_NS, carry_on
 from carpool.core.node.model import Account, History
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon.translate import plain

@@ -9,7 +9,9 @@ import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, JobSubmitted, LeaseAsked, Tick
-from carpool.core.node.model import History, Job, JobSpec, Squeeze
+from carpool.core.node.model import Departure, History, Job, JobSpec, Why
+from carpool.core.node.moves.departures import TABLE
+from carpool.core.node.node import is_leaving
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.policies.fair import Fair
 from carpool.core.policies.view import JobView
@@ -196,21 +198,11 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "is_leaving"),
-    [
-        ("is_suspended", True, True),
-        ("is_sent_away", True, True),
-        ("gives_way", True, True),
-        ("leaving_for", JobId("b"), True),
-        ("moving_to", DeviceId("gpu1"), True),
-        ("squeeze", Squeeze.TOO_LARGE, True),
-        ("squeeze", Squeeze.ASKED, False),
-        ("squeeze", Squeeze.TRIMMING, False),
-        ("is_paced", True, None),
-    ],
-)
-def test_who_leaves_or_shrinks_is_held_back(field: str, value: object, is_leaving: bool | None) -> None:
+@pytest.mark.parametrize("why", list(Why))
+def test_e1_who_leaves_or_shrinks_is_held_back(why: Why) -> None:
     job = Job(id=JobId("a"), spec=JobSpec(name="a"), arrived_ns=0)
-    setattr(job, field, value)
-    assert (job.is_held_back, job.is_leaving) == (is_leaving is not None, bool(is_leaving))
+    assert (bool(job.departures), is_leaving(job)) == (False, False)
+    job.departures[why] = Departure()
+    assert (bool(job.departures), is_leaving(job)) == (True, TABLE[why].leaves)
+    job.departures[Why.SHRINKS] = Departure()
+    assert is_leaving(job) is TABLE[why].leaves

@@ -6,8 +6,8 @@ import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
 from carpool.core.node.effects import ResizeLane, StartJob
-from carpool.core.node.memory import lanes, ledger
-from carpool.core.node.memory.lanes import Fit
+from carpool.core.node.memory import ledger
+from carpool.core.node.memory.ledger import Fit
 from carpool.core.node.model import Device, Job, JobSpec, JobState, Needs
 from carpool.errors import InternalError
 from carpool.units import GIB
@@ -24,7 +24,7 @@ class Rack:
             lane: LaneId | None = None
             for name, (resident, ephemeral) in members.items():
                 job = self.add(name, needs(resident, ephemeral))
-                lane = lanes.place(self.device, job, Fit(lane=lane, lane_bytes=ephemeral)).id
+                lane = ledger.place(self.device, job, Fit(lane=lane, lane_bytes=ephemeral)).id
                 ledger.promise(self.device, job, resident)
 
     def add(self, name: str, known: Needs | None) -> Job:
@@ -41,7 +41,7 @@ class Rack:
         self.device.lanes[job.lane].holder = job.id
 
     def fit(self, resident: int, ephemeral: int, lanes_max: int = 4) -> Fit | None:
-        return lanes.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
+        return ledger.find_fit(self.device, resident_bytes=resident, ephemeral_bytes=ephemeral, lanes_max=lanes_max)
 
     def sizes(self) -> dict[str, int]:
         return {str(lane.id): lane.bytes for lane in self.device.lanes.values()}
@@ -50,7 +50,7 @@ class Rack:
         return [[str(job) for job in lane.jobs] for lane in self.device.lanes.values()]
 
     def check(self) -> None:
-        lanes.check_lanes(self.device, self.jobs)
+        ledger.check_lanes(self.device, self.jobs)
         ledger.check_ledger(self.device, self.jobs)
 
 
@@ -99,9 +99,9 @@ def test_finding_a_place_changes_nothing() -> None:
 def test_a_job_placed_into_a_lane_grows_it_but_never_makes_it_smaller() -> None:
     rack = Rack(100, {"a": (5, 40)})
     lane = LaneId("gpu0/1")
-    lanes.place(rack.device, rack.add("b", needs(5, 10)), Fit(lane=lane, lane_bytes=10))
+    ledger.place(rack.device, rack.add("b", needs(5, 10)), Fit(lane=lane, lane_bytes=10))
     assert rack.sizes() == {lane: 40}
-    lanes.place(rack.device, rack.add("c", needs(5, 60)), Fit(lane=lane, lane_bytes=60))
+    ledger.place(rack.device, rack.add("c", needs(5, 60)), Fit(lane=lane, lane_bytes=60))
     assert rack.sizes() == {lane: 60}
     rack.check()
 
@@ -112,37 +112,40 @@ def test_a_job_placed_into_a_lane_grows_it_but_never_makes_it_smaller() -> None:
 def test_a_lane_closes_with_its_last_job_and_its_name_is_not_used_again() -> None:
     rack = Rack(100, {"a": (5, 40), "b": (5, 40)})
     rack.hold("a")
-    lanes.remove(rack.device, rack.jobs[JobId("a")])
+    with pytest.raises(InternalError, match="N4 broken: a leaves lane gpu0/1 while it holds it"):
+        ledger.remove(rack.device, rack.jobs[JobId("a")])
+    rack.device.lanes[LaneId("gpu0/1")].holder = None
+    ledger.remove(rack.device, rack.jobs[JobId("a")])
     assert rack.members() == [["b"]]
     assert rack.device.lanes[LaneId("gpu0/1")].holder is None
-    lanes.remove(rack.device, rack.jobs[JobId("b")])
+    ledger.remove(rack.device, rack.jobs[JobId("b")])
     assert rack.members() == []
-    lanes.remove(rack.device, rack.jobs[JobId("b")])
-    lanes.place(rack.device, rack.jobs[JobId("b")], Fit(lane=None, lane_bytes=1))
+    ledger.remove(rack.device, rack.jobs[JobId("b")])
+    ledger.place(rack.device, rack.jobs[JobId("b")], Fit(lane=None, lane_bytes=1))
     assert list(rack.sizes()) == ["gpu0/2"]
 
 
 def test_a_lane_shrinks_to_the_largest_need_of_its_jobs() -> None:
     rack = Rack(100, {"a": (5, 40), "b": (5, 20)})
-    lanes.remove(rack.device, rack.jobs[JobId("a")])
-    lanes.shrink(rack.device, rack.jobs)
+    ledger.remove(rack.device, rack.jobs[JobId("a")])
+    ledger.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 20}
     rack.jobs[JobId("b")].memory.needs = needs(5, 90)
-    lanes.shrink(rack.device, rack.jobs)
+    ledger.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 20}, "shrinking never grows a lane"
 
 
 def test_a_lane_of_jobs_nobody_measured_has_no_bytes_of_its_own() -> None:
     rack = Rack(100, {"a": (5, 40)})
     rack.jobs[JobId("a")].memory.needs = None
-    lanes.shrink(rack.device, rack.jobs)
+    ledger.shrink(rack.device, rack.jobs)
     assert rack.sizes() == {"gpu0/1": 0}
 
 
 def test_merging_frees_the_smaller_lane_and_keeps_every_job() -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30), "c": (5, 10)})
     free_before = ledger.free_bytes(rack.device)
-    lanes.merge(rack.device, rack.jobs, keep=LaneId("gpu0/1"), close=LaneId("gpu0/2"))
+    ledger.merge(rack.device, rack.jobs, keep=LaneId("gpu0/1"), close=LaneId("gpu0/2"))
     assert rack.members() == [["a", "b", "c"]]
     assert ledger.free_bytes(rack.device) == free_before + 30
     rack.check()
@@ -150,7 +153,7 @@ def test_merging_frees_the_smaller_lane_and_keeps_every_job() -> None:
 
 def test_a_larger_lane_merged_into_a_smaller_one_makes_it_larger() -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)})
-    lanes.merge(rack.device, rack.jobs, keep=LaneId("gpu0/2"), close=LaneId("gpu0/1"))
+    ledger.merge(rack.device, rack.jobs, keep=LaneId("gpu0/2"), close=LaneId("gpu0/1"))
     assert rack.sizes() == {"gpu0/2": 40}
     rack.check()
 
@@ -159,37 +162,37 @@ def test_n4_a_lane_that_is_held_is_not_merged_away() -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)})
     rack.hold("b")
     with pytest.raises(InternalError, match="N4 broken"):
-        lanes.merge(rack.device, rack.jobs, keep=LaneId("gpu0/1"), close=LaneId("gpu0/2"))
-    lanes.merge(rack.device, rack.jobs, keep=LaneId("gpu0/2"), close=LaneId("gpu0/1"))
+        ledger.merge(rack.device, rack.jobs, keep=LaneId("gpu0/1"), close=LaneId("gpu0/2"))
+    ledger.merge(rack.device, rack.jobs, keep=LaneId("gpu0/2"), close=LaneId("gpu0/1"))
     assert rack.device.lanes[LaneId("gpu0/2")].holder == "b"
 
 
 def test_merging_a_free_lane_takes_the_smallest_into_the_largest() -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)}, {"c": (5, 10)})
     rack.hold("a")
-    assert lanes.merge_free(rack.device, rack.jobs)
+    assert ledger.merge_free(rack.device, rack.jobs)
     assert rack.members() == [["a", "c"], ["b"]]
-    assert lanes.merge_free(rack.device, rack.jobs)
+    assert ledger.merge_free(rack.device, rack.jobs)
     assert rack.members() == [["a", "c", "b"]]
-    assert not lanes.merge_free(rack.device, rack.jobs)
+    assert not ledger.merge_free(rack.device, rack.jobs)
 
 
 def test_nothing_is_merged_while_every_lane_is_held() -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)})
     rack.hold("a")
     rack.hold("b")
-    assert not lanes.merge_free(rack.device, rack.jobs)
+    assert not ledger.merge_free(rack.device, rack.jobs)
 
 
 @pytest.mark.parametrize(("resident", "ephemeral", "is_enough"), [(50, 0, True), (50, 40, True), (51, 0, False)])
 def test_whether_one_lane_for_all_would_leave_room(resident: int, ephemeral: int, is_enough: bool) -> None:
     rack = Rack(100, {"a": (5, 40)}, {"b": (5, 30)})
-    assert is_enough is lanes.merging_would_fit(rack.device, resident_bytes=resident, ephemeral_bytes=ephemeral)
+    assert is_enough is ledger.merging_would_fit(rack.device, resident_bytes=resident, ephemeral_bytes=ephemeral)
 
 
 def test_one_lane_cannot_be_merged() -> None:
     rack = Rack(100, {"a": (5, 40)})
-    assert not lanes.merging_would_fit(rack.device, resident_bytes=0, ephemeral_bytes=0)
+    assert not ledger.merging_would_fit(rack.device, resident_bytes=0, ephemeral_bytes=0)
 
 
 # --- broken rules are noticed --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, Job, JobSpec, JobState, Lane, Memory, Needs
+from carpool.core.node.node import covers
 from carpool.errors import InternalError
 from tests.core.node.driver import needs
 
@@ -53,12 +54,12 @@ def test_a_job_is_covered_by_its_promise_and_its_lane_or_by_one_sum(
     job = job_of("a", needs(8, 20, 2))
     device = device_with(job, lane_bytes=lane_bytes)
     ledger.promise(device, job, promised)
-    assert ledger.covers(device, job) is is_covered
+    assert covers(device, job) is is_covered
 
 
 def test_a_job_nobody_measured_is_covered_by_whatever_it_was_promised() -> None:
     job = job_of("a")
-    assert ledger.covers(device_with(job), job)
+    assert covers(device_with(job), job)
 
 
 def test_a_job_without_a_lane_is_covered_only_by_one_sum() -> None:
@@ -66,9 +67,9 @@ def test_a_job_without_a_lane_is_covered_only_by_one_sum() -> None:
     device = device_with(job, lane_bytes=50)
     job.lane = None
     ledger.promise(device, job, 10)
-    assert not ledger.covers(device, job)
+    assert not covers(device, job)
     ledger.promise(device, job, 30)
-    assert ledger.covers(device, job)
+    assert covers(device, job)
 
 
 def test_l1_broken_is_noticed() -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId
+from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RecallLease, RejectEvent
 from carpool.core.node.events import (
     CancelAsked,
@@ -42,6 +43,7 @@ from carpool.core.node.model import (
     Lane,
     Lease,
     LeaseState,
+    Tenant,
 )
 from carpool.core.node.node import Node
 from carpool.core.node.settings import Settings
@@ -262,11 +264,14 @@ def test_every_state_but_queued_is_reached_by_the_table() -> None:
 
 def node_with(state: JobState, lease: LeaseState | None) -> tuple[Node, Job]:
     lane = Lane(id=LaneId("gpu0/1"), jobs=[J], holder=J if lease is not None else None)
-    device = Device(id=DeviceId("gpu0"), capacity_bytes=GIB, lanes={lane.id: lane}, promised={J: 0})
+    tenants = {SPEC.tenant: Tenant(id=SPEC.tenant)}
+    device = Device(id=DeviceId("gpu0"), capacity_bytes=GIB, lanes={lane.id: lane}, promised={J: 0}, tenants=tenants)
     job = Job(id=J, spec=SPEC, arrived_ns=0, state=state, device=device.id, lane=lane.id)
     if lease is not None:
         job.lease = Lease(state=lease, lane=lane.id, granted_ns=0)
     node = Node(policy=POLICIES["fair"], settings=Settings(), jobs={J: job}, devices={device.id: device})
+    if state is JobState.QUEUED:
+        node.queue.append(J)
     return node, job
 
 
@@ -275,12 +280,12 @@ def node_with(state: JobState, lease: LeaseState | None) -> tuple[Node, Job]:
 def test_a_job_is_moved_only_by_the_table(state: JobState, cause: type) -> None:
     node, job = node_with(state, None)
     if (state, cause) in JOB_MOVES:
-        node.move(job, cause, now=5)
+        lifecycle.move(node, job, cause, now=5)
         assert (job.state, job.state_since_ns) == (JOB_MOVES[(state, cause)], 5)
         return
     before = copy.deepcopy(job)
     with pytest.raises(InternalError, match=f"cannot go from {state} by {cause.__name__}"):
-        node.move(job, cause, now=5)
+        lifecycle.move(node, job, cause, now=5)
     assert job == before
 
 
@@ -293,10 +298,10 @@ def test_a_lease_is_moved_only_by_the_table(lease: LeaseState | None, cause: typ
     if (lease, cause) not in LEASE_MOVES:
         before = copy.deepcopy(job)
         with pytest.raises(InternalError, match=f"cannot go from {lease} by {cause.__name__}"):
-            node.move_lease(job, cause, now=5)
+            lifecycle.move_lease(node, job, cause, now=5)
         assert (job, lane.holder) == (before, J if lease is not None else None)
         return
-    node.move_lease(job, cause, now=5)
+    lifecycle.move_lease(node, job, cause, now=5)
     after = LEASE_MOVES[(lease, cause)]
     assert (job.lease.state if job.lease is not None else None) == after
     assert lane.holder == (J if after is not None else None)
@@ -312,7 +317,7 @@ def test_a_lane_that_is_held_is_not_granted() -> None:
     assert lane is not None
     lane.holder = JobId("somebody else")
     with pytest.raises(InternalError, match="not free"):
-        node.move_lease(job, GrantLease, now=5)
+        lifecycle.move_lease(node, job, GrantLease, now=5)
 
 
 @pytest.mark.parametrize("lease", list(LeaseState))

@@ -7,8 +7,8 @@ from typing import Any, TypedDict, Unpack
 import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId
-from carpool.core.node.accounts import carry_on
 from carpool.core.node.events import JobAdopted, JobSubmitted, ProgressSeen
+from carpool.core.node.lifecycle import carry_on
 from carpool.core.node.model import Account, JobSpec, JobState
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import CoreDriver, MakeCore, needs

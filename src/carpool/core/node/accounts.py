@@ -7,38 +7,32 @@ Rules
       tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
       when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
       wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
-  A3  A step time is measured only over a span in which the same jobs were running. It falls quickly and rises by
-      steps: who runs while something else keeps the machine busy makes few, and is not taken for a longer job.
-  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
-      waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
-      parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
-  A5  An account outlives the driver. What a job is known to have done without one, keep its turn or stay as it was,
-      stands in that row. What nobody knows is a row of its own: also what a driver that was killed had not noted.
+  A3  A step time is measured only over a span in which the same jobs were running: beside another job a step takes
+      longer. It falls quickly and rises by steps. A job that runs while something else keeps the machine busy makes
+      few steps, and should not be taken for a longer job because of them.
+
+This module alone changes `Job.service`, the accounts of tenants, and the shortest step time of the node. Where wall
+time goes (A4, A5) is in lifecycle.py, beside the states it depends on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, Nanos, TenantId
-from carpool.core.node.model import AWAY, WANTING, Account, Device, Job, JobState, Lane, Mark
-from carpool.core.node.node import Node, begin_row, is_holding, row_at, spent_until
-from carpool.core.node.turns import shares
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, JobId, Nanos, TenantId
+from carpool.core.node.model import AWAY, WANTING, Device, Job, JobSpec, JobState, Lane, Lease, Mark, Tenant
+from carpool.core.node.node import Node, is_holding
 from carpool.core.policies.view import JobView
-from carpool.units import MS
 
 _WAITS = AWAY | {JobState.WAITING}
-UNNOTED_NS = 500 * MS  # so old may be the last note of an account when its driver is killed
 STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
 STEPS_TO_RISE = 64  # after so many slower steps a job's step time is half way up to theirs
+ACTIVE_PERCENT = 5  # a holder that used this share of a core since the last look is computing
 
 
 def charge_holders(node: Node, *, now: Nanos) -> None:
     """Bring the accounts of everybody who holds a turn up to now (A1)."""
     for device in node.devices.values():
-        if device.has_shares:
-            _end_limits(node, device, now=now)
         for lane in device.lanes.values():
             holder = node.jobs[lane.holder] if lane.holder is not None else None
             if holder is not None and holder.service.charged_ns < now:
@@ -46,112 +40,64 @@ def charge_holders(node: Node, *, now: Nanos) -> None:
 
 
 def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) -> None:
-    span = now - holder.service.charged_ns
-    holder.service.charged_ns = now
-    holder.service.served_ns += span
-    holder.service.level += span * WEIGHT_ONE // holder.spec.weight_milli
+    service = holder.service
+    span = now - service.charged_ns
+    service.charged_ns = now
+    service.served_ns += span
+    service.level += span * WEIGHT_ONE // holder.spec.weight_milli
     tenant = device.tenants[holder.spec.tenant]
     tenant.level += span * WEIGHT_ONE // tenant.weight_milli
-    if device.has_shares:
-        shares.charge(holder, span, now=now)
     holder_id = holder.id
     for job_id in lane.jobs:
-        job = node.jobs[job_id]
-        if job.wall.row == "turn":  # for him (A4)
-            waits, waited_ns = job.service.waited_for_ns, now - job.wall.row_since_ns
+        wall = node.jobs[job_id].wall
+        if wall.row == "turn":  # for him (A4)
+            waits, waited_ns = node.jobs[job_id].service.waited_for_ns, now - wall.row_since_ns
             if waited_ns:
                 waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
 
 
-def _end_limits(node: Node, device: Device, *, now: Nanos) -> None:
-    """Whose limit let it have a turn before now has waited for one since then (A4)."""
-    for job in node.jobs_on(device):
-        row, since = row_at(job, now)
-        if row != job.wall.row:
-            begin_row(job, row, since=since)
+def begin_turn(node: Node, device: Device, job: Job, *, now: Nanos) -> None:
+    """The job's turn begins: from now on it is charged for it, and shows signs of life."""
+    job.service.charged_ns = job.service.last_active_ns = now
+    reset_marks(node, device)
 
 
-def sort_rows(node: Node, *, now: Nanos) -> None:
-    """Bytes or shares changed hands: who waits for memory may wait for a turn now, or the other way round."""
-    for job in node.jobs.values():
-        if job.state in (JobState.WAITING, JobState.BLOCKED):
-            node.set_row(job, now=now)
+def restore(job: Job, waited_for_ns: dict[JobId, Nanos], served_ns: Nanos) -> None:
+    """Go on with the account of a job that comes back."""
+    job.service.waited_for_ns, job.service.served_ns = dict(waited_for_ns), served_ns
 
 
-def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
-    """A job's wall time by row, with what its own input took as a row of its own."""
-    rows = spent_until(job, now)
-    for row, stalled in (
-        ("run", job.service.stall_held_ns),
-        ("idle", job.service.stall_ns - job.service.stall_held_ns),
-    ):
-        moved = max(0, min(stalled, rows.get(row, 0)))
-        if moved:
-            rows[row] -= moved
-            rows["input"] = rows.get("input", 0) + moved
-    return rows
+# --- fair levels --------------------------------------------------------------------------------------------
 
 
-def account_of(job: Job, *, now: Nanos) -> Account:
-    row, since = row_at(job, now)
-    return Account(
-        arrived_ns=job.arrived_ns,
-        at_ns=now,
-        row=row,
-        row_since_ns=since,
-        spent_ns=spent_until(job, now),
-        waited_for_ns=dict(job.service.waited_for_ns),
-        served_ns=job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0),
-        steps=job.service.steps,
-    )
-
-
-def carry_on(account: Account, at_ns: Nanos) -> Account:
-    """The account of a job that went on with what it did until then."""
-    span = at_ns - account.at_ns
-    if span <= 0 or account.row is None:
-        return account
-    spent = {**account.spent_ns, account.row: account.spent_ns.get(account.row, 0) + span}
-    served_ns = account.served_ns + (span if account.row == "run" else 0)
-    return replace(account, at_ns=at_ns, spent_ns=spent, served_ns=served_ns)
-
-
-def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
-    """Go on with the account of a job that comes back (A5). `row` is what it is known to have done while there was no
-    driver; None if nobody knows."""
-    gap = now - account.at_ns
-    if gap < 0 or account.arrived_ns > account.at_ns:
-        return  # of another boot of the machine
-    unknown = gap if row is None else 0 if row == account.row else min(gap, UNNOTED_NS)
-    job.arrived_ns = account.arrived_ns
-    job.wall.spent_ns, job.service.waited_for_ns = dict(account.spent_ns), dict(account.waited_for_ns)
-    job.service.served_ns = account.served_ns + (gap - unknown if row == "run" else 0)
-    for each, span in (("away", unknown), (row, gap - unknown)):
-        if each is not None and span:
-            job.wall.spent_ns[each] = job.wall.spent_ns.get(each, 0) + span
-
-
-def begin_wanting(node: Node, job: Job, *, slack: int = 0) -> None:
-    """Clamp a newcomer to the incumbents' level (A2); call before its state says that it wants a turn."""
+def lift_newcomer(node: Node, job: Job, *, slack: int = 0) -> None:
+    """Clamp a job that begins to want turns to the incumbents' level (A2)."""
     _lift(node, job, raise_floors(node, node.device_of(job)), slack)
 
 
-def come_back(node: Node, job: Job) -> None:
-    """A job that was parked for others wants turns all along: it keeps its level, as far as an orderly rotation
-    of all jobs of the device can have left it behind (A2)."""
+def rotation_slack(node: Node, job: Job) -> int:
+    """How far an orderly rotation of all jobs of the device can have left behind one that was parked for others."""
     device = node.device_of(job)
-    begin_wanting(node, job, slack=len(device.promised) * device.quiet_ns)
+    return len(device.promised) * device.quiet_ns
 
 
-def newcomer_level(node: Node, job: Job) -> int:
+def forget_level(job: Job) -> None:
+    """It goes on on another device, where it stands like a newcomer (V4)."""
+    job.service.level = 0
+
+
+def newcomer_level(node: Node, spec: JobSpec) -> int:
     """The level at which a queued job begins: that of its tenant's jobs where these have had the least."""
-    devices = [device for device in node.devices.values() if job.spec.device in (None, device.id)]
-    floors = [device.tenants[job.spec.tenant].jobs_floor for device in devices if job.spec.tenant in device.tenants]
+    devices = [device for device in node.devices.values() if spec.device in (None, device.id)]
+    floors = [device.tenants[spec.tenant].jobs_floor for device in devices if spec.tenant in device.tenants]
     return min(floors, default=0)
 
 
 def raise_floors(node: Node, device: Device) -> set[TenantId]:
-    """Note the lowest levels at which jobs want turns; call before that set changes (A2). Returns whose they are."""
+    """Note the lowest levels at which jobs want turns (A2). Returns whose they are.
+
+    lifecycle.py does it before the set of jobs that want turns changes, the scheduler before bytes change hands.
+    """
     lowest: dict[TenantId, int] = {}
     stuck: list[Job] = []
     for job in node.jobs_on(device):
@@ -173,10 +119,22 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
 
 
 def _lift(node: Node, job: Job, wanting: set[TenantId], slack: int) -> None:
-    tenant = node.tenant_of(job)
+    tenant = _tenant_of(node, job)
     job.service.level = max(job.service.level, tenant.jobs_floor - slack)
     if tenant.id not in wanting:
         tenant.level = max(tenant.level, node.device_of(job).tenants_floor - slack)
+
+
+def _tenant_of(node: Node, job: Job) -> Tenant:
+    """The account of the job's tenant on the job's device."""
+    tenants, name = node.device_of(job).tenants, job.spec.tenant
+    if name not in tenants:
+        weight = node.settings.tenant_weights_milli.get(name, WEIGHT_ONE)
+        tenants[name] = Tenant(id=name, weight_milli=weight)
+    return tenants[name]
+
+
+# --- steps and signs of life --------------------------------------------------------------------------------
 
 
 def reset_marks(node: Node, device: Device) -> None:
@@ -193,7 +151,6 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         return
     job.service.steps = steps
     job.service.last_step_ns = now
-    job.memory.denial = ""  # it went on
     mark = job.service.mark
     if mark is None or not is_holding(job):
         return
@@ -218,11 +175,50 @@ def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
     node.step_ns_least = min(job.service.step_ns, node.step_ns_least or job.service.step_ns)
 
 
+def learn_first_step(node: Node, job: Job, sample: Nanos) -> None:
+    """Its program measured its first turns itself."""
+    if job.service.step_ns is None:
+        learn_step(node, job, sample)
+        if job.service.mark is not None and not job.service.mark.mates:
+            job.service.solo_step_ns = sample
+
+
+def see_signs(node: Node, job: Job, *, steps: int, cpu_ns: Nanos, stall_ns: tuple[Nanos, Nanos], now: Nanos) -> None:
+    """Take in what the page and the operating system say of a job; `stall_ns`: its waits for input, in all and of
+    those while it had its turn."""
+    service = job.service
+    used_ns = cpu_ns - service.cpu_ns
+    # Of a long standstill of the whole machine only what was looked at counts (D6).
+    span_ns = min(now - service.last_active_ns, service.silent_ns + node.settings.watch_ns)
+    if steps > service.steps or used_ns * 100 >= max(1, span_ns) * ACTIVE_PERCENT:
+        service.last_active_ns = now
+        service.cpu_ns = cpu_ns
+    service.stall_ns = max(service.stall_ns, stall_ns[0])
+    service.stall_held_ns = max(service.stall_held_ns, stall_ns[1])
+    note_steps(node, job, steps, now=now)
+
+
+def look_for_life(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
+    """Look at a holder; returns how long it has shown no sign of life, as far as it was looked at (D6)."""
+    service = job.service
+    seen_ns = max(service.last_active_ns, lease.granted_ns)
+    if seen_ns >= service.looked_ns:
+        service.silent_ns = 0
+    service.silent_ns += min(now - max(service.looked_ns, seen_ns), node.settings.watch_ns)
+    service.looked_ns = now
+    return service.silent_ns
+
+
+# --- what a policy sees -------------------------------------------------------------------------------------
+
+
 def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
-    Declared steps × step time; else what the same program took last time; else as much as it has had. Declared but
-    never measured steps are as short as the shortest here, unless a queue waits for room that measuring may free.
+    It is declared steps × step time; else what the same program took last time; else as much as it has had: with
+    heavy-tailed lengths that is the best guess. Declared steps that were never measured are taken to be as short as
+    the shortest here, so that a short job is tried before it is judged. While others queue for room they are not:
+    then the job's first turns, which measure it and may free room, come by the order of what it has had.
     """
     past, steps = job.history, job.spec.steps
     step_ns = past.step_ns if job.service.step_ns is None and past is not None else job.service.step_ns
@@ -273,3 +269,31 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
         )
         views.append(make(JobView, fields))
     return views
+
+
+def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> JobId | None:
+    """Whom of these the policy puts first; None only if there is nobody."""
+    if len(jobs) == 1:
+        return jobs[0].id
+    return node.policy.pick(views_of(node, jobs, now=now, on=on), now=now)
+
+
+def in_order(
+    node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None, at_most: int | None = None
+) -> list[Job]:
+    """The jobs as the policy would have them go; only the first of them if so many are enough."""
+    if len(jobs) < 2:
+        return list(jobs)
+    left = {view.id: view for view in views_of(node, jobs, now=now, on=on)}
+    ordered: list[Job] = []
+    while left and (at_most is None or len(ordered) < at_most):
+        picked = node.policy.pick(list(left.values()), now=now)
+        chosen = picked if picked is not None else next(iter(left))
+        ordered.append(node.jobs[chosen])
+        del left[chosen]
+    return ordered
+
+
+def why(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
+    """Half a sentence: why the policy puts the one before the other."""
+    return node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))

@@ -1,54 +1,99 @@
-"""Taking back a job that runs already, after the driver was restarted: its bytes are facts, and so is its turn."""
+"""New jobs, and jobs that run already: those of an earlier driver are taken back with their bytes and their turns."""
 
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node.accounts import begin_wanting, reset_marks, restore
+from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RevokeLease, StartJob
-from carpool.core.node.events import JobAdopted, LeaseAsked
-from carpool.core.node.memory import admission, ledger, resize
-from carpool.core.node.model import Account, Device, Job, JobState, Squeeze
-from carpool.core.node.node import Node, begin_row
+from carpool.core.node.events import JobAdopted, JobSubmitted, LeaseAsked
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import (
+    Account,
+    Departure,
+    Device,
+    Job,
+    JobState,
+    Memory,
+    Move,
+    Service,
+    Share,
+    WallTime,
+    Why,
+)
+from carpool.core.node.moves import departures
+from carpool.core.node.node import Node
 from carpool.core.node.turns import shares
 
 
-def take_back(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nanos) -> list[Effect]:
-    """Give a new entry of the queue what it has already, as far as L1 allows."""
-    if event.account is not None:
-        restore(job, event.account, _row_meanwhile(event, event.account), now=now)
-    node.queue.remove(job.id)
-    node.move(job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-    job.is_suspended, job.memory.parked_bytes, job.move.came_ns = event.is_suspended, event.parked_bytes, now
-    job.suspended_ns = now
-    job.share.is_paced = event.is_paced
-    job.memory.is_measured = event.needs is not None
-    job.memory.measured_bytes = event.needs.total_bytes if event.needs is not None else None
-    job.device, job.memory.needs, job.service.steps, job.memory.live_bytes = (
-        device.id,
-        event.needs,
-        event.steps,
-        event.live_bytes,
+def new_job(node: Node, event: JobSubmitted, *, now: Nanos) -> Job:
+    """Put a new job into the queue."""
+    spec = event.spec
+    job = Job(
+        id=event.job,
+        spec=spec,
+        arrived_ns=now,
+        state_since_ns=now,
+        wanting_since_ns=now,
+        history=node.histories.get(spec.fingerprint) if spec.fingerprint else None,
+        service=Service(level=accounts.newcomer_level(node, spec)),
+        wall=WallTime(row_since_ns=now),
     )
-    wanted = event.needs.resident_bytes if event.needs else event.spec.cap_bytes or event.live_bytes
+    lifecycle.enqueue(node, job)
+    if event.account is not None:  # it waited in the queue of a driver that is gone
+        lifecycle.restore(job, event.account, "memory", now=now)
+    return job
+
+
+def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> list[Effect]:
+    """Take back a job that runs already: its bytes are facts, so it gets what L1 allows at once."""
+    needs, spec = event.needs, event.spec
+    wanted = needs.resident_bytes if needs else spec.cap_bytes or event.live_bytes
     wanted = event.live_bytes if event.is_parked else wanted
+    job = Job(
+        id=event.job,
+        spec=shares.left_for(node, device, spec),
+        arrived_ns=now,
+        state_since_ns=now,
+        wanting_since_ns=now,
+        history=node.histories.get(spec.fingerprint) if spec.fingerprint else None,
+        memory=Memory(
+            needs=needs,
+            is_measured=needs is not None,
+            measured_bytes=needs.total_bytes if needs is not None else None,
+            live_bytes=event.live_bytes,
+            parked_bytes=event.parked_bytes,
+        ),
+        service=Service(level=accounts.newcomer_level(node, spec), steps=event.steps),
+        wall=WallTime(row_since_ns=now),
+        share=Share(is_paced=event.is_paced),
+        move=Move(came_ns=now),
+    )
+    lifecycle.enqueue(node, job)
+    if event.account is not None:
+        lifecycle.restore(job, event.account, _row_meanwhile(event, event.account), now=now)
+    lifecycle.move(node, job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
+    if event.is_suspended:
+        departures.add(node, job, Why.SUSPENDED, Departure(since_ns=now))
     ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
-    shares.take_back(node, device, job)
-    job.squeeze = None if resize.fits(job) else Squeeze.ASKED  # it was resized before
+    if not admission.fits_cap(job):  # it was resized before
+        departures.add(node, job, Why.SHRINKS, Departure())
     if event.is_parked:
-        job.memory.stayed_bytes = job.memory.promised_bytes
+        ledger.note_stayed(device, job, job.memory.promised_bytes)
         return []
+    return _go_on(node, device, job, event, now=now)
+
+
+def _go_on(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nanos) -> list[Effect]:
+    """It is in a lane again, and keeps its turn if it had one that nobody else has by now."""
     lane = admission.enter_lane(node, device, job)
-    begin_row(job, _row_now(event), since=now)
+    lifecycle.begin_row(job, _row_now(event), since=now)
     if not event.holding:
         return []
     if lane.holder is not None:
         return [RevokeLease(job=job.id, reason="its lane was taken while the daemon was away")]
-    begin_wanting(node, job)
-    node.move(job, LeaseAsked, now=now)
-    node.move_lease(job, GrantLease, now=now)
-    node.move(job, GrantLease, now=now, to=JobState.PROFILING if job.memory.needs is None else None)
-    job.service.charged_ns = job.service.last_active_ns = now
-    reset_marks(node, device)
+    lifecycle.move(node, job, LeaseAsked, now=now)
+    lifecycle.move_lease(node, job, GrantLease, now=now)
+    lifecycle.move(node, job, GrantLease, now=now, to=JobState.PROFILING if event.needs is None else None)
     return []
 
 

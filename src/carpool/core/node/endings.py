@@ -3,70 +3,67 @@
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node.accounts import raise_floors, reset_marks
+from carpool.core.node import lifecycle
 from carpool.core.node.effects import CloseJob, Effect, RememberJob, StopJob
 from carpool.core.node.events import CancelAsked, JobDetached, JobExited
-from carpool.core.node.memory import admission, lanes, ledger, waiting
+from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import History, Job, JobState
+from carpool.core.node.moves import departures
 from carpool.core.node.node import Node
 
 
 def detach(node: Node, job: Job, event: JobDetached, *, now: Nanos) -> None:
     """It takes no turns any more; its bytes stay in the books."""
     device = node.device_of(job)
-    raise_floors(node, device)
-    _close_lease(node, job, JobDetached, now=now)
-    node.move(job, JobDetached, now=now)
-    job.reason = event.reason
-    job.is_suspended = job.is_sent_away = job.gives_way = False
-    job.leaving_for, job.memory.parked_bytes, job.squeeze = None, 0, None
-    lanes.remove(device, job)
-    wanted = admission.unmanaged_bytes(node, job)
-    ledger.promise(device, job, min(wanted, job.memory.promised_bytes + ledger.free_bytes(device)))
+    if job.lease is not None:
+        lifecycle.move_lease(node, job, JobDetached, now=now)
+    lifecycle.move(node, job, JobDetached, now=now)
+    lifecycle.note_reason(job, event.reason)
+    departures.end(node, job, JobDetached)
+    ledger.reserve_host(job, 0)
+    ledger.remove(device, job)
+    ledger.promise_up_to(device, job, admission.unmanaged_bytes(node, job))
 
 
 def end(node: Node, job: Job, event: JobExited, *, now: Nanos) -> list[Effect]:
     """Its program is over."""
-    if job.device is not None:
-        raise_floors(node, node.devices[job.device])
-    _close_lease(node, job, JobExited, now=now)
-    if job.state is JobState.QUEUED:
-        node.queue.remove(job.id)
+    if job.lease is not None:
+        lifecycle.move_lease(node, job, JobExited, now=now)
     failed = JobState.CANCELLED if job.ending.is_asked else JobState.FAILED
-    node.move(job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
+    lifecycle.move(node, job, JobExited, now=now, to=JobState.FINISHED if event.code == 0 else failed)
     code = "exit code unknown" if event.code is None else f"exit code {event.code}"
-    job.reason = job.ending.reason or event.reason or code
-    job.reason += f"; {job.memory.denial}" if job.memory.denial and job.state is JobState.FAILED else ""
-    job.leaving_for, job.memory.parked_bytes = None, 0
+    reason = job.ending.reason or event.reason or code
+    if job.memory.denial and job.state is JobState.FAILED:
+        reason += f"; {job.memory.denial}"
+    lifecycle.note_reason(job, reason)
+    departures.end(node, job, JobExited)
+    ledger.reserve_host(job, 0)
     effects: list[Effect] = [CloseJob(job=job.id, state=job.state, reason=job.reason)]
     if job.device is not None:
         device = node.devices[job.device]
-        lanes.remove(device, job)
+        ledger.remove(device, job)
         ledger.release(device, job)
-        reset_marks(node, device)
     if job.state is JobState.FINISHED and job.spec.fingerprint and job.service.steps:
         known = job.memory.needs or (job.history.needs if job.history is not None else None)
-        past = History(
-            needs=known, steps=job.service.steps, step_ns=job.service.step_ns, served_ns=job.service.served_ns
-        )
-        node.histories[job.spec.fingerprint] = past
+        service = job.service
+        past = History(needs=known, steps=service.steps, step_ns=service.step_ns, served_ns=service.served_ns)
+        remember(node, job.spec.fingerprint, past)
         effects.append(RememberJob(fingerprint=job.spec.fingerprint, history=past))
     return effects
 
 
+def remember(node: Node, fingerprint: str, past: History) -> None:
+    """What was learnt of a program counts for its next run."""
+    node.histories[fingerprint] = past
+
+
 def cancel(node: Node, job: Job, event: CancelAsked, *, now: Nanos) -> list[Effect]:
     """Somebody wants it to end: at once if it is queued, else its program is told."""
-    job.ending.is_asked = True
     if job.state is not JobState.QUEUED:
-        job.ending.reason = job.ending.reason or event.reason
-        return [*([] if event.is_told else [StopJob(job=job.id)]), *waiting.give_up(job, now=now)]
-    node.queue.remove(job.id)
-    node.move(job, CancelAsked, now=now)
-    job.reason = "cancelled before it started"
+        lifecycle.order_end(job, job.ending.reason or event.reason)
+        return [] if event.is_told else [StopJob(job=job.id)]
+    lifecycle.order_end(job)
+    departures.end(node, job, JobExited)
+    lifecycle.move(node, job, CancelAsked, now=now)
+    lifecycle.note_reason(job, "cancelled before it started")
     return [CloseJob(job=job.id, state=job.state, reason=job.reason)]
-
-
-def _close_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
-    if job.lease is not None:
-        node.move_lease(job, cause, now=now)
-        reset_marks(node, node.device_of(job))

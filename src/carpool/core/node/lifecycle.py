@@ -1,14 +1,39 @@
-"""The tables of legal moves. `docs/lease.md` shows them as diagrams, drawn from here by `make docs`.
+"""A job's life: the tables of legal moves, and the one place where a state or a lease changes.
 
 A move is caused by an event (a fact about the job) or by an effect (an order of the scheduler). A pair that
 is not in the table is illegal: an event is then rejected and leaves everything untouched; an effect is a bug.
 Events that never move a job (ProgressSeen, NeedsMeasured on a settled job, CancelAsked on a live one) stand in
-the table too, as moves to the same state, so that the table alone says what may arrive when.
+the table too, as moves to the same state, so that the table alone says what may arrive when. Where facts decide
+between several targets, `OPEN_MOVES` has all of them. `docs/lease.md` shows the tables as diagrams (`make docs`).
+
+With a state change what depends on it, so that nobody has to remember it: the fair levels of those who want turns
+(A2), the row in which the job's wall time goes, the queue, the measurements of step times (A3), and the mark on a
+device whose bytes or wishes for bytes changed.
+
+Rules
+  A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
+      waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
+      parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
+  A5  An account outlives the driver. What a job is known to have done without one, keep its turn or stay as it was,
+      stands in that row. What nobody knows is a row of its own: also what a driver that was killed had not noted.
 """
 
 from __future__ import annotations
 
-from carpool.core.node.effects import GrantLease, ParkJob, RecallLease, RefuseJob, RevokeLease, StartJob, UnparkJob
+from dataclasses import replace
+
+from carpool.core.kernel.ids import Nanos
+from carpool.core.node import accounts
+from carpool.core.node.effects import (
+    Effect,
+    GrantLease,
+    ParkJob,
+    RecallLease,
+    RefuseJob,
+    RevokeLease,
+    StartJob,
+    UnparkJob,
+)
 from carpool.core.node.events import (
     CancelAsked,
     JobDetached,
@@ -25,14 +50,32 @@ from carpool.core.node.events import (
     ResumeAsked,
     SuspendAsked,
 )
-from carpool.core.node.model import AWAY, ENDED, JobState, LeaseState
+from carpool.core.node.memory import ledger
+from carpool.core.node.model import (
+    AWAY,
+    BLOCKED,
+    ENDED,
+    ROWS,
+    WAITING,
+    WANTING,
+    Account,
+    Device,
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+)
+from carpool.core.node.node import Node, is_holding, is_leaving, start_ns, was_given
+from carpool.errors import InternalError
+from carpool.units import MS
+
+UNNOTED_NS = 500 * MS  # so old may be the last note of an account when its driver is killed
 
 _S = JobState
 _L = LeaseState
 _LIVE = [state for state in JobState if state not in ENDED and state is not JobState.QUEUED]
 _MANAGED = [state for state in _LIVE if state is not JobState.UNMANAGED]
 
-# JobExited is FINISHED here; the scheduler turns it into FAILED or CANCELLED by the exit's facts.
 JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     (_S.QUEUED, StartJob): _S.STARTING,
     (_S.QUEUED, RefuseJob): _S.FAILED,
@@ -52,7 +95,6 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     # A return may cross a revocation on its way: the turn is gone, but the wish for the next one counts.
     (_S.IDLE, LeaseReturned): _S.WAITING,
     (_S.STARTING, LeaseReturned): _S.WAITING,
-    # BLOCKED where an allocation waits for memory: the program then goes on only with the next turn.
     (_S.RUNNING, RevokeLease): _S.IDLE,
     (_S.PROFILING, RevokeLease): _S.IDLE,
     (_S.WAITING, ParkJob): _S.PARKING,
@@ -75,6 +117,18 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
 }
 
+# Moves that the facts decide: whether the job wants more, how its program ended, whether its needs are known, whether
+# an allocation waits (the program then goes on only with the next turn), or whether it is parked already when it is
+# taken back. The target in the table above is the usual one.
+OPEN_MOVES: dict[tuple[JobState, type], frozenset[JobState]] = {
+    **{(state, LeaseReturned): frozenset({_S.WAITING, _S.IDLE}) for state in _MANAGED},
+    **{(state, JobExited): ENDED for state in [_S.QUEUED, *_LIVE]},
+    **{(state, GrantLease): frozenset({_S.RUNNING, _S.PROFILING}) for state in (_S.WAITING, _S.BLOCKED)},
+    **{(state, RevokeLease): frozenset({_S.IDLE, _S.BLOCKED}) for state in (_S.RUNNING, _S.PROFILING)},
+    (_S.QUEUED, StartJob): frozenset({_S.STARTING, _S.PARKED}),
+    (_S.BLOCKED, ProgressSeen): frozenset({_S.BLOCKED, _S.IDLE}),
+}
+
 # A lease exists from its grant to its return; None is "no lease".
 LEASE_MOVES: dict[tuple[LeaseState | None, type], LeaseState | None] = {
     (None, GrantLease): _L.HELD,
@@ -90,5 +144,246 @@ LEASE_MOVES: dict[tuple[LeaseState | None, type], LeaseState | None] = {
 }
 
 
+# States between which bytes, or the wish for them, change hands.
+_ROOM = {state: "turns" for state in JobState} | {
+    _S.QUEUED: "queue",
+    _S.UNMANAGED: "outside",
+    **dict.fromkeys(AWAY, "away"),
+    **dict.fromkeys(ENDED, "over"),
+}
+
+
 def may_move(state: JobState, cause: type) -> bool:
     return (state, cause) in JOB_MOVES
+
+
+def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
+    """Move a job by the table; `to` chooses where the table leaves a move open."""
+    was = job.state
+    target = JOB_MOVES.get((was, cause))
+    if target is None or not (to is None or to is target or to in OPEN_MOVES.get((was, cause), ())):
+        raise InternalError(f"job {job.id} cannot go from {was} by {cause.__name__}" + (f" to {to}" if to else ""))
+    target = target if to is None else to
+    if job.device is not None:
+        _note_wishes(node, job, cause, target)
+    job.state, job.state_since_ns = target, now
+    if target is WAITING and was not in AWAY:
+        job.wanting_since_ns = now
+    if was is _S.QUEUED and target is not was:
+        node.queue.remove(job.id)
+    _touch(node, job, cause, was)
+    set_row(node, job, now=now)
+
+
+def _note_wishes(node: Node, job: Job, cause: type, target: JobState) -> None:
+    """Before the set of jobs that want turns changes: note its levels, and clamp a newcomer to them (A2)."""
+    was_wanting, is_wanting = job.state in WANTING, target in WANTING
+    if cause is LeaseAsked or (is_wanting and not was_wanting):
+        # A job that was parked for others wanted turns all along: it keeps its level.
+        slack = accounts.rotation_slack(node, job) if cause is JobUnparked else 0
+        accounts.lift_newcomer(node, job, slack=slack)
+    elif target is BLOCKED or (not is_wanting and (was_wanting or cause in (LeaseReturned, JobExited, JobDetached))):
+        accounts.raise_floors(node, node.device_of(job))
+
+
+def _touch(node: Node, job: Job, cause: type, was: JobState) -> None:
+    """Mark the devices for whose bytes this is of any consequence."""
+    if _ROOM[was] != _ROOM[job.state]:
+        for device in node.devices.values():
+            ledger.touch(device)
+    elif cause is LeaseAsked or cause is LeaseReturned:
+        device = node.device_of(job)
+        if was is BLOCKED or node.is_pressed(device):
+            ledger.touch(device)  # it is at a boundary: now it may be parked for an allocation that waits (W5)
+
+
+def begin_waiting(job: Job, *, now: Nanos) -> None:
+    """A job that was away because somebody asked for it wants turns from now on."""
+    job.wanting_since_ns = now
+
+
+def enqueue(node: Node, job: Job) -> None:
+    """Take in a new job."""
+    node.jobs[job.id] = job
+    node.queue.append(job.id)
+    for device in node.devices.values():
+        ledger.touch(device)
+
+
+def forget(node: Node, job: Job) -> None:
+    """Drop an ended job from the state; what was learnt of its program stays."""
+    del node.jobs[job.id]
+
+
+def note_reason(job: Job, reason: str) -> None:
+    """Why it waits in the queue, runs unmanaged, or ended."""
+    job.reason = reason
+
+
+def order_end(job: Job, reason: str = "") -> None:
+    """Somebody wants the job to end; of several reasons the first is told, unless a later one gives its own."""
+    job.ending.is_asked = True
+    job.ending.reason = reason or job.ending.reason
+
+
+# --- leases -------------------------------------------------------------------------------------------------
+
+
+def move_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
+    """Move a job's lease by the table."""
+    before = job.lease.state if job.lease is not None else None
+    try:
+        after = LEASE_MOVES[(before, cause)]
+    except KeyError:
+        raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}") from None
+    if after is None:
+        _close_lease(node, job, cause, now=now)
+    elif job.lease is None:
+        lane = node.lane_of(job)
+        if lane is None or lane.holder is not None:
+            raise InternalError(f"job {job.id} is granted a lane that is not free")
+        job.lease = Lease(state=after, lane=lane.id, granted_ns=now)
+        lane.holder = job.id
+        accounts.begin_turn(node, node.device_of(job), job, now=now)
+    else:
+        job.lease.state = after
+        job.lease.recalled_ns = now if after is LeaseState.RECALLED else job.lease.recalled_ns
+
+
+def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
+    """Recall a held turn; does nothing if it is recalled already."""
+    if job.lease is None or job.lease.state is not LeaseState.HELD:
+        return []
+    move_lease(node, job, RecallLease, now=now)
+    return [RecallLease(job=job.id, reason=reason)]
+
+
+def revoke(node: Node, job: Job, reason: str, *, now: Nanos, to: JobState = JobState.IDLE) -> list[Effect]:
+    """Take a turn: its job stopped computing, or an allocation of it waits."""
+    move_lease(node, job, RevokeLease, now=now)
+    move(node, job, RevokeLease, now=now, to=to)
+    return [RevokeLease(job=job.id, reason=reason)]
+
+
+def _close_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
+    device, lane = node.device_of(job), node.lane_of(job)
+    job.lease = None
+    if lane is not None and lane.holder == job.id:
+        lane.holder = None
+    if job.memory.is_given or was_given(job):
+        ledger.end_loan(device, job)
+    if len(device.lanes) > 1:
+        accounts.reset_marks(node, device)
+        # A lane that is free for a moment may be merged to let somebody in.
+        if cause is LeaseReturned and (node.queue or node.outgrown_on(device) or node.awaits_return(device, now=now)):
+            ledger.touch(device)
+
+
+# --- where wall time goes -----------------------------------------------------------------------------------
+
+
+def set_row(node: Node, job: Job, *, now: Nanos) -> None:
+    """Note where the job's time goes from now on (A4)."""
+    state = job.state
+    row = ROWS.get(state)
+    if state is WAITING or state is BLOCKED:
+        if node.may_run(job):
+            row = "limit" if start_ns(job) > now else "turn"
+        else:
+            row = "parked" if state is WAITING and is_leaving(job) else "memory"
+    if row != job.wall.row:
+        begin_row(job, row, since=now)
+
+
+def sort_rows(node: Node, *, now: Nanos) -> None:
+    """Bytes or shares changed hands: who waits for memory may wait for a turn now, or the other way round."""
+    for job in node.jobs.values():
+        if job.state is WAITING or job.state is BLOCKED:
+            set_row(node, job, now=now)
+
+
+def end_limits(node: Node, device: Device, *, now: Nanos) -> None:
+    """Whose limit let it have a turn before now has waited for one since then (A4)."""
+    for job in node.jobs_on(device):
+        row, since = row_at(job, now)
+        if row != job.wall.row:
+            begin_row(job, row, since=since)
+
+
+def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
+    """Book what the job did until then; from then on its time goes elsewhere."""
+    if job.wall.row is not None and since > job.wall.row_since_ns:
+        job.wall.spent_ns[job.wall.row] = job.wall.spent_ns.get(job.wall.row, 0) + since - job.wall.row_since_ns
+    job.wall.row, job.wall.row_since_ns = row, since
+
+
+def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
+    """Where the job's time goes, and since when: who was kept from a turn by its limit waits for one from the moment
+    when it is not, and that is no event."""
+    if job.wall.row == "limit" and start_ns(job) <= now:
+        return "turn", start_ns(job)
+    return job.wall.row, job.wall.row_since_ns
+
+
+def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
+    """The job's wall time since it arrived, by row; adds up exactly (A4)."""
+    spent = dict(job.wall.spent_ns)
+    row, since = row_at(job, now)
+    for each, span in ((job.wall.row, since - job.wall.row_since_ns), (row, now - since)):
+        if each is not None and span:
+            spent[each] = spent.get(each, 0) + span
+    return spent
+
+
+def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
+    """A job's wall time by row, with what its own input took as a row of its own."""
+    rows = spent_until(job, now)
+    for row, stalled in (
+        ("run", job.service.stall_held_ns),
+        ("idle", job.service.stall_ns - job.service.stall_held_ns),
+    ):
+        moved = max(0, min(stalled, rows.get(row, 0)))
+        if moved:
+            rows[row] -= moved
+            rows["input"] = rows.get("input", 0) + moved
+    return rows
+
+
+def account_of(job: Job, *, now: Nanos) -> Account:
+    row, since = row_at(job, now)
+    return Account(
+        arrived_ns=job.arrived_ns,
+        at_ns=now,
+        row=row,
+        row_since_ns=since,
+        spent_ns=spent_until(job, now),
+        waited_for_ns=dict(job.service.waited_for_ns),
+        served_ns=job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0),
+        steps=job.service.steps,
+    )
+
+
+def carry_on(account: Account, at_ns: Nanos) -> Account:
+    """The account of a job that went on with what it did until then."""
+    span = at_ns - account.at_ns
+    if span <= 0 or account.row is None:
+        return account
+    spent = {**account.spent_ns, account.row: account.spent_ns.get(account.row, 0) + span}
+    served_ns = account.served_ns + (span if account.row == "run" else 0)
+    return replace(account, at_ns=at_ns, spent_ns=spent, served_ns=served_ns)
+
+
+def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
+    """Go on with the account of a job that comes back (A5). `row` is what it is known to have done while there was no
+    driver; None if nobody knows."""
+    gap = now - account.at_ns
+    if gap < 0 or account.arrived_ns > account.at_ns:
+        return  # of another boot of the machine
+    unknown = gap if row is None else 0 if row == account.row else min(gap, UNNOTED_NS)
+    job.arrived_ns = account.arrived_ns
+    accounts.restore(job, account.waited_for_ns, account.served_ns + (gap - unknown if row == "run" else 0))
+    spent = dict(account.spent_ns)
+    for each, span in (("away", unknown), (row, gap - unknown)):
+        if each is not None and span:
+            spent[each] = spent.get(each, 0) + span
+    job.wall.spent_ns = spent

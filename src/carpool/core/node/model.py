@@ -8,9 +8,6 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, JobId, LaneId, Nanos, TenantId
-from carpool.units import MS
-
-RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 
 
 class JobState(StrEnum):
@@ -33,6 +30,10 @@ class JobState(StrEnum):
 # What every decision asks of every job: a member looked up in its class costs 0.1 µs, ten times a name of a module.
 WAITING: Final = JobState.WAITING
 BLOCKED: Final = JobState.BLOCKED
+STARTING: Final = JobState.STARTING
+IDLE: Final = JobState.IDLE
+PARKED: Final = JobState.PARKED
+UNMANAGED: Final = JobState.UNMANAGED
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 RESIDENT = frozenset(JobState) - ENDED - {JobState.QUEUED}
@@ -67,12 +68,27 @@ class HogStep(StrEnum):
     ENDED = "ended"
 
 
-class Squeeze(StrEnum):
-    """What becomes of a job whose cap was made smaller than what it needs (resize.py); None for all others."""
+class Why(StrEnum):
+    """Why a job leaves its device or is held back there; moves/departures.py has a row for each, in this order."""
 
-    ASKED = "asked"  # it gets no turn; at its next boundary it gives back what it can spare
-    TRIMMING = "trimming"  # it was told to
-    TOO_LARGE = "too large"  # it needs more all the same: it leaves the device until its cap is raised
+    SUSPENDED = "suspended"  # somebody asked that it stops until it is resumed
+    SENT_AWAY = "sent away"  # it kept others waiting too long
+    MIGRATES = "migrates"  # it goes on on another device
+    MAKES_ROOM = "makes room"  # a job that the policy puts before it gets its memory
+    GIVES_WAY = "gives way"  # an allocation that waits gets its memory
+    TOO_LARGE = "too large"  # it needs more than its new cap
+    SHRINKS = "shrinks"  # it gives back what it can spare, to keep its new cap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """One reason of one job, and what belongs to it."""
+
+    since_ns: Nanos = 0
+    whom: JobId | None = None  # MAKES_ROOM: for whom
+    to: DeviceId | None = None  # MIGRATES: where it goes on
+    is_told: bool = False  # SHRINKS: its program was told to
+    may_end: bool = False  # SHRINKS, TOO_LARGE: it is ended if it cannot do with less
 
 
 class LeaseState(StrEnum):
@@ -265,42 +281,10 @@ class Job:
     share: Share = field(default_factory=Share)
     move: Move = field(default_factory=Move)
     ending: Ending = field(default_factory=Ending)
-    squeeze: Squeeze | None = None
-    may_end: bool = False  # it may be ended where it cannot be squeezed
-    is_suspended: bool = False  # somebody asked that it stops and leaves the device until it is resumed
-    suspended_ns: Nanos = 0  # when that was first asked
-    is_sent_away: bool = False  # it was a hog, and leaves the device while others want it
-    gives_way: bool = False  # it leaves the device so that a waiting allocation finds room
+    departures: dict[Why, Departure] = field(default_factory=dict)  # why it is held back; empty: it is not
     rests_until_ns: Nanos = 0  # it was a hog: until then others go first
-    leaving_for: JobId | None = None  # it is to leave the device so that this job gets its memory
-    moving_to: DeviceId | None = None  # somebody asked that it goes on there; None again once it is booked there
     is_outlook_told: bool = False  # its user heard that others are to be parked for it
     reason: str = ""  # why it waits in the queue, runs unmanaged, or ended
-
-    @property
-    def start_ns(self) -> Nanos:
-        """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
-        share = self.share
-        if share.limit_milli >= SHARE_ONE or share.is_paced or not share.free_from_ns:
-            return 0
-        return share.free_from_ns + RESUME_NS
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether it may have no turn because it is to leave the device."""
-        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is Squeeze.TOO_LARGE:
-            return True
-        return self.leaving_for is not None or self.moving_to is not None
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether it may have no turn, whatever is free: it is leaving, or is to become smaller.
-
-        Not by way of `is_leaving`: every decision asks this of every job.
-        """
-        if self.is_suspended or self.is_sent_away or self.gives_way or self.squeeze is not None:
-            return True
-        return self.leaving_for is not None or self.moving_to is not None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -330,9 +314,8 @@ class Device:
     quiet_until_ns: Nanos = 0  # and its end (R4)
     moves_bytes: int = 0  # of all moves so far, there and back …
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
-    is_concerned: bool = False  # an allocation waits there, or somebody is or is to be away for one (waiting.py)
-    is_pressed: bool = False  # and who is to leave for it may be told at any boundary
     has_shares: bool = False  # some job on it has a guarantee or a limit
+    is_touched: bool = True  # who holds which bytes, or who wants them, changed since that was last settled
 
 
 @dataclass(slots=True, kw_only=True)

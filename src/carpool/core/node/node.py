@@ -1,31 +1,37 @@
-"""The whole state of one node, and the small questions everybody asks of it."""
+"""The whole state of one node, and the small questions everybody asks of it. Nothing here changes anything."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from carpool.core.kernel.ids import WEIGHT_ONE, DeviceId, JobId, Nanos
-from carpool.core.node.lifecycle import JOB_MOVES, LEASE_MOVES
-from carpool.core.node.memory import ledger
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
 from carpool.core.node.model import (
     AWAY,
     BLOCKED,
     ENDED,
     HOLDING,
-    ROWS,
+    IDLE,
+    PARKED,
+    STARTING,
+    UNMANAGED,
     WAITING,
     Device,
     History,
     Job,
+    JobSpec,
     JobState,
     Lane,
-    Lease,
-    LeaseState,
-    Tenant,
+    Why,
 )
 from carpool.core.node.settings import Settings
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
+from carpool.units import MS
+
+RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
+ASKED_SHARES = "fixed"  # the one share policy that gives what is asked; the others divide the device
+SHRINKING = frozenset({Why.SHRINKS})  # the one reason that holds a job back and does not make it leave
+OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class Node:
     def quantum_ns(self) -> Nanos:
         return self.policy.quantum_ns if self.settings.quantum_ns is None else self.settings.quantum_ns
 
+    # --- who is where ---------------------------------------------------------------------------------------
+
     def device_of(self, job: Job) -> Device:
         if job.device is None:
             raise InternalError(f"job {job.id} in state {job.state} has no device")
@@ -51,13 +59,16 @@ class Node:
     def lane_of(self, job: Job) -> Lane | None:
         return self.devices[job.device].lanes.get(job.lane) if job.device and job.lane else None
 
-    def tenant_of(self, job: Job) -> Tenant:
-        """The account of the job's tenant on the job's device."""
-        tenants, name = self.device_of(job).tenants, job.spec.tenant
-        if name not in tenants:
-            weight = self.settings.tenant_weights_milli.get(name, WEIGHT_ONE)
-            tenants[name] = Tenant(id=name, weight_milli=weight)
-        return tenants[name]
+    def jobs_on(self, device: Device) -> list[Job]:
+        return [self.jobs[job_id] for job_id in device.promised]
+
+    def holders_on(self, device: Device) -> list[Job]:
+        return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
+
+    def queued_for(self, device: Device) -> list[Job]:
+        """The jobs in the queue that may use this device, in order of arrival."""
+        queued = [self.jobs[job_id] for job_id in self.queue]
+        return [job for job in queued if job.spec.device in (None, device.id)]
 
     def tenant_level(self, job: Job, on: Device | None = None) -> int:
         """What the job's tenant has had: of the job's device or of that one, or of all while it has none."""
@@ -69,20 +80,86 @@ class Node:
         accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
         return sum(account.level for account in accounts if account is not None)
 
-    def jobs_on(self, device: Device) -> list[Job]:
-        return [self.jobs[job_id] for job_id in device.promised]
-
-    def holders_on(self, device: Device) -> list[Job]:
-        return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
+    # --- who lacks memory -----------------------------------------------------------------------------------
 
     def outgrown_on(self, device: Device) -> list[Job]:
         """The jobs that take turns and need more than they are promised."""
-        managed = [job for job in self.jobs_on(device) if job.lane is not None and job.state is not JobState.BLOCKED]
-        return [job for job in managed if not ledger.covers(device, job)]
+        managed = [job for job in self.jobs_on(device) if job.lane is not None and job.state is not BLOCKED]
+        return [job for job in managed if not covers(device, job)]
 
-    def held_back_on(self, device: Device) -> list[Job]:
-        """The jobs that may have no turn, whatever is free."""
-        return [job for job_id in device.promised if (job := self.jobs[job_id]).is_held_back]
+    def is_short(self, device: Device) -> bool:
+        """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
+        return any(self.jobs[job_id].state is BLOCKED for job_id in device.promised)
+
+    def is_concerned(self, device: Device) -> bool:
+        """Whether an allocation waits there, or somebody is away or is to leave for one (W5)."""
+        for job_id in device.promised:
+            job = self.jobs[job_id]
+            if is_asking(job) or Why.GIVES_WAY in job.departures:
+                return True
+        return False
+
+    def is_pressed(self, device: Device) -> bool:
+        """Whether who is to leave for a waiting allocation may be told at any boundary."""
+        for job_id in device.promised:
+            job = self.jobs[job_id]
+            if is_asking(job) or (job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED):
+                return True
+        return False
+
+    def wants_memory(self, job: Job, *, now: Nanos) -> bool:
+        """Whether the job is a claimant: it would run if there were room."""
+        if job.state is WAITING and job.device is not None:  # most are, and this is asked of all at every event
+            return not covers(self.devices[job.device], job) and not is_leaving(job)
+        if job.state is JobState.QUEUED:
+            return Why.SUSPENDED not in job.departures
+        return may_return(job, now=now)
+
+    def has_claimants(self, *, now: Nanos) -> bool:
+        """Whether any job would run if there were room."""
+        return any(self.wants_memory(job, now=now) for job in self.jobs.values())
+
+    def awaits_return(self, device: Device, *, now: Nanos) -> bool:
+        """Whether a parked job of this device would come back if there were room."""
+        return any(may_return(self.jobs[job_id], now=now) for job_id in device.promised)
+
+    def is_moving(self, device: Device) -> bool:
+        """Whether memory of a job is on its way to the host or back."""
+        states = [self.jobs[job_id].state for job_id in device.promised]
+        return JobState.PARKING in states or JobState.UNPARKING in states
+
+    def host_bytes(self) -> int:
+        """What parked jobs hold on the host, or have reserved there."""
+        return sum(job.memory.parked_bytes for job in self.jobs.values())
+
+    def has_host_room(self, count: int) -> bool:
+        """Whether the host takes so many more bytes of parked jobs (L5)."""
+        limit = self.settings.host_bytes_max
+        return limit is None or self.host_bytes() + count <= limit
+
+    def has_shares(self, device: Device) -> bool:
+        """Whether any job of the device has a share of it, had one, or asks for one (shares.py)."""
+        if device.has_shares or self.settings.share_policy != ASKED_SHARES:
+            return True
+        for job_id in device.promised:
+            job = self.jobs[job_id]
+            spec, share = job.spec, job.share
+            if spec.guaranteed_milli or spec.limit_milli < SHARE_ONE or share.told_milli is not None:
+                return True
+            if share.guaranteed_milli or share.limit_milli < SHARE_ONE:
+                return True
+        return False
+
+    def unpromised_milli(self, device: Device) -> int:
+        """What no job of the device is guaranteed; one that left for another device may have to come back (V2)."""
+        here = [*device.promised, *device.kept]
+        return SHARE_ONE - sum(self.jobs[job_id].spec.guaranteed_milli for job_id in here)
+
+    def has_compute_room(self, device: Device, spec: JobSpec) -> bool:
+        """Whether the job's guarantee fits beside those already given (S3), or guarantees are made to fit."""
+        return self.settings.share_policy != ASKED_SHARES or spec.guaranteed_milli <= self.unpromised_milli(device)
+
+    # --- who may have a turn --------------------------------------------------------------------------------
 
     def waiting_in(self, lane: Lane) -> list[Job]:
         return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
@@ -90,8 +167,8 @@ class Node:
     def wants_turn(self, job: Job) -> bool:
         """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
         if job.state is BLOCKED:
-            return ledger.covers(self.device_of(job), job)
-        return job.state is WAITING and not job.is_held_back
+            return covers(self.device_of(job), job)
+        return job.state is WAITING and not job.departures
 
     def ready_in(self, device: Device, lane: Lane) -> list[Job]:
         """Who waits for the lane and may have it: `wants_turn` and `may_run` of all its jobs in one go."""
@@ -99,56 +176,13 @@ class Node:
         for job_id in lane.jobs:
             job = self.jobs[job_id]
             if job.state is WAITING:
-                if job.is_held_back or job_id == device.claimant:
+                if job.departures or job_id == device.claimant:
                     continue
             elif job.state is not BLOCKED:
                 continue
-            if ledger.covers(device, job) or self._may_try(device, job):
+            if covers(device, job) or self._may_try(device, job):
                 ready.append(job)
         return ready
-
-    def move(self, job: Job, cause: type, *, now: Nanos, to: JobState | None = None) -> None:
-        """Move a job by the table; `to` narrows a move the table leaves open (see lifecycle.py)."""
-        target = JOB_MOVES.get((job.state, cause))
-        if target is None:
-            raise InternalError(f"job {job.id} cannot go from {job.state} by {cause.__name__}")
-        was, job.state = job.state, to if to is not None else target
-        job.state_since_ns = now
-        if job.state is WAITING and was not in AWAY:
-            job.wanting_since_ns = now
-        self.set_row(job, now=now)
-
-    def set_row(self, job: Job, *, now: Nanos) -> None:
-        """Note where the job's time goes from now on (A4)."""
-        row = ROWS.get(job.state)
-        if job.state is WAITING or job.state is BLOCKED:
-            if self.may_run(job):
-                row = "limit" if job.start_ns > now else "turn"
-            else:
-                row = "parked" if job.is_leaving and job.state is WAITING else "memory"
-        if row != job.wall.row:
-            begin_row(job, row, since=now)
-
-    def move_lease(self, job: Job, cause: type, *, now: Nanos) -> None:
-        """Move a job's lease by the table."""
-        before = job.lease.state if job.lease is not None else None
-        try:
-            after = LEASE_MOVES[(before, cause)]
-        except KeyError:
-            raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}") from None
-        lane = self.lane_of(job)
-        if after is None:
-            job.lease, job.memory.is_given = None, False
-            if lane is not None and lane.holder == job.id:
-                lane.holder = None
-        elif job.lease is None:
-            if lane is None or lane.holder is not None:
-                raise InternalError(f"job {job.id} is granted a lane that is not free")
-            job.lease = Lease(state=after, lane=lane.id, granted_ns=now)
-            lane.holder = job.id
-        else:
-            job.lease.state = after
-            job.lease.recalled_ns = now if after is LeaseState.RECALLED else job.lease.recalled_ns
 
     def is_oldest(self, job: Job) -> bool:
         """Whether no other job of its device came earlier; that one may always run, so somebody always can."""
@@ -157,24 +191,20 @@ class Node:
         rivals = [
             other
             for other in others
-            if other.lane is not None and not other.is_held_back and other.state is not BLOCKED
+            if other.lane is not None and not other.departures and other.state is not BLOCKED
         ]
         return all(key <= (other.arrived_ns, other.id) for other in rivals)
 
     def may_run(self, job: Job) -> bool:
         """Whether the job may have a turn if the policy gives it one."""
         device = self.device_of(job)
-        if job.state is not BLOCKED and (job.is_held_back or device.claimant == job.id):
+        if job.state is not BLOCKED and (job.departures or device.claimant == job.id):
             return False  # one whose allocation waits may come to the boundary where it is held back
-        return ledger.covers(device, job) or self._may_try(device, job)
+        return covers(device, job) or self._may_try(device, job)
 
     def _may_try(self, device: Device, job: Job) -> bool:
         """Whether it may run though its needs are not covered (D2)."""
         return job.state is not BLOCKED and self.is_oldest(job) and not self.is_short(device)
-
-    def is_short(self, device: Device) -> bool:
-        """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
-        return any(job.state is JobState.BLOCKED for job in self.jobs_on(device))
 
     def check_jobs(self) -> None:
         """Assert what must be true of every job by itself; a failure is a bug."""
@@ -183,42 +213,69 @@ class Node:
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
             if (job.state is JobState.QUEUED) != (job.id in self.queue):
                 raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
-            if (job.memory.parked_bytes > 0) and job.state not in AWAY:
-                raise InternalError(
-                    f"L6 broken: {job.state} job {job.id} has {job.memory.parked_bytes} bytes on the host"
-                )
-            if job.state in ENDED and (job.memory.promised_bytes or job.lane is not None):
-                raise InternalError(f"ended job {job.id} still holds bytes or a lane")
-
-    def host_bytes(self) -> int:
-        """What parked jobs hold on the host, or have reserved there."""
-        return sum(job.memory.parked_bytes for job in self.jobs.values())
+            parked_bytes = job.memory.parked_bytes
+            if parked_bytes > 0 and job.state not in AWAY:
+                raise InternalError(f"L6 broken: {job.state} job {job.id} has {parked_bytes} bytes on the host")
+            if job.state in ENDED and (job.memory.promised_bytes or job.lane is not None or job.departures):
+                raise InternalError(f"ended job {job.id} still holds bytes or a lane, or is to leave")
 
 
-def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
-    """Book what the job did until then; from then on its time goes elsewhere."""
-    if job.wall.row is not None and since > job.wall.row_since_ns:
-        job.wall.spent_ns[job.wall.row] = job.wall.spent_ns.get(job.wall.row, 0) + since - job.wall.row_since_ns
-    job.wall.row, job.wall.row_since_ns = row, since
+def covers(device: Device, job: Job) -> bool:
+    """Whether the promises made to the job and its lane hold what it was measured to need, or waits for (W1)."""
+    memory = job.memory
+    if job.state is BLOCKED:
+        return memory.promised_bytes >= memory.live_bytes + memory.pending_bytes
+    needs = memory.needs
+    if needs is None:
+        return True
+    beyond = memory.promised_bytes - needs.persistent_bytes - needs.overhead_bytes
+    if beyond < 0:
+        return False
+    lane = device.lanes.get(job.lane) if job.lane is not None else None
+    scratch = needs.ephemeral_bytes
+    return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
 
 
-def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
-    """Where the job's time goes, and since when: who was kept from a turn by its limit waits for one from the moment
-    when it is not, and that is no event."""
-    if job.wall.row == "limit" and job.start_ns <= now:
-        return "turn", job.start_ns
-    return job.wall.row, job.wall.row_since_ns
-
-
-def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
-    """The job's wall time since it arrived, by row; adds up exactly (A4)."""
-    spent = dict(job.wall.spent_ns)
-    row, since = row_at(job, now)
-    for each, span in ((job.wall.row, since - job.wall.row_since_ns), (row, now - since)):
-        if each is not None and span:
-            spent[each] = spent.get(each, 0) + span
-    return spent
+def was_given(job: Job) -> bool:
+    """Whether it is promised more than it keeps between its turns: what it waited for in this one (W2)."""
+    needs = job.memory.needs
+    return needs is not None and job.memory.promised_bytes > needs.persistent_bytes + needs.overhead_bytes
 
 
 def is_holding(job: Job) -> bool:
     return job.state in HOLDING
+
+
+def is_unknown(job: Job) -> bool:
+    """Whether nobody knows what it needs: it was not measured, and its user drew no cap."""
+    return job.memory.needs is None and job.spec.cap_bytes is None
+
+
+def is_asking(job: Job) -> bool:
+    """Whether an allocation of the job waits and it is not in its turn any more, or was in none."""
+    return job.state is BLOCKED or (job.memory.pending_bytes > 0 and job.state in OUTSIDE)
+
+
+def is_leaving(job: Job) -> bool:
+    """Whether it is to leave the device; a job that is held back only to become smaller is not."""
+    return bool(job.departures) and job.departures.keys() != SHRINKING
+
+
+def may_return(job: Job, *, now: Nanos) -> bool:
+    """Whether a parked job would come back if there were room."""
+    return job.state is PARKED and not is_leaving(job) and now >= job.move.retry_ns
+
+
+def next_try(job: Job, *, now: Nanos) -> Nanos | None:
+    """When a move that failed is due again; None if none did."""
+    is_stuck = job.state is WAITING and is_leaving(job)
+    is_kept_out = job.state is PARKED and not is_leaving(job)
+    return job.move.retry_ns if (is_stuck or is_kept_out) and job.move.retry_ns > now else None
+
+
+def start_ns(job: Job) -> Nanos:
+    """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
+    share = job.share
+    if share.limit_milli >= SHARE_ONE or share.is_paced or not share.free_from_ns:
+        return 0
+    return share.free_from_ns + RESUME_NS

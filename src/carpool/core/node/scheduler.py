@@ -1,12 +1,12 @@
-"""The one door: facts in, orders out.
+"""The node's scheduler: facts in, orders out.
 
 `handle` takes one event and the time, changes the state, and returns the effects in the order in which they
 must be performed. It never reads a clock, waits, logs or calls back: the same events at the same times give the
 same effects on any machine, which is what lets one scheduler drive a live node and a simulation.
 
-What happens inside one call, always in this order: the holders are charged up to now; the event is taken in (or
-rejected); if it changed who holds which bytes, outgrown promises are covered, the queue is admitted and lanes
-are resized; then free lanes are granted and turns recalled.
+What happens inside one call are the phases of `handle` and `_settle`, always in that order. Bytes are settled only if
+the device was touched: the modules that change who holds or wants bytes mark that themselves (memory/ledger.py). A
+plain hand-over of a turn touches nothing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
-from carpool.core.node import adoption, endings, reports
-from carpool.core.node.accounts import (
-    account_of,
-    begin_wanting,
-    charge_holders,
-    newcomer_level,
-    note_steps,
-    raise_floors,
-    reset_marks,
-    restore,
-    sort_rows,
-)
-from carpool.core.node.effects import (
-    Effect,
-    GrantLease,
-    RefuseJob,
-    RejectEvent,
-)
+from carpool.core.node import accounts, adoption, endings, lifecycle
+from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
     CancelAsked,
     DeviceAdded,
@@ -55,31 +39,17 @@ from carpool.core.node.events import (
     SuspendAsked,
     Tick,
 )
-from carpool.core.node.lifecycle import may_move
-from carpool.core.node.memory import admission, lanes, ledger, resize, waiting
-from carpool.core.node.model import (
-    AWAY,
-    ENDED,
-    WAITING,
-    WANTING,
-    Account,
-    Device,
-    Job,
-    JobSpec,
-    JobState,
-    Squeeze,
-    WallTime,
-)
-from carpool.core.node.moves import migration, parking, rotation
-from carpool.core.node.node import Node, is_holding
+from carpool.core.node.memory import admission, ledger, queue, resize, waiting
+from carpool.core.node.model import AWAY, ENDED, WAITING, Account, Device, Job, JobSpec, JobState
+from carpool.core.node.moves import departures, migration, rotation
+from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
-from carpool.core.node.settle import settle
-from carpool.core.node.turns import hogs, shares
-from carpool.core.node.turns.dispatch import LOOK_NS_MIN, dispatch, grant_of, next_wakeup, watch
-from carpool.core.node.words import pictures
+from carpool.core.node.turns import choice, dispatch, hogs, packing, shares
+from carpool.core.node.words import explain
 from carpool.core.node.words.views import JobPicture, NodePicture
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
+from carpool.units import SECOND
 
 
 class Scheduler:
@@ -88,58 +58,150 @@ class Scheduler:
     def __init__(self, policy: Policy, settings: Settings | None = None) -> None:
         self._node = Node(policy=policy, settings=settings or Settings())
         self._now: Nanos = 0
-        self._bytes_changed = False
-        self._lanes_told: lanes.Sizes = {}
+        self._lanes_told: ledger.Sizes = {}
 
     def handle(self, event: Event, *, now: Nanos) -> list[Effect]:
         """Take in one fact; returns what must be done now, in order."""
         if now < self._now:
             raise InternalError(f"time went back from {self._now} to {now}")
         self._now = now
-        charge_holders(self._node, now=now)
+        devices = self._node.devices.values()
+        self._charge(now)
         effects = self._take(event, now)
-        lanes_may_change = self._bytes_changed or self._node.policy.lanes_max > 1
-        effects += self._settle(now)
-        for device in self._node.devices.values():
-            effects += dispatch(self._node, device, now=now)
-        return effects + self._tell_lanes() if lanes_may_change else effects
+        may_change_lanes = self._node.policy.lanes_max > 1 or self._is_touched()
+        while True:
+            if self._is_touched():
+                effects += self._settle(now)
+            ledger.clear_touches(devices)
+            effects += self._let_leave(now)
+            if not self._has_vain_claim(now):
+                break
+        for device in devices:
+            effects += dispatch.dispatch(self._node, device, now=now)
+        ledger.clear_touches(devices)
+        return effects + self._tell_lanes() if may_change_lanes else effects
 
     def _settle(self, now: Nanos) -> list[Effect]:
-        """Who has which bytes, and who is told to leave; anew if the host is too full for one who was to (R5)."""
+        """Who has which bytes: first those who are here, then those who come back, then the queue."""
+        node, devices = self._node, list(self._node.devices.values())
         effects: list[Effect] = []
-        while True:
-            if self._bytes_changed:
-                effects += settle(self._node, now=now)
-                sort_rows(self._node, now=now)
-            self._bytes_changed = False
-            for device in self._node.devices.values():
-                if self._node.held_back_on(device):
-                    effects += resize.trim_waiting(self._node, device)
-                    effects += parking.park_leaving(self._node, device, now=now)
-                if rotation.is_vain(self._node, device, now=now):
-                    self._bytes_changed = True
-            if not self._bytes_changed:
-                return effects
+        returns = migration.settle(node, now=now) if self._has_travellers() else []
+        for device in devices:
+            accounts.raise_floors(node, device)
+            hogs.forgive(node, device)
+            effects += self._cover(device, now)
+            effects += waiting.settle(node, device, now=now) if node.is_concerned(device) else []
+            if node.awaits_return(device, now=now):
+                rivals = queue.rivals(node, device, now=now)
+                returns += departures.unpark_fitting(node, device, rivals, now=now)
+            self._review_claim(device, now)
+        effects += queue.admit(node, now=now) if node.queue else []
+        for device in devices:
+            self._review_claim(device, now)
+            if node.awaits_return(device, now=now):
+                returns += departures.unpark_fitting(node, device, [], now=now)
+        if node.has_claimants(now=now):
+            rotation.make_room(node, now=now)
+        # A job may take its bytes back only after its cap, and those of the others, say so.
+        effects += [each for device in devices if node.has_shares(device) for each in shares.settle(node, device)]
+        effects += [
+            each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
+        ]
+        lifecycle.sort_rows(node, now=now)
+        return effects + returns
+
+    # --- the phases, one short method each -------------------------------------------------------------------
+
+    def _charge(self, now: Nanos) -> None:
+        """Whoever holds a turn has had it until now."""
+        for device in self._node.devices.values():
+            if device.has_shares:
+                lifecycle.end_limits(self._node, device, now=now)
+                shares.charge_holders(self._node, device, now=now)
+        accounts.charge_holders(self._node, now=now)
+
+    def _is_touched(self) -> bool:
+        return any(device.is_touched for device in self._node.devices.values())
+
+    def _has_travellers(self) -> bool:
+        """Whether a job goes on on another device, or is on its way to one."""
+        return len(self._node.devices) > 1
+
+    def _cover(self, device: Device, now: Nanos) -> list[Effect]:
+        """Cut lanes to what their jobs need, and make the promises hold what everybody here needs."""
+        node = self._node
+        ledger.shrink(device, node.jobs)
+        effects: list[Effect] = []
+        for job in sorted(node.jobs_on(device), key=lambda job: (job.arrived_ns, job.id)):
+            if not admission.cover(node, job):
+                effects += queue.merge_and_cover(node, device, job, now=now)
+        ledger.shrink(device, node.jobs)
+        return effects
+
+    def _review_claim(self, device: Device, now: Nanos) -> None:
+        if device.claimant is not None:
+            rotation.review(self._node, device, now=now)
+
+    def _let_leave(self, now: Nanos) -> list[Effect]:
+        """Tell those who are held back and wait at a boundary to become smaller, or to go."""
+        effects: list[Effect] = []
+        for device in self._node.devices.values():
+            if any(self._node.jobs[job_id].departures for job_id in device.promised):
+                effects += resize.trim_waiting(self._node, device)
+                effects += departures.park_leaving(self._node, device, now=now)
+        return effects
+
+    def _has_vain_claim(self, now: Nanos) -> bool:
+        """Whether bytes are settled anew, because one who was to leave does not: the host is too full for it (R5)."""
+        vain = [
+            device
+            for device in self._node.devices.values()
+            if device.claimant is not None and rotation.is_vain(self._node, device, now=now)
+        ]
+        for device in vain:
+            ledger.touch(device)
+        return bool(vain)
 
     def _tell_lanes(self) -> list[Effect]:
-        before, self._lanes_told = self._lanes_told, lanes.sizes(self._node.devices.values())
-        return lanes.changes(before, self._lanes_told)
+        """Tell the driver of lanes that were closed, opened or resized."""
+        before, after = self._lanes_told, ledger.sizes(self._node.devices.values())
+        self._lanes_told = after
+        gone = [(lane, (facts[0], 0, tuple[JobId, ...]())) for lane, facts in before.items() if lane not in after]
+        changed = [(lane, facts) for lane, facts in after.items() if before.get(lane) != facts]
+        return [
+            ResizeLane(device=device, lane=lane, lane_bytes=size, jobs=jobs)
+            for lane, (device, size, jobs) in [*gone, *changed]
+        ]
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
-        times = [next_wakeup(self._node, device, now=self._now) for device in self._node.devices.values()]
-        return min((time for time in times if time is not None), default=None)
+        times = [time for device in self._node.devices.values() for time in self._looks(device, self._now)]
+        return min(times, default=None)
+
+    def _looks(self, device: Device, now: Nanos) -> list[Nanos]:
+        """When this device next needs a Tick; nothing while nobody waits for anybody."""
+        node = self._node
+        times = choice.next_looks(node, device, now=now)
+        tries = [next_try(job, now=now) for job in node.jobs_on(device)]
+        tries.append(rotation.next_look(node, device, now=now))
+        times += [time for time in tries if time is not None]
+        times += waiting.next_looks(node, device, now=now)
+        if node.queue:
+            quiet = [job for job in node.jobs_on(device) if admission.is_open_and_quiet(job)]
+            patience_ns = node.settings.start_patience_ns
+            times += [max(now + SECOND, job.state_since_ns + patience_ns) for job in quiet]
+        return times
 
     def picture(self, *, now: Nanos) -> NodePicture:
-        return pictures.picture_node(self._node, now=now)
+        return explain.picture_node(self._node, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
-        return pictures.picture_job(self._node, found, now=now) if found is not None else None
+        return explain.picture_job(self._node, found, now=now) if found is not None else None
 
     def account_of(self, job: JobId, *, now: Nanos) -> Account:
         """A live job's account; handed back with it when it comes to the next driver."""
-        return account_of(self._node.jobs[job], now=now)
+        return lifecycle.account_of(self._node.jobs[job], now=now)
 
     def spec_of(self, job: JobId) -> JobSpec:
         return self._node.jobs[job].spec
@@ -160,7 +222,7 @@ class Scheduler:
     def watched(self) -> list[JobId]:
         """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
         each Tick, and that of any other when it sees that an allocation of it waits."""
-        return [job.id for job in self._node.jobs.values() if is_holding(job) or waiting.is_asking(job)]
+        return [job.id for job in self._node.jobs.values() if is_holding(job) or is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5). A driver may perform
@@ -168,7 +230,7 @@ class Scheduler:
         lane = self._node.lane_of(self._node.jobs[job])
         if lane is None or lane.holder != job or lane.successor is None:
             return None
-        return grant_of(self._node, lane, lane.successor)
+        return dispatch.grant_of(self._node, lane, lane.successor)
 
     def unheard_until(self, job: JobId) -> Nanos | None:
         """Until when a driver need not hear that this recalled holder's turn went on: the successor will hardly have
@@ -177,7 +239,7 @@ class Scheduler:
         if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
             return None
         since = holder.lease.recalled_ns or self._now
-        late = self._now + max(LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
+        late = self._now + max(choice.LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
         return max(late, since + (holder.service.step_ns or 0) + node.quantum_ns)
 
     def waiters(self, job: JobId) -> int:
@@ -189,17 +251,18 @@ class Scheduler:
         """Drop an ended job from the state; what was learnt of its program stays."""
         found = self._node.jobs.get(job)
         if found is not None and found.state in ENDED:
-            del self._node.jobs[job]
-            self._node.apart = {pair for pair in self._node.apart if job not in pair}
+            lifecycle.forget(self._node, found)
+            packing.forget(self._node, job)
 
     def check_invariants(self) -> None:
         """Assert every numbered rule; for tests and for a driver that wants to be sure."""
         node = self._node
         for device in node.devices.values():
             ledger.check_ledger(device, node.jobs)
-            lanes.check_lanes(device, node.jobs)
+            ledger.check_lanes(device, node.jobs)
             rotation.check_claim(node, device)
             shares.check_shares(node, device)
+        departures.check_departures(node)
         migration.check_moves(node)
         node.check_jobs()
 
@@ -212,7 +275,7 @@ class Scheduler:
             case DeviceAdded():
                 return self._on_device(event)
             case HistoryLoaded():
-                self._node.histories[event.fingerprint] = event.history
+                endings.remember(self._node, event.fingerprint, event.history)
                 return []
             case JobSubmitted():
                 return self._on_submitted(event, now)
@@ -225,7 +288,7 @@ class Scheduler:
         job = self._node.jobs.get(event.job)
         if job is None:
             return [self._reject(event, "no such job")]
-        if not may_move(job.state, type(event)):
+        if (job.state, type(event)) not in lifecycle.JOB_MOVES:
             return [self._reject(event, f"the job is {job.state}")]
         return self._take_known(job, event, now)
 
@@ -236,23 +299,26 @@ class Scheduler:
             case LeaseReturned():
                 return self._on_returned(job, event, now)
             case NeedsMeasured():
-                self._bytes_changed = True
-                return reports.measured(self._node, job, event, now=now)
+                return self._on_measured(job, event, now)
             case ProgressSeen():
-                self._bytes_changed = bool(event.pending_bytes or job.memory.pending_bytes)
-                return reports.seen(self._node, job, event, now=now)
-            case JobDetached() | JobExited() | CancelAsked():
-                return self._on_leaving(job, event, now)
-            case (
-                SuspendAsked()
-                | ResumeAsked()
-                | JobParked()
-                | JobUnparked()
-                | MoveFailed()
-                | JobResized()
-                | MigrateAsked()
-            ):
-                return self._on_room(job, event, now)
+                return self._on_seen(job, event, now)
+            case JobDetached():
+                endings.detach(self._node, job, event, now=now)
+                return []
+            case JobExited():
+                return endings.end(self._node, job, event, now=now)
+            case CancelAsked():
+                was_queued = job.state is JobState.QUEUED
+                effects = endings.cancel(self._node, job, event, now=now)
+                return effects if was_queued else effects + waiting.give_up(job, now=now)
+            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
+                departures.take(self._node, job, event, now=now)
+                return []
+            case JobResized():
+                reason = resize.refusal(self._node, job, event)
+                return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
+            case MigrateAsked():
+                return migration.take(self._node, job, event, now=now)
             case JobSubmitted() | JobAdopted():
                 raise InternalError(f"{type(event).__name__} is handled before")
             case _:
@@ -261,127 +327,97 @@ class Scheduler:
     def _reject(self, event: JobEvent, reason: str) -> RejectEvent:
         return RejectEvent(job=event.job, event=type(event).__name__, reason=reason)
 
-    def _new_job(self, event: JobSubmitted | JobAdopted, now: Nanos) -> Job:
-        job = Job(id=event.job, spec=event.spec, arrived_ns=now, state_since_ns=now, wall=WallTime(row_since_ns=now))
-        job.history = self._node.histories.get(event.spec.fingerprint) if event.spec.fingerprint else None
-        job.service.level, job.wanting_since_ns = newcomer_level(self._node, job), now
-        self._node.jobs[job.id] = job
-        self._node.queue.append(job.id)
-        self._bytes_changed = True
-        return job
-
     def _on_device(self, event: DeviceAdded) -> list[Effect]:
         if event.device in self._node.devices:
             raise InternalError(f"device {event.device} is here already")
         self._node.devices[event.device] = Device(id=event.device, capacity_bytes=event.capacity_bytes)
-        self._bytes_changed = True
         return []
 
     def _on_submitted(self, event: JobSubmitted, now: Nanos) -> list[Effect]:
         if event.job in self._node.jobs:
             return [self._reject(event, "a job with this id exists already")]
-        job = self._new_job(event, now)
-        if event.account is not None:
-            restore(job, event.account, "memory", now=now)
-        reason = admission.refusal(self._node, job)
+        job = adoption.new_job(self._node, event, now=now)
+        reason = queue.refusal(self._node, job) or shares.refusal(self._node, job.spec)
         if reason is None:
             return []
-        self._node.queue.remove(job.id)
-        self._node.move(job, RefuseJob, now=now)
-        job.reason = reason
+        lifecycle.move(self._node, job, RefuseJob, now=now)
+        lifecycle.note_reason(job, reason)
         return [RefuseJob(job=job.id, reason=reason)]
 
     def _on_adopted(self, event: JobAdopted, now: Nanos) -> list[Effect]:
-        """Take back a job that runs already: its bytes are facts, so it gets what L1 allows at once."""
-        node = self._node
-        if event.job in node.jobs:
+        if event.job in self._node.jobs:
             return [self._reject(event, "a job with this id exists already")]
-        device = node.devices.get(event.device)
+        device = self._node.devices.get(event.device)
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
-        job = self._new_job(event, now)
-        return adoption.take_back(node, device, job, event, now=now)
+        return adoption.take_back(self._node, device, event, now=now)
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
-        job.share.is_paced = event.is_paced
+        node, device = self._node, self._node.device_of(job)
+        shares.note_pace(job, event.is_paced)
         if job.lane is None:
-            admission.enter_lane(self._node, self._node.device_of(job), job)
-            self._bytes_changed = True
-        job.move.came_ns = now if job.state is JobState.STARTING else job.move.came_ns
-        job.memory.pending_bytes = 0
-        if job.squeeze is Squeeze.TRIMMING:
-            job.squeeze = Squeeze.ASKED  # whoever was told before is gone
-        begin_wanting(self._node, job)
-        self._node.move(job, LeaseAsked, now=now)
-        self._bytes_changed = self._bytes_changed or self._node.device_of(job).is_pressed  # it may be parked now (W5)
+            admission.enter_lane(node, device, job)
+        if job.state is JobState.STARTING:
+            departures.arrive(job, now=now)
+        if job.memory.pending_bytes:
+            ledger.ask(device, job, 0)
+        if job.departures:
+            resize.ask_again(node, job)
+        lifecycle.move(node, job, LeaseAsked, now=now)
         return []
 
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
-        node, device = self._node, self._node.device_of(job)
-        note_steps(node, job, event.steps, now=now)
+        node = self._node
+        self._note_steps(job, event.steps, now)
         if job.state in AWAY:
-            parking.came_back_alone(node, job)
-            self._bytes_changed = True
-        if not event.wants_more:
-            raise_floors(node, device)
-        elif job.state not in WANTING:
-            begin_wanting(node, job)
+            departures.came_back_alone(node, job)
         if job.lease is not None:
-            hogs.turn_ended(node, job, now=now)
+            if job.lease.hog_steps:
+                hogs.turn_ended(node, job, now=now)
             if event.idle_ns:
                 shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns), now=now)
-            node.move_lease(job, LeaseReturned, now=now)
-            if len(device.lanes) > 1:
-                reset_marks(node, device)
-        node.move(job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
-        if (
-            ledger.was_given(job)
-            or device.is_pressed
-            or (
-                len(device.lanes) > 1
-                and (node.queue or node.outgrown_on(device) or parking.awaits_return(node, device, now=now))
-            )
-        ):
-            self._bytes_changed = True  # a lane that is free for a moment may be merged to let somebody in
+            lifecycle.move_lease(node, job, LeaseReturned, now=now)
+        lifecycle.move(node, job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
         return []
 
-    def _on_leaving(self, job: Job, event: JobDetached | JobExited | CancelAsked, now: Nanos) -> list[Effect]:
-        was, effects = job.state, list[Effect]()
-        match event:
-            case JobDetached():
-                endings.detach(self._node, job, event, now=now)
-            case JobExited():
-                effects = endings.end(self._node, job, event, now=now)
-            case CancelAsked():
-                effects = endings.cancel(self._node, job, event, now=now)
-        self._bytes_changed = job.state is not was
-        return effects
+    def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
+        """Its first turns were measured, or it outgrew what was known of it."""
+        node = self._node
+        needs = admission.with_margin(event.needs, job.memory.needs, node.settings.margin_percent)
+        ledger.learn_needs(node.device_of(job), job, needs, event.needs)
+        if event.step_ns is not None:
+            accounts.learn_first_step(node, job, event.step_ns)
+        lifecycle.move(node, job, NeedsMeasured, now=now)
+        return resize.judge(node, job)
 
-    def _on_room(self, job: Job, event: parking.ParkingEvent | JobResized | MigrateAsked, now: Nanos) -> list[Effect]:
-        """What changes who holds which bytes where."""
-        effects: list[Effect] = []
-        if isinstance(event, JobResized):
-            reason = resize.refusal(self._node, job, event)
-            effects = [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
-        elif isinstance(event, MigrateAsked):
-            effects = migration.take(self._node, job, event, now=now)
-        else:
-            parking.take(self._node, job, event, now=now)
-            rotation.note_move(self._node, job, now=now)
-        self._bytes_changed = not any(isinstance(effect, RejectEvent) for effect in effects)
-        return effects
+    def _on_seen(self, job: Job, event: ProgressSeen, now: Nanos) -> list[Effect]:
+        """What the page and the operating system say of it now."""
+        stall_ns = (event.stall_ns, event.stall_held_ns)
+        if event.steps > job.service.steps and job.memory.denial:
+            ledger.forget_denial(job)
+        ledger.see_live(job, event.live_bytes)
+        accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, stall_ns=stall_ns, now=now)
+        if not event.pending_bytes and not job.memory.pending_bytes:
+            return []
+        return waiting.take(self._node, job, event, now=now)
+
+    def _note_steps(self, job: Job, steps: int, now: Nanos) -> None:
+        if steps > job.service.steps and job.memory.denial:
+            ledger.forget_denial(job)
+        accounts.note_steps(self._node, job, steps, now=now)
 
     def refusal_of(self, event: JobResized) -> str | None:
         """Why this would be rejected; None if it would not."""
         return resize.refusal(self._node, self._node.jobs[event.job], event)
 
     def _on_tick(self, now: Nanos) -> list[Effect]:
-        effects: list[Effect] = []
-        for device in self._node.devices.values():
-            effects += watch(self._node, device, now=now)
-            is_due = parking.is_due(self._node, now=now) or rotation.is_due(self._node, device, now=now)
-            is_due = is_due or waiting.is_due(device, now=now)
-            self._bytes_changed = self._bytes_changed or is_due
-            if self._node.queue and admission.cut_open_promise(self._node, device, now=now):
-                self._bytes_changed = True
+        """Time passed: look at holders, and at what may be decided differently by now."""
+        node, effects = self._node, list[Effect]()
+        for device in node.devices.values():
+            effects += hogs.watch(node, device, now=now)
+            is_due = departures.is_due(node, now=now) or rotation.is_due(node, device, now=now)
+            if is_due or waiting.is_due(node, device, now=now):
+                ledger.touch(device)
+            if node.queue:
+                admission.cut_open_promise(node, device, now=now)
         return effects

@@ -1,4 +1,4 @@
-"""Who may be resident: which queued job starts, on which device, with which promise.
+"""Who may be resident: what a job needs on a device, what it is promised there, which queued job starts.
 
 Rules
   M1  A job starts only with a promise that keeps L1 true.
@@ -7,6 +7,8 @@ Rules
   M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
   M4  A job that can never fit on any device it may use is refused at once.
   M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.
+
+What is deliberately not here: in which order the queue is looked at (queue.py), and for whom others make room.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node.memory import lanes, ledger
-from carpool.core.node.model import Device, Job, JobState, Lane, Needs
-from carpool.core.node.node import Node
-from carpool.core.node.turns import shares
-from carpool.core.node.words import reasons
+from carpool.core.node import accounts
+from carpool.core.node.effects import Effect, SetCap
+from carpool.core.node.memory import ledger
+from carpool.core.node.model import BLOCKED, WAITING, Device, Job, JobState, Lane, Needs, Why
+from carpool.core.node.node import Node, covers, is_unknown
 from carpool.errors import InternalError
+
+FIRST_TURN_FACTOR = 4  # weights, their gradients and two states of an optimizer: only the first are there before it
+SQUEEZED = frozenset({Why.SHRINKS, Why.TOO_LARGE})  # its cap was made smaller than what it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class Offer:
     """A device that can take the job now, the place in it, and the sum to promise."""
 
     device: Device
-    fit: lanes.Fit
+    fit: ledger.Fit
     promise_bytes: int
 
 
@@ -62,18 +67,6 @@ def total_need_bytes(job: Job) -> int | None:
     return known.total_bytes if known is not None else None
 
 
-def refusal(node: Node, job: Job) -> str | None:
-    """Why the job can never run here, or None (M4)."""
-    devices = allowed_devices(node, job)
-    if not devices:
-        return reasons.no_device(node, job)
-    need = total_need_bytes(job)
-    largest = max(devices, key=lambda device: (device.capacity_bytes, device.id))
-    if need is not None and need > largest.capacity_bytes:
-        return reasons.never_fits(job, need, largest)
-    return shares.refusal(node, job.spec)
-
-
 def find_offer(node: Node, job: Job, devices: list[Device]) -> Offer | None:
     """The best of these devices for a queued job: fewest residents, then most free bytes, then by name."""
     offers = [offer for device in devices if (offer := _offer_on(node, job, device))]
@@ -87,7 +80,7 @@ def find_offer(node: Node, job: Job, devices: list[Device]) -> Offer | None:
 
 def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
     wanted = starting_needs(node, job, device)
-    fit = lanes.find_fit(
+    fit = ledger.find_fit(
         device,
         resident_bytes=wanted.resident_bytes,
         ephemeral_bytes=wanted.ephemeral_bytes,
@@ -114,7 +107,7 @@ def merging_lets_in(node: Node, job: Job, device: Device) -> bool:
     wanted = job.memory.needs if job.device is not None else starting_needs(node, job, device)
     if wanted is None:
         return False
-    return lanes.merging_would_fit(
+    return ledger.merging_would_fit(
         device,
         resident_bytes=wanted.resident_bytes - job.memory.promised_bytes,
         ephemeral_bytes=wanted.ephemeral_bytes,
@@ -137,19 +130,18 @@ def start_floor_bytes(node: Node, device: Device) -> int:
 
 
 def accept(job: Job, offer: Offer) -> None:
-    job.device = offer.device.id
-    lanes.place(offer.device, job, offer.fit)
+    ledger.place(offer.device, job, offer.fit)
     ledger.promise(offer.device, job, offer.promise_bytes)
     if job.spec.cap_bytes is None and job.history is not None:
-        job.memory.needs = job.history.needs
+        ledger.recall_needs(job, job.history.needs)
 
 
 def enter_lane(node: Node, device: Device, job: Job) -> Lane:
     """Put a resident job into a lane without asking for room: as large as fits, covered later (M5)."""
-    fit = lanes.find_fit(device, resident_bytes=0, ephemeral_bytes=0, lanes_max=node.policy.lanes_max)
+    fit = ledger.find_fit(device, resident_bytes=0, ephemeral_bytes=0, lanes_max=node.policy.lanes_max)
     if fit is None:
         raise InternalError(f"no lane of {device.id} takes a job without needs")
-    return lanes.place(device, job, fit)
+    return ledger.place(device, job, fit)
 
 
 def cover(node: Node, job: Job) -> bool:
@@ -159,7 +151,7 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_unmanaged(node, device, job)
     needs = job.memory.needs
     lane = node.lane_of(job)
-    if job.state is JobState.BLOCKED:
+    if job.state is BLOCKED:
         return True  # waiting.py sees to it
     if needs is None:
         return _cover_sum(device, job)
@@ -168,10 +160,10 @@ def cover(node: Node, job: Job) -> bool:
     if _resize_in_place(device, job, needs, lane):
         return True
     if lane.holder == job.id:
-        return ledger.covers(device, job)
+        return covers(device, job)
     old_promise, old_lane = job.memory.promised_bytes, lane.id
     ledger.release(device, job)
-    fit = lanes.find_fit(
+    fit = ledger.find_fit(
         device,
         resident_bytes=needs.resident_bytes,
         ephemeral_bytes=needs.ephemeral_bytes,
@@ -179,9 +171,9 @@ def cover(node: Node, job: Job) -> bool:
     )
     if fit is None or fit.lane == old_lane:
         ledger.promise(device, job, old_promise)
-        return ledger.covers(device, job)
-    lanes.remove(device, job)
-    lanes.place(device, job, fit)
+        return covers(device, job)
+    ledger.remove(device, job)
+    ledger.place(device, job, fit)
     ledger.promise(device, job, needs.resident_bytes)
     return True
 
@@ -209,7 +201,7 @@ def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool
     growth = resident_bytes - job.memory.promised_bytes + lane_bytes - lane.bytes
     if growth > ledger.free_bytes(device):
         return False
-    lane.bytes = lane_bytes
+    ledger.resize_lane(device, lane, lane_bytes)
     ledger.promise(device, job, resident_bytes)
     return True
 
@@ -234,8 +226,7 @@ def smaller_promise_bytes(node: Node, device: Device, job: Job) -> int:
 
 def is_open_and_quiet(job: Job) -> bool:
     """Whether the job holds an open promise and wants no turn in which it could be measured."""
-    is_open = job.memory.needs is None and job.spec.cap_bytes is None
-    return is_open and job.state in (JobState.STARTING, JobState.IDLE)
+    return is_unknown(job) and job.state in (JobState.STARTING, JobState.IDLE)
 
 
 def unmanaged_bytes(node: Node, job: Job) -> int:
@@ -253,12 +244,12 @@ def room_bytes(node: Node, job: Job) -> int:
     A neighbour that is still being measured counts with what it holds, not with its open promise: nobody is
     refused a byte because somebody else might want it.
     """
-    if job.state is JobState.BLOCKED:
+    if job.state is BLOCKED:
         return min(
             job.memory.live_bytes, job.memory.cap_sent_bytes or job.memory.live_bytes
         )  # it gets bytes with its turn (W2)
     if job.spec.cap_bytes is not None:
-        if job.squeeze is None:
+        if job.departures.keys().isdisjoint(SQUEEZED):
             return job.spec.cap_bytes
         known = job.memory.needs.total_bytes if job.memory.needs is not None else 0
         return max(job.spec.cap_bytes, known, job.memory.cap_sent_bytes or 0)  # Z2
@@ -271,8 +262,95 @@ def room_on(node: Node, device: Device, job: Job) -> int:
     for other_id, promised_bytes in device.promised.items():
         other = node.jobs[other_id]
         if other_id != job.id:
-            is_open = other.memory.needs is None and other.spec.cap_bytes is None
-            others += min(promised_bytes, other.memory.live_bytes) if is_open else promised_bytes
+            others += min(promised_bytes, other.memory.live_bytes) if is_unknown(other) else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
     kept = sum(device.kept.values())
     return max(job.memory.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)
+
+
+def tell_cap(node: Node, job: Job) -> list[Effect]:
+    """Tell a job how much it may hold, if that changed."""
+    cap = room_bytes(node, job)
+    if cap == job.memory.cap_sent_bytes:
+        return []
+    ledger.tell_cap(job, cap)
+    return [SetCap(job=job.id, cap_bytes=cap)]
+
+
+# --- what a job needs ---------------------------------------------------------------------------------------
+
+
+def fits_cap(job: Job) -> bool:
+    """Whether the job is known to need no more than its cap, or nobody knows what it needs."""
+    if job.spec.cap_bytes is None or job.memory.needs is None:
+        return True
+    return needed_bytes(job) <= job.spec.cap_bytes
+
+
+def needed_bytes(job: Job) -> int:
+    """What was measured, without the margin that is promised beyond it."""
+    memory = job.memory
+    if memory.needs is None:
+        return memory.live_bytes
+    return memory.measured_bytes if memory.measured_bytes is not None else memory.needs.total_bytes
+
+
+def bytes_to_move(job: Job) -> int:
+    """What has to be reserved on the host before it is parked."""
+    needs = job.memory.needs
+    return max(job.memory.promised_bytes, needs.resident_bytes if needs is not None else 0)
+
+
+def returning_needs(node: Node, job: Job, device: Device) -> Needs:
+    """What a parked job must be promised before it comes back; one sum if it was never measured (L4)."""
+    memory = job.memory
+    if memory.needs is not None:
+        return memory.needs
+    # Room for its first turns, as far as there is any.
+    slack = max(0, min(start_floor_bytes(node, device), ledger.free_bytes(device) - memory.parked_bytes))
+    held = memory.parked_bytes + memory.stayed_bytes
+    return Needs(persistent_bytes=job.spec.cap_bytes or held + slack, ephemeral_bytes=0)
+
+
+def first_room_bytes(node: Node, device: Device, job: Job) -> int:
+    """A guess at what a job that nobody measured will hold in its first turn, from what it holds before."""
+    guess = FIRST_TURN_FACTOR * job.memory.live_bytes + start_floor_bytes(node, device)
+    return min(device.capacity_bytes, guess)
+
+
+def lacks_first_room(node: Node, job: Job) -> bool:
+    """Whether it was never measured, is about to have its first turn, and will probably need more than it has."""
+    if not is_before_first_turn(job):
+        return False
+    return room_bytes(node, job) < first_room_bytes(node, node.device_of(job), job)
+
+
+def is_before_first_turn(job: Job) -> bool:
+    return is_unknown(job) and job.state is WAITING and not job.service.served_ns
+
+
+# --- finding room -------------------------------------------------------------------------------------------
+
+
+def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> ledger.Fit | None:
+    """Where a job that has so much of what it wants there would go; None without room."""
+    return ledger.find_fit(
+        device,
+        resident_bytes=max(0, wanted.resident_bytes - had_bytes),
+        ephemeral_bytes=wanted.ephemeral_bytes,
+        lanes_max=node.policy.lanes_max,
+    )
+
+
+def squeeze_in(node: Node, device: Device, job: Job, wanted: Needs) -> None:
+    """Promise as much as there is."""
+    ledger.promise_up_to(device, job, wanted.resident_bytes)
+    enter_lane(node, device, job)
+
+
+def merge_free(node: Node, device: Device) -> bool:
+    """Merge one free lane into its best partner; False if there is none to merge."""
+    is_merged = ledger.merge_free(device, node.jobs)
+    if is_merged:
+        accounts.reset_marks(node, device)
+    return is_merged

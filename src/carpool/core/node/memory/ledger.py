@@ -1,7 +1,8 @@
-"""The account of every byte promised on a device.
+"""The account of every byte of a device: promised to jobs, cut into lanes, held, asked for, or away on the host.
 
-Two kinds of bytes are promised: to a job, for what stays between its turns (its persistent bytes and the
-framework's overhead), and to a lane, for what its jobs use inside a turn, one at a time.
+Two kinds of bytes are promised: to a job, for what stays between its turns (its persistent bytes and the framework's
+overhead), and to a lane, for what its jobs use inside a turn, one at a time. Between two turns the ephemeral part of
+a lane is empty. So at a boundary a lane can change size, take in another lane's jobs or be closed without a copy.
 
 Rules
   L1  Σ promised to jobs + Σ kept for jobs on their way to another device + Σ lanes ≤ capacity. A promise that would
@@ -12,6 +13,17 @@ Rules
   L5  Σ parked bytes ≤ host budget. A job is told to park only after its bytes were reserved on the host.
   L6  No job is both parked and counted: a parked job has no lane, and is promised only what it reported to have
       stayed on the device; all of it is promised again before the job is told to come back.
+  N1  A resident managed job is in exactly one lane of its device, an unmanaged or ended job in none.
+  N2  A lane has at most one holder, and the holder is one of its jobs.
+  N3  A lane with no jobs does not exist.
+  N4  Only a job that holds nothing is moved to another lane.
+
+Placing a job of ephemeral need E, in this order (the order of the Salus paper, with merging added):
+open a lane of E bytes if the policy allows one more and it fits; else the smallest lane that is large enough;
+else grow the lane that needs the least; else merge free lanes until one of the former fits; else there is no room.
+
+This module alone changes `Job.memory`, a job's device and lane, and the sizes and members of lanes. Whatever it
+changes of who holds or wants bytes, it marks by touching the device: then the scheduler settles who gets what.
 
 What is deliberately not here: whether a job uses what it was promised (the page and the meter know), and who
 gets a turn. A job measured to need more than its promise is *uncovered*: it keeps what it was promised, gets no
@@ -20,11 +32,36 @@ turn, and is promised more as soon as L1 allows (admission.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from carpool.core.kernel.ids import JobId
-from carpool.core.node.model import BLOCKED, RESIDENT, Device, Job, JobState
+from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos
+from carpool.core.node.model import RESIDENT, Device, Job, JobState, Lane, Needs
 from carpool.errors import InternalError
+
+Sizes = dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Where a job would go: an existing lane (grown to `lane_bytes`) or, with no lane, a new one."""
+
+    lane: LaneId | None
+    lane_bytes: int
+
+
+def touch(device: Device) -> None:
+    """Mark that who holds or wants bytes of this device changed."""
+    device.is_touched = True
+
+
+def clear_touches(devices: Iterable[Device]) -> None:
+    """What was changed is settled."""
+    for device in devices:
+        device.is_touched = False
+
+
+# --- bytes promised to jobs ---------------------------------------------------------------------------------
 
 
 def promised_bytes(device: Device) -> int:
@@ -40,43 +77,209 @@ def free_bytes(device: Device) -> int:
 
 
 def promise(device: Device, job: Job, count: int) -> None:
-    """Set the job's promise on this device; the caller has made sure that L1 allows it."""
+    """Set the job's promise on this device, where it is resident then; the caller has made sure that L1 allows it."""
     device.promised[job.id] = count
+    device.is_touched = True
     job.memory.promised_bytes = count
+    job.device = device.id
+
+
+def promise_up_to(device: Device, job: Job, wanted: int) -> None:
+    """Promise as much of that as there is, beside what the job is promised already."""
+    promise(device, job, min(wanted, job.memory.promised_bytes + free_bytes(device)))
 
 
 def release(device: Device, job: Job) -> None:
     device.promised.pop(job.id, None)
+    device.is_touched = True
     job.memory.promised_bytes = 0
 
 
 def keep(device: Device, job: Job, count: int) -> None:
     """Keep room for a job that leaves for another device, until it has arrived there (V2)."""
     device.kept[job.id] = count
+    device.is_touched = True
 
 
 def unkeep(device: Device, job: Job) -> None:
     device.kept.pop(job.id, None)
+    device.is_touched = True
 
 
-def covers(device: Device, job: Job) -> bool:
-    """Whether the promises made to the job and its lane hold what it was measured to need, or waits for (W1)."""
-    if job.state is BLOCKED:
-        return job.memory.promised_bytes >= job.memory.live_bytes + job.memory.pending_bytes
-    needs = job.memory.needs
-    if needs is None:
-        return True
-    beyond = job.memory.promised_bytes - needs.persistent_bytes - needs.overhead_bytes
-    if beyond < 0:
+# --- what a job needs, holds, asks for, and has on the host -------------------------------------------------
+
+
+def learn_needs(device: Device, job: Job, needs: Needs, measured: Needs) -> None:
+    """The job was measured; `needs` has the margin beyond it."""
+    memory = job.memory
+    memory.is_measured, memory.measured_bytes, memory.needs = True, measured.total_bytes, needs
+    device.is_touched = True
+
+
+def recall_needs(job: Job, needs: Needs | None) -> None:
+    """What an earlier run of the same program needed counts until this one is measured."""
+    job.memory.needs = needs
+
+
+def see_live(job: Job, count: int) -> None:
+    job.memory.live_bytes = count
+
+
+def tell_cap(job: Job, count: int) -> None:
+    job.memory.cap_sent_bytes = count
+
+
+def ask(device: Device, job: Job, count: int) -> None:
+    """The job's allocations wait for so much now."""
+    device.is_touched = True
+    job.memory.pending_bytes = count
+
+
+def begin_request(job: Job, *, now: Nanos) -> None:
+    """This is the next allocation that waits, and its time begins now."""
+    job.memory.asked_ns, job.memory.denied_ns = now, None
+
+
+def deny(job: Job, reason: str, *, now: Nanos) -> None:
+    job.memory.denied_ns, job.memory.denial = now, reason
+
+
+def forget_denial(job: Job) -> None:
+    """It went on."""
+    job.memory.denial = ""
+
+
+def lend(job: Job) -> None:
+    """Until its turn ends the job has what its allocation waited for (W2)."""
+    job.memory.is_given, job.memory.pending_bytes = True, 0
+
+
+def end_loan(device: Device, job: Job) -> None:
+    """Its turn is over: what it is promised beyond its needs is for others again (W2)."""
+    memory, needs = job.memory, job.memory.needs
+    memory.is_given = False
+    if needs is not None and memory.promised_bytes > needs.persistent_bytes + needs.overhead_bytes:
+        device.is_touched = True
+
+
+def reserve_host(job: Job, count: int) -> None:
+    """So much of the host budget is the job's (L5); 0 gives it back."""
+    job.memory.parked_bytes = count
+
+
+def note_stayed(device: Device, job: Job, count: int) -> None:
+    """So much of a parked job is still on the device, as far as L1 allows to say so (L6)."""
+    job.memory.stayed_bytes = min(count, job.memory.promised_bytes + free_bytes(device))
+    promise(device, job, job.memory.stayed_bytes)
+
+
+# --- lanes --------------------------------------------------------------------------------------------------
+
+
+def find_fit(device: Device, *, resident_bytes: int, ephemeral_bytes: int, lanes_max: int) -> Fit | None:
+    """The best place for a job by L1, or None; changes nothing."""
+    left = free_bytes(device) - resident_bytes
+    if left < 0:
+        return None
+    if len(device.lanes) < lanes_max and ephemeral_bytes <= left:
+        return Fit(lane=None, lane_bytes=ephemeral_bytes)
+    roomy = [lane for lane in device.lanes.values() if lane.bytes >= ephemeral_bytes]
+    if roomy:
+        best = min(roomy, key=lambda lane: (lane.bytes, len(lane.jobs), lane.id))
+        return Fit(lane=best.id, lane_bytes=best.bytes)
+    growable = [lane for lane in device.lanes.values() if ephemeral_bytes - lane.bytes <= left]
+    if growable:
+        best = min(growable, key=lambda lane: (ephemeral_bytes - lane.bytes, len(lane.jobs), lane.id))
+        return Fit(lane=best.id, lane_bytes=ephemeral_bytes)
+    return None
+
+
+def merging_would_fit(device: Device, *, resident_bytes: int, ephemeral_bytes: int) -> bool:
+    """Whether one merged lane for everybody would leave room for the job."""
+    if len(device.lanes) < 2:
         return False
+    widest = max(lane.bytes for lane in device.lanes.values())
+    used = promised_bytes(device) + resident_bytes + max(widest, ephemeral_bytes)
+    return used <= device.capacity_bytes
+
+
+def place(device: Device, job: Job, fit: Fit) -> Lane:
+    """Put the job into the lane of a fit, opening or growing it."""
+    if fit.lane is None:
+        device.lanes_made += 1
+        lane = Lane(id=LaneId(f"{device.id}/{device.lanes_made}"))
+        device.lanes[lane.id] = lane
+    else:
+        lane = device.lanes[fit.lane]
+    lane.bytes = max(lane.bytes, fit.lane_bytes)
+    lane.jobs.append(job.id)
+    job.lane = lane.id
+    device.is_touched = True
+    return lane
+
+
+def remove(device: Device, job: Job) -> None:
+    """Take a job out of its lane; close the lane when it was the last (N3)."""
     lane = device.lanes.get(job.lane) if job.lane is not None else None
-    scratch = needs.ephemeral_bytes
-    return beyond >= scratch or (lane is not None and lane.bytes >= scratch)
+    if lane is not None and lane.holder == job.id:
+        raise InternalError(f"N4 broken: {job.id} leaves lane {lane.id} while it holds it")
+    job.lane = None
+    if lane is None:
+        return
+    lane.jobs.remove(job.id)
+    device.is_touched = True
+    if not lane.jobs:
+        del device.lanes[lane.id]
 
 
-def was_given(job: Job) -> bool:
-    """Whether it is promised more than it keeps between its turns: what it waited for in this one (W2)."""
-    return job.memory.needs is not None and job.memory.promised_bytes > job.memory.needs.resident_bytes
+def shrink(device: Device, jobs: dict[JobId, Job]) -> None:
+    """Cut every lane to the largest measured need of its jobs; only ever makes lanes smaller."""
+    for lane in device.lanes.values():
+        wanted = 0
+        for job_id in lane.jobs:
+            needs = jobs[job_id].memory.needs
+            if needs is not None and jobs[job_id].state is not JobState.BLOCKED:  # it has its bytes for itself (W1)
+                wanted = max(wanted, needs.ephemeral_bytes)
+        lane.bytes = min(lane.bytes, wanted)
+
+
+def resize_lane(device: Device, lane: Lane, count: int) -> None:
+    lane.bytes = count
+    device.is_touched = True
+
+
+def merge(device: Device, jobs: dict[JobId, Job], *, keep: LaneId, close: LaneId) -> None:
+    """Move every job of a lane that nobody holds into another lane."""
+    closing, kept = device.lanes[close], device.lanes[keep]
+    if closing.holder is not None:
+        raise InternalError(f"N4 broken: lane {close} is merged while {closing.holder} holds it")
+    kept.bytes = max(kept.bytes, closing.bytes)
+    for job_id in closing.jobs:
+        jobs[job_id].lane = keep
+        kept.jobs.append(job_id)
+    del device.lanes[close]
+    device.is_touched = True
+
+
+def merge_free(device: Device, jobs: dict[JobId, Job]) -> bool:
+    """Merge one free lane into its best partner; False if there is none to merge."""
+    free = sorted((lane for lane in device.lanes.values() if lane.holder is None), key=lambda lane: lane.bytes)
+    for closing in free:
+        others = [lane for lane in device.lanes.values() if lane.id != closing.id]
+        if others:
+            keep = max(others, key=lambda lane: (lane.bytes, lane.id))
+            merge(device, jobs, keep=keep.id, close=closing.id)
+            return True
+    return False
+
+
+def sizes(devices: Iterable[Device]) -> Sizes:
+    return {
+        lane.id: (device.id, lane.bytes, tuple(lane.jobs)) for device in devices for lane in device.lanes.values()
+    }
+
+
+# --- the rules, asserted ------------------------------------------------------------------------------------
 
 
 def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
@@ -92,15 +295,20 @@ def check_ledger(device: Device, jobs: Mapping[JobId, Job]) -> None:
             raise InternalError(f"L2 broken on {device.id}: {count} promised to {job_id} in state {job.state}")
         if job.state is JobState.PARKED and job.lane is not None:
             raise InternalError(f"L6 broken on {device.id}: parked job {job_id} is in lane {job.lane}")
+
+
+def check_lanes(device: Device, jobs: dict[JobId, Job]) -> None:
+    """Assert N1 to N3; a failure is a bug."""
+    seen: set[JobId] = set()
     for lane in device.lanes.values():
+        if not lane.jobs:
+            raise InternalError(f"N3 broken: lane {lane.id} has no jobs")
+        if lane.holder is not None and lane.holder not in lane.jobs:
+            raise InternalError(f"N2 broken: lane {lane.id} is held by {lane.holder}, which is not in it")
         for job_id in lane.jobs:
-            job = jobs[job_id]
-            covered = job.memory.needs is not None and job.state is not JobState.BLOCKED and covers(device, job)
-            unsplit = job.memory.needs is not None and job.memory.promised_bytes >= job.memory.needs.total_bytes
-            if (
-                covered
-                and not unsplit
-                and job.memory.needs is not None
-                and job.memory.needs.ephemeral_bytes > lane.bytes
-            ):
-                raise InternalError(f"L3 broken on {lane.id}: {lane.bytes} bytes, {job_id} needs more")
+            if job_id in seen or jobs[job_id].lane != lane.id:
+                raise InternalError(f"N1 broken: job {job_id} is in {lane.id} and elsewhere")
+            seen.add(job_id)
+    for job in jobs.values():
+        if job.lane is not None and job.device == device.id and job.id not in seen:
+            raise InternalError(f"N1 broken: job {job.id} names lane {job.lane} but is not in it")

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, StopJob, TrimJob
 from carpool.core.node.events import JobResized
-from carpool.core.node.memory import admission
-from carpool.core.node.model import Device, Job, JobState, Squeeze
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import WAITING, Departure, Device, Job, JobState, Why
+from carpool.core.node.moves import departures
 from carpool.core.node.node import Node
 from carpool.core.node.turns import shares
 from carpool.core.node.words import reasons
@@ -51,56 +53,59 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
         guaranteed_milli=guaranteed,
         limit_milli=limit,
     )
+    for device in node.devices.values():
+        ledger.touch(device)
     if event.cap_bytes is None:
         return []
-    job.may_end = event.may_end
     if job.state is JobState.UNMANAGED and event.cap_bytes < job.memory.live_bytes:
-        return _end(node, job)
-    if fits(job):
-        job.squeeze = None
-    elif job.squeeze is not Squeeze.TOO_LARGE:
-        job.squeeze = Squeeze.ASKED
-    elif job.may_end:
-        return _end(node, job)
+        return _end(job)
+    is_too_large = Why.TOO_LARGE in job.departures
+    if admission.fits_cap(job):
+        _relax(node, job)
+    elif is_too_large and event.may_end:
+        return _end(job)
+    elif not is_too_large:
+        departures.add(node, job, Why.SHRINKS, Departure(may_end=event.may_end))
     return []
-
-
-def fits(job: Job) -> bool:
-    """Whether the job is known to need no more than its cap, or nobody knows what it needs."""
-    if job.spec.cap_bytes is None or job.memory.needs is None:
-        return True
-    return needed_bytes(job) <= job.spec.cap_bytes
-
-
-def needed_bytes(job: Job) -> int:
-    """What was measured, without the margin that is promised beyond it."""
-    if job.memory.needs is None:
-        return job.memory.live_bytes
-    return job.memory.measured_bytes if job.memory.measured_bytes is not None else job.memory.needs.total_bytes
 
 
 def trim_waiting(node: Node, device: Device) -> list[Effect]:
     """Tell the jobs that are to become smaller and wait at a boundary to give back what they can (Z2)."""
     effects: list[Effect] = []
     for job in node.jobs_on(device):
-        if job.squeeze is Squeeze.ASKED and job.state is JobState.WAITING:
-            job.squeeze = Squeeze.TRIMMING
+        shrinks = job.departures.get(Why.SHRINKS)
+        if shrinks is not None and not shrinks.is_told and job.state is WAITING:
+            departures.add(node, job, Why.SHRINKS, replace(shrinks, is_told=True))
             effects.append(TrimJob(job=job.id))
     return effects
 
 
+def ask_again(node: Node, job: Job) -> None:
+    """It asks for a turn as if it were new: whoever was told to give memory back before is gone."""
+    shrinks = job.departures.get(Why.SHRINKS)
+    if shrinks is not None and shrinks.is_told:
+        departures.add(node, job, Why.SHRINKS, replace(shrinks, is_told=False))
+
+
 def judge(node: Node, job: Job) -> list[Effect]:
     """A job was measured: one that is to become smaller keeps its cap from now on, or cannot (Z2, Z3)."""
-    if fits(job):
-        job.squeeze = None
-    elif job.squeeze is Squeeze.TRIMMING:
-        job.squeeze = Squeeze.TOO_LARGE
-        job.move.retry_ns = 0
-        return _end(node, job) if job.may_end else []
+    shrinks = job.departures.get(Why.SHRINKS)
+    if admission.fits_cap(job):
+        _relax(node, job)
+    elif shrinks is not None and shrinks.is_told:
+        departures.drop(node, job, Why.SHRINKS)
+        departures.add(node, job, Why.TOO_LARGE, Departure())
+        departures.retry_now(job)
+        return _end(job) if shrinks.may_end else []
     return []
 
 
-def _end(node: Node, job: Job) -> list[Effect]:
-    job.ending.is_asked = True
-    job.ending.reason = reasons.too_large(job, needed_bytes(job))
+def _relax(node: Node, job: Job) -> None:
+    """It keeps its cap."""
+    departures.drop(node, job, Why.SHRINKS)
+    departures.drop(node, job, Why.TOO_LARGE)
+
+
+def _end(job: Job) -> list[Effect]:
+    lifecycle.order_end(job, reasons.too_large(job, admission.needed_bytes(job)))
     return [StopJob(job=job.id)]

@@ -33,18 +33,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node.accounts import raise_floors, reset_marks, view_of
-from carpool.core.node.effects import DenyMemory, Effect, RevokeLease
+from carpool.core.node import accounts, lifecycle
+from carpool.core.node.effects import DenyMemory, Effect
 from carpool.core.node.events import ProgressSeen
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import AWAY, HOLDING, WANTING, Device, Job, JobState
-from carpool.core.node.moves import leavers, parking
-from carpool.core.node.node import Node
+from carpool.core.node.model import AWAY, BLOCKED, HOLDING, PARKED, WANTING, Departure, Device, Job, JobState, Why
+from carpool.core.node.moves import departures, leavers
+from carpool.core.node.node import OUTSIDE, Node, is_asking, is_leaving
 from carpool.core.node.words import denials, reasons
 from carpool.units import SECOND
 
-OUTSIDE = frozenset({JobState.STARTING, JobState.IDLE, JobState.UNMANAGED})  # in its own code, without a turn
-COMING = HOLDING | {JobState.STARTING, JobState.IDLE, JobState.BLOCKED}  # not at a boundary, but perhaps soon
+COMING = HOLDING | {JobState.STARTING, JobState.IDLE, BLOCKED}  # not at a boundary, but perhaps soon
 MOVING = frozenset({JobState.PARKING, JobState.UNPARKING})
 PATIENCE_NS = 30 * SECOND  # others that start, save or end come to a boundary or are gone after this
 TRIES_MAX = 2  # who could not leave so often in a row probably never can
@@ -76,42 +75,33 @@ def is_safe(free_bytes: int, parts: list[Part]) -> bool:
 # --- who waits ----------------------------------------------------------------------------------------------
 
 
-def is_asking(job: Job) -> bool:
-    """Whether an allocation of the job waits and it is not in its turn any more, or was in none."""
-    return job.state is JobState.BLOCKED or (job.state in OUTSIDE and job.memory.pending_bytes > 0)
-
-
 def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effect]:
     """Take in how much the job's allocations wait for."""
-    before, job.memory.pending_bytes = job.memory.pending_bytes, event.pending_bytes
+    before, device = job.memory.pending_bytes, node.device_of(job)
+    ledger.ask(device, job, event.pending_bytes)
     was_heard = job.memory.denied_ns is not None and now - job.memory.denied_ns >= HEARD_NS
     if not before or was_heard:  # then this is the next allocation, and its time begins now
-        job.memory.asked_ns, job.memory.denied_ns = now, None
-    if job.state is JobState.BLOCKED and not event.pending_bytes:
-        raise_floors(node, node.device_of(job))
-        node.move(job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
+        ledger.begin_request(job, now=now)
+    if job.state is BLOCKED and not event.pending_bytes:
+        lifecycle.move(node, job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
         return []
     if job.state in HOLDING and before and event.pending_bytes:  # seen twice: its new cap is no help
-        return _block(node, node.device_of(job), job, now=now)
+        return _block(node, device, job, now=now)
     return []
 
 
 def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     """Take its turn, and promise it what it holds at the cost of its lane (W1)."""
-    raise_floors(node, device)
     lane = node.lane_of(job)
-    reason = reasons.blocked(job, device)
-    node.move_lease(job, RevokeLease, now=now)
-    node.move(job, RevokeLease, now=now, to=JobState.BLOCKED)
-    reset_marks(node, device)
+    effects = lifecycle.revoke(node, job, reasons.blocked(job, device), now=now, to=BLOCKED)
     beyond = max(0, job.memory.live_bytes - job.memory.promised_bytes)
     if lane is not None:
         moved = min(beyond, lane.bytes)
-        lane.bytes -= moved
+        ledger.resize_lane(device, lane, lane.bytes - moved)
         beyond -= moved
         ledger.promise(device, job, job.memory.promised_bytes + moved)
     ledger.promise(device, job, job.memory.promised_bytes + min(beyond, max(0, ledger.free_bytes(device))))
-    return [RevokeLease(job=job.id, reason=reason)]
+    return effects
 
 
 # --- who gets what ------------------------------------------------------------------------------------------
@@ -119,14 +109,10 @@ def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
 
 def settle(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
     """Give what there is, have others parked for what there is not, and tell who waits in vain."""
-    device.is_concerned = any(job.gives_way or is_asking(job) for job in node.jobs_on(device))
-    if not device.is_concerned:
-        device.is_pressed = False
+    if not node.is_concerned(device):
         return []
     _give(node, device, now=now)
     _make_room(node, device, now=now)
-    here = node.jobs_on(device)
-    device.is_pressed = any(is_asking(job) or (job.gives_way and job.state is not JobState.PARKED) for job in here)
     return _deny(node, device, now=now)
 
 
@@ -136,7 +122,7 @@ def _give(node: Node, device: Device, *, now: Nanos) -> None:
     asking = [job for job in waiting if job.memory.promised_bytes < _wanted_bytes(job) and _is_under_cap(job)]
     was_safe = is_safe(ledger.free_bytes(device), [part_of(job) for job in waiting])
     while asking:
-        picked = node.policy.pick([view_of(node, job, now=now) for job in asking], now=now)
+        picked = accounts.pick(node, asking, now=now)
         job = next((each for each in asking if each.id == picked), asking[0])
         asking.remove(job)
         before, wanted = job.memory.promised_bytes, _wanted_bytes(job)
@@ -151,7 +137,7 @@ def _give(node: Node, device: Device, *, now: Nanos) -> None:
 
 def part_of(job: Job) -> Part:
     asks = _wanted_bytes(job)
-    if job.memory.needs is None or job.state is not JobState.BLOCKED:
+    if job.memory.needs is None or job.state is not BLOCKED:
         return Part(has_bytes=job.memory.promised_bytes, claim_bytes=asks, keeps_bytes=job.memory.promised_bytes)
     claim = max(asks, job.memory.needs.total_bytes)
     return Part(has_bytes=job.memory.promised_bytes, claim_bytes=claim, keeps_bytes=job.memory.needs.resident_bytes)
@@ -159,7 +145,7 @@ def part_of(job: Job) -> Part:
 
 def _has_it(node: Node, job: Job) -> bool:
     """Whether it may have what it asks for, with its turn or, without one, by its cap."""
-    room_bytes = job.memory.promised_bytes if job.state is JobState.BLOCKED else admission.room_bytes(node, job)
+    room_bytes = job.memory.promised_bytes if job.state is BLOCKED else admission.room_bytes(node, job)
     return room_bytes >= _wanted_bytes(job)
 
 
@@ -188,16 +174,16 @@ def _stuck(node: Node, device: Device, *, now: Nanos) -> list[Job]:
 def _make_room(node: Node, device: Device, *, now: Nanos) -> None:
     """Mark those who leave the device for an allocation, and let them back when none waits any more."""
     for job in node.jobs_on(device):
-        if job.gives_way and job.state not in AWAY and not leavers.still_leaves(job, now=now):
-            job.gives_way = False
+        if Why.GIVES_WAY in job.departures and job.state not in AWAY and not leavers.still_leaves(job, now=now):
+            departures.drop(node, job, Why.GIVES_WAY)
     stuck = _stuck(node, device, now=now)
     if not stuck:
         _let_back(node, device, now=now)
-    for job in leavers.in_order(node, device, stuck, now=now):
+    for job in accounts.in_order(node, stuck, now=now, on=device):
         leaving = _leavers_for(node, device, job, now=now)
         if leaving is not None:
             for each in leaving:
-                each.gives_way = True
+                departures.add(node, each, Why.GIVES_WAY, Departure(since_ns=now))
             return
 
 
@@ -214,24 +200,22 @@ def _leavers_for(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Jo
 
     if not node.settings.move_percent or not has_room(leavers.without(node, device, able)):
         return None if missing > ledger.free_bytes(device) else []
-    leaving = leavers.fewest(node, device, leavers.in_order(node, device, able, now=now), has_room)
-    limit = node.settings.host_bytes_max
-    if limit is not None and node.host_bytes() + sum(map(parking.bytes_to_move, leaving)) > limit:
-        return None
-    return leaving
+    leaving = leavers.fewest(node, device, accounts.in_order(node, able, now=now, on=device), has_room)
+    return leaving if node.has_host_room(sum(map(admission.bytes_to_move, leaving))) else None
 
 
 def _is_on_its_way(job: Job, *, now: Nanos) -> bool:
     """Whether its memory is about to leave the device, for whomever."""
-    return job.state is JobState.PARKING or (job.is_leaving and leavers.still_leaves(job, now=now))
+    return job.state is JobState.PARKING or (is_leaving(job) and leavers.still_leaves(job, now=now))
 
 
 def _let_back(node: Node, device: Device, *, now: Nanos) -> None:
     here = node.jobs_on(device)
-    is_used = any((job.state in WANTING or job.state is JobState.STARTING) and not job.gives_way for job in here)
+    staying = [job for job in here if Why.GIVES_WAY not in job.departures]
+    is_used = any(job.state in WANTING or job.state is JobState.STARTING for job in staying)
     for job in here:
-        if job.state is not JobState.PARKED or not is_used or now >= device.quiet_until_ns:
-            job.gives_way = False
+        if job.state is not PARKED or not is_used or now >= device.quiet_until_ns:
+            departures.drop(node, job, Why.GIVES_WAY)
 
 
 # --- who waits in vain (W4, W6, W7, W8) ---------------------------------------------------------------------
@@ -282,7 +266,7 @@ def _facts(node: Node, device: Device, job: Job) -> denials.Facts:
 
 def _could_have(node: Node, device: Device, job: Job) -> int:
     """What it would be given if it asked for that much: all that is free, or no more than it has (W3)."""
-    if job.state is not JobState.BLOCKED:
+    if job.state is not BLOCKED:
         return admission.room_bytes(node, job)
     more, part = max(0, ledger.free_bytes(device)), part_of(job)
     if job.spec.cap_bytes is not None:
@@ -307,7 +291,7 @@ def give_up(job: Job, *, now: Nanos) -> list[Effect]:
 
 
 def _tell(job: Job, reason: str, *, now: Nanos) -> list[Effect]:
-    job.memory.denied_ns, job.memory.denial = now, reason
+    ledger.deny(job, reason, now=now)
     return [DenyMemory(job=job.id, reason=reason)]
 
 
@@ -325,20 +309,20 @@ def _may_free(node: Node, job: Job, *, now: Nanos) -> bool:
 # --- time ---------------------------------------------------------------------------------------------------
 
 
-def is_due(device: Device, *, now: Nanos) -> bool:
+def is_due(node: Node, device: Device, *, now: Nanos) -> bool:
     """Whether a Tick should look whether room can be made, whether somebody waits in vain, or may come back."""
-    return device.is_pressed or (device.is_concerned and now >= device.quiet_until_ns)
+    return node.is_pressed(device) or (now >= device.quiet_until_ns and node.is_concerned(device))
 
 
-def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
-    """When somebody may have waited long enough, or may come back; None if nobody waits, or is away for one."""
-    if not device.is_concerned:
-        return None
+def next_looks(node: Node, device: Device, *, now: Nanos) -> list[Nanos]:
+    """When somebody may have waited long enough, or may come back; nothing if nobody waits, or is away for one."""
+    if not node.is_concerned(device):
+        return []
     times: list[Nanos] = []
     watch_ns = now + node.settings.watch_ns
     for job in node.jobs_on(device):
         if is_asking(job):
             times += [watch_ns, job.memory.asked_ns + (job.spec.wait_memory_ns or 0)]
-        elif job.gives_way:
-            times += [watch_ns if job.state is not JobState.PARKED else device.quiet_until_ns]
-    return min((time for time in times if time > now), default=None)
+        elif Why.GIVES_WAY in job.departures:
+            times += [watch_ns if job.state is not PARKED else device.quiet_until_ns]
+    return [time for time in times if time > now]

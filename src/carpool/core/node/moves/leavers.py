@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from carpool.core.kernel.ids import Nanos
-from carpool.core.node.accounts import view_of
-from carpool.core.node.memory import admission, lanes
-from carpool.core.node.model import Device, Job, JobState, Lane, Needs
-from carpool.core.node.moves import parking
-from carpool.core.node.node import Node
+from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.node import accounts
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import Device, Job, JobState, Lane, Needs, Why
+from carpool.core.node.node import Node, is_leaving, is_unknown
 from carpool.core.node.words import reasons
 from carpool.units import SECOND
 
@@ -39,13 +38,15 @@ def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
 
     def has_room(trial: Device) -> bool:
         resident_bytes = max(0, wanted.resident_bytes - claimant.memory.promised_bytes)
-        fit = lanes.find_fit(
+        fit = ledger.find_fit(
             trial,
             resident_bytes=resident_bytes,
             ephemeral_bytes=wanted.ephemeral_bytes,
             lanes_max=node.policy.lanes_max,
         )
-        merged = lanes.merging_would_fit(trial, resident_bytes=resident_bytes, ephemeral_bytes=wanted.ephemeral_bytes)
+        merged = ledger.merging_would_fit(
+            trial, resident_bytes=resident_bytes, ephemeral_bytes=wanted.ephemeral_bytes
+        )
         return fit is not None or merged
 
     return _plan(node, device, claimant, has_room, now=now)
@@ -65,7 +66,7 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
 
     def not_yet(why: str) -> Plan:
         """It is only a matter of time, unless the host will be too full for it then."""
-        last = in_order(node, device, able, now=now) if node.settings.host_bytes_max is not None else []
+        last = accounts.in_order(node, able, now=now, on=device) if node.settings.host_bytes_max is not None else []
         return Plan(why_not=_host_trouble(node, device, claimant, fewest(node, device, last, has_room)) or why)
 
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
@@ -77,7 +78,7 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     if new and not has_room(without(node, device, after)):
         stay_ns = stays_until(node, device, new[0]) - new[0].move.came_ns
         return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
-    leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
+    leaving = fewest(node, device, accounts.in_order(node, after, now=now, on=device), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
     if stranded is not None:
         return Plan(why_not=reasons.would_strand(stranded, device))
@@ -88,13 +89,12 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
 def _host_trouble(node: Node, device: Device, claimant: Job, leaving: Sequence[Job]) -> str:
     """Why the host cannot take them; empty if it can. When they come back, the claimant has to go while they are
     still there, so there must be room for it too."""
-    limit = node.settings.host_bytes_max
-    moved_bytes = sum(map(parking.bytes_to_move, leaving))
+    moved_bytes = sum(map(admission.bytes_to_move, leaving))
     if claimant.state is not JobState.PARKED:
         moved_bytes += _wanted(node, device, claimant).resident_bytes
-    if limit is None or node.host_bytes() + moved_bytes <= limit:
+    if node.has_host_room(moved_bytes):
         return ""
-    return reasons.host_is_full(moved_bytes, node.host_bytes(), limit)
+    return reasons.host_is_full(moved_bytes, node.host_bytes(), node.settings.host_bytes_max or 0)
 
 
 def stays_until(node: Node, device: Device, job: Job) -> Nanos:
@@ -102,7 +102,7 @@ def stays_until(node: Node, device: Device, job: Job) -> Nanos:
     percent = node.settings.move_percent
     if not device.moves_bytes:
         return job.move.came_ns + FIRST_STAY_NS
-    both_ways_ns = 2 * parking.bytes_to_move(job) * device.moves_ns // device.moves_bytes
+    both_ways_ns = 2 * admission.bytes_to_move(job) * device.moves_ns // device.moves_bytes
     return job.move.came_ns + max(node.settings.quiet_ns_min, both_ways_ns * (100 - percent) // percent)
 
 
@@ -122,7 +122,7 @@ def fewest(node: Node, device: Device, order: Sequence[Job], has_room: Callable[
 
 def may_leave(job: Job, *, now: Nanos) -> bool:
     """Whether the job will be at a boundary soon and is not on its way already."""
-    if job.is_leaving or job.lane is None:
+    if job.lane is None or is_leaving(job):
         return False
     return job.state in (JobState.WAITING, JobState.RUNNING) or _is_briefly_idle(job, now=now)
 
@@ -140,7 +140,7 @@ def _is_briefly_idle(job: Job, *, now: Nanos) -> bool:
 def _wanted(node: Node, device: Device, claimant: Job) -> Needs:
     if claimant.state is JobState.QUEUED:
         return admission.starting_needs(node, claimant, device)
-    return parking.returning_needs(node, claimant, device)
+    return admission.returning_needs(node, claimant, device)
 
 
 def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
@@ -154,7 +154,7 @@ def without(node: Node, device: Device, leaving: Sequence[Job]) -> Device:
         stay = [job_id for job_id in lane.jobs if job_id not in gone]
         if stay:
             trial.lanes[lane.id] = Lane(id=lane.id, bytes=lane.bytes, jobs=stay)
-    lanes.shrink(trial, node.jobs)
+    ledger.shrink(trial, node.jobs)
     return trial
 
 
@@ -177,17 +177,72 @@ def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool
 
 
 def _goes_before(node: Node, device: Device, claimant: Job, resident: Job, *, now: Nanos) -> bool:
-    views = [view_of(node, job, now=now, on=device) for job in (claimant, resident)]
-    return node.policy.pick(views, now=now) == claimant.id
+    return accounts.pick(node, [claimant, resident], now=now, on=device) == claimant.id
 
 
-def in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos, at_most: int | None = None) -> list[Job]:
-    """The jobs as the policy would have them go; only the first of them if so many are enough."""
-    left = {job.id: view_of(node, job, now=now, on=device) for job in jobs}
-    ordered: list[Job] = []
-    while left and (at_most is None or len(ordered) < at_most):
-        picked = node.policy.pick(list(left.values()), now=now)
-        chosen = picked if picked is not None else next(iter(left))
-        ordered.append(node.jobs[chosen])
-        del left[chosen]
-    return ordered
+def first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Job] | None:
+    """Who leaves before a job that nobody measured has its first turn, so that what will probably appear has room.
+
+    Its turn has been decided, so neither order nor quiet matter. None if it has room, or none can be made.
+    """
+    is_short = node.settings.move_percent and admission.lacks_first_room(node, job)
+    if not is_short or device.claimant is not None or node.is_moving(device):
+        return None
+    wanted = admission.first_room_bytes(node, device, job)
+
+    def has_room(trial: Device) -> bool:
+        return admission.room_on(node, trial, job) >= wanted
+
+    others = [other for other in node.jobs_on(device) if other.id != job.id and may_leave(other, now=now)]
+    able = [other for other in others if now >= other.move.retry_ns]
+    able = accounts.in_order(node, able, now=now, on=device)
+    if not has_room(without(node, device, able)):
+        return None
+    leaving = fewest(node, device, able, has_room)
+    return leaving if node.has_host_room(sum(map(admission.bytes_to_move, leaving))) else None
+
+
+def outlook(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
+    """Half a sentence: when a claimant will have its memory; empty if nothing but others' end can help."""
+    if device.claimant == job.id:
+        leaving = [other for other in node.jobs_on(device) if Why.MAKES_ROOM in other.departures]
+        return reasons.being_parked([other.spec.name for other in leaving])
+    if device.claimant is not None:
+        return reasons.after_claimant(node.jobs[device.claimant])
+    if not node.settings.move_percent:
+        return ""
+    plan = plan_for(node, device, job, now=now)
+    if not plan.leaving:
+        return plan.why_not
+    if now < device.quiet_until_ns:
+        return reasons.after_stay(plan.leaving[0], device.quiet_ns, node.settings.move_percent)
+    return reasons.being_parked([other.spec.name for other in plan.leaving])
+
+
+def why_queued(
+    node: Node, job: Job, devices: list[Device], kept: dict[DeviceId, Job], *, now: Nanos
+) -> tuple[str, bool]:
+    """Why a queued job does not start, and whether others will leave for it; `kept`: devices kept for others (M3)."""
+    roomy = [device for device in devices if node.has_compute_room(device, job.spec)]
+    if not roomy:
+        freest = max(devices, key=lambda each: (node.unpromised_milli(each), each.id))
+        return reasons.compute_wait(job, node.unpromised_milli(freest), freest), False
+    device = max(roomy, key=lambda each: (each.id not in kept, ledger.free_bytes(each), each.id))
+    if device.id in kept:
+        return reasons.passed_over(kept[device.id], node.settings.pass_over_ns), False
+    measured = next((each for each in node.jobs_on(device) if _is_being_measured(each)), None)
+    whom = _measured_words(node, device, measured) if measured is not None else ""
+    need = admission.total_need_bytes(job)
+    floor = admission.start_floor_bytes(node, device)
+    words = outlook(node, device, job, now=now)
+    return reasons.queue_wait(need, device, floor, words, measured, whom), bool(words)
+
+
+def _measured_words(node: Node, device: Device, job: Job) -> str:
+    smaller = admission.smaller_promise_bytes(node, device, job)
+    shrinks = admission.is_open_and_quiet(job) and smaller < job.memory.promised_bytes
+    return reasons.open_promise(job, node.settings.start_patience_ns if shrinks else None)
+
+
+def _is_being_measured(job: Job) -> bool:
+    return is_unknown(job) and job.lane is not None

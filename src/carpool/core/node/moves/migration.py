@@ -15,14 +15,13 @@ What is deliberately not here: whether a process can use the other device at all
 from __future__ import annotations
 
 from carpool.core.kernel.ids import DeviceId, Nanos
-from carpool.core.node.accounts import raise_floors
+from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, MoveJob, RejectEvent, UnparkJob
 from carpool.core.node.events import MigrateAsked
-from carpool.core.node.memory import lanes, ledger
-from carpool.core.node.model import AWAY, ENDED, Device, Job, JobState, Needs
-from carpool.core.node.moves import parking
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import AWAY, ENDED, PARKED, Device, Job, JobState, Needs, Why
+from carpool.core.node.moves import departures
 from carpool.core.node.node import Node
-from carpool.core.node.turns import shares
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 
@@ -32,9 +31,8 @@ def take(node: Node, job: Job, event: MigrateAsked, *, now: Nanos) -> list[Effec
     reason = refusal(node, job, event.device)
     if reason:
         return [RejectEvent(job=job.id, event=type(event).__name__, reason=reason)]
-    job.moving_to, job.move.refused = event.device, ""
-    job.move.retry_ns = 0
-    node.move(job, MigrateAsked, now=now)
+    departures.begin_move(node, job, event.device, now=now)
+    lifecycle.move(node, job, MigrateAsked, now=now)
     return []
 
 
@@ -42,8 +40,8 @@ def refusal(node: Node, job: Job, to: DeviceId) -> str:
     """Why the job cannot be moved to this device now; empty if it can (V1)."""
     target = node.devices.get(to)
     if target is None:
-        return reasons.no_target(node, job, to)
-    if job.moving_to is not None or job.move.source is not None:
+        return reasons.no_target(list(node.devices), job, to)
+    if Why.MIGRATES in job.departures or job.move.source is not None:
         return reasons.on_its_way(job)
     if job.device == to:
         return reasons.already_there(job, target)
@@ -60,24 +58,24 @@ def _trouble(node: Node, job: Job, target: Device) -> str:
     """Why it may not have what is free of the target; empty if it may (R3, S3)."""
     if target.claimant is not None:
         return reasons.claimed(job, node.jobs[target.claimant], target)
-    if shares.has_room(node, target, job.spec):
+    if node.has_compute_room(target, job.spec):
         return ""
-    return reasons.no_share(job, job.spec.guaranteed_milli, shares.unpromised_milli(node, target), target.id)
+    return reasons.no_share(job, job.spec.guaranteed_milli, node.unpromised_milli(target), target.id)
 
 
 def _wanted(node: Node, job: Job, target: Device) -> Needs | None:
     """What the job needs on the target; None while nobody knows."""
     if job.state is JobState.PARKED:
-        return parking.returning_needs(node, job, target)
+        return admission.returning_needs(node, job, target)
     if job.memory.needs is None and job.spec.cap_bytes is not None:
         return Needs(persistent_bytes=job.spec.cap_bytes, ephemeral_bytes=0)
     return job.memory.needs
 
 
 def _has_room(node: Node, job: Job, target: Device, wanted: Needs) -> bool:
-    if job.is_suspended and job.state is JobState.PARKED:
+    if Why.SUSPENDED in job.departures and job.state is PARKED:
         return job.memory.stayed_bytes <= ledger.free_bytes(target)
-    return parking.fit_of(node, target, wanted) is not None
+    return admission.fit_of(node, target, wanted) is not None
 
 
 def settle(node: Node, *, now: Nanos) -> list[Effect]:
@@ -85,66 +83,63 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
     effects: list[Effect] = []
     for job in node.jobs.values():
         if job.move.source is not None:
-            effects += _close(node, job, now=now)
-        elif job.moving_to is None:
-            continue
-        elif job.state is JobState.PARKED:
-            effects += _depart(node, job, job.moving_to, now=now)
-        elif job.state in ENDED or job.state is JobState.UNMANAGED:
-            job.moving_to = None
+            effects += _close(node, job, job.move.source, now=now)
+        elif job.departures and job.state is PARKED:
+            migrates = job.departures.get(Why.MIGRATES)
+            if migrates is not None and migrates.to is not None:
+                effects += _depart(node, job, migrates.to, now=now)
     return effects
 
 
 def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     """Its bytes are on the host: book it on the target, or let it come back where it was."""
     source, target = node.device_of(job), node.devices[to]
-    wanted = parking.returning_needs(node, job, target)
+    wanted = admission.returning_needs(node, job, target)
     trouble = _trouble(node, job, target)
     if not _has_room(node, job, target, wanted):
         trouble = reasons.no_room(job, wanted.total_bytes, target)
     if trouble:
-        parking.give_up_move(job, trouble)
+        departures.give_up_move(node, job, trouble)
         return _enter(node, source, job, wanted, now=now)
-    lanes.shrink(source, node.jobs)
-    raise_floors(node, source)
+    ledger.shrink(source, node.jobs)
+    accounts.raise_floors(node, source)
     ledger.release(source, job)
-    job.device, job.service.level, job.moving_to = target.id, 0, None
-    if job.is_suspended:
+    accounts.forget_level(job)
+    if Why.SUSPENDED in job.departures:
+        departures.book_move(node, job, None)
         ledger.promise(target, job, job.memory.stayed_bytes)
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
     ledger.keep(source, job, min(wanted.total_bytes, ledger.free_bytes(source)))
-    job.move.source = source.id
+    departures.book_move(node, job, source.id)
     return _enter(node, target, job, wanted, now=now)
 
 
-def _close(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+def _close(node: Node, job: Job, source_id: DeviceId, *, now: Nanos) -> list[Effect]:
     """The copy to the target is over, one way or the other (V2)."""
-    if job.state is JobState.UNPARKING or job.move.source is None:
+    if job.state is JobState.UNPARKING:
         return []
-    source, target = node.devices[job.move.source], node.device_of(job)
+    source, target = node.devices[source_id], node.device_of(job)
     ledger.unkeep(source, job)
-    job.move.source = None
-    if job.state in ENDED:
-        return []
-    if job.state is not JobState.PARKED:
-        return [MoveJob(job=job.id, source=source.id, device=target.id)]
-    job.move.refused, job.move.trouble, job.move.retry_ns = job.move.trouble, "", 0
+    if job.state is not PARKED:
+        departures.close_move(job)
+        return [] if job.state in ENDED else [MoveJob(job=job.id, source=source.id, device=target.id)]
+    departures.undo_move(job)
     ledger.release(target, job)
-    job.device, job.service.level = source.id, 0
-    return _enter(node, source, job, parking.returning_needs(node, job, source), now=now)
+    accounts.forget_level(job)
+    return _enter(node, source, job, admission.returning_needs(node, job, source), now=now)
 
 
 def _enter(node: Node, device: Device, job: Job, wanted: Needs, *, now: Nanos) -> list[Effect]:
     """Book a parked job on a device and order its return; where there is no room it stays parked there."""
-    fit = parking.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes) if not job.is_suspended else None
+    is_suspended = Why.SUSPENDED in job.departures
+    had_bytes = job.memory.promised_bytes
+    fit = admission.fit_of(node, device, wanted, had_bytes=had_bytes) if not is_suspended else None
     if fit is None:
-        ledger.promise(
-            device, job, min(job.memory.stayed_bytes, job.memory.promised_bytes + ledger.free_bytes(device))
-        )
+        ledger.promise_up_to(device, job, job.memory.stayed_bytes)
         return []
-    lanes.place(device, job, fit)
+    ledger.place(device, job, fit)
     ledger.promise(device, job, wanted.resident_bytes)
-    node.move(job, UnparkJob, now=now)
+    lifecycle.move(node, job, UnparkJob, now=now)
     return [UnparkJob(job=job.id)]
 
 

@@ -25,29 +25,18 @@ jobs (parking.py).
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
+from carpool.core.node import accounts
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import WANTING, Device, Job, JobState
-from carpool.core.node.moves import leavers, parking
+from carpool.core.node.model import PARKED, WANTING, Device, Job, Why
+from carpool.core.node.moves import departures, leavers
 from carpool.core.node.node import Node
-from carpool.core.node.turns import shares
-from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 
 CLAIMANTS_TRIED = 16  # how deep into the order one look goes past claimants for which no room can be made
-FIRST_TURN_FACTOR = 4  # weights, their gradients and two states of an optimizer: only the first are there before it
 LOOK_PART = 4  # claimants the policy does not prefer are looked at again after a quarter of the time it did not
 
 
 # --- claims -------------------------------------------------------------------------------------------------
-
-
-def wants_memory(node: Node, job: Job, *, now: Nanos) -> bool:
-    """Whether the job is a claimant: it would run if there were room."""
-    if job.state is JobState.WAITING and job.device is not None:  # most are, and this is asked of all at every event
-        return not ledger.covers(node.devices[job.device], job) and not job.is_leaving
-    if job.state is JobState.QUEUED:
-        return not job.is_suspended
-    return job.state is JobState.PARKED and parking.may_return(job, now=now)
 
 
 def make_room(node: Node, *, now: Nanos) -> None:
@@ -55,44 +44,26 @@ def make_room(node: Node, *, now: Nanos) -> None:
     if not node.settings.move_percent:
         return
     for device in node.devices.values():
-        if device.claimant is None and not is_moving(node, device):
+        if device.claimant is None and not node.is_moving(device):
             _open_claim(node, device, now=now)
 
 
 def _open_claim(node: Node, device: Device, *, now: Nanos) -> None:
     claimants = _claimants(node, device, now=now)
-    for job in leavers.in_order(node, device, claimants, now=now, at_most=CLAIMANTS_TRIED):
+    for job in accounts.in_order(node, claimants, now=now, on=device, at_most=CLAIMANTS_TRIED):
         if now < device.quiet_until_ns and not leavers.is_exempt(node, job):
             continue
         plan = leavers.plan_for(node, device, job, now=now)
         if plan.leaving:
-            _mark(device, job, plan)
+            departures.claim(node, device, job, plan.leaving, now=now)
             return
-
-
-def _mark(device: Device, claimant: Job, plan: leavers.Plan) -> None:
-    device.claimant = claimant.id
-    for job in plan.leaving:
-        job.leaving_for = claimant.id
 
 
 def _claimants(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     elsewhere = {other.claimant for other in node.devices.values()} if node.queue else set()
-    queued = [node.jobs[job_id] for job_id in node.queue if job_id not in elsewhere]
-    allowed = [job for job in queued if job.spec.device in (None, device.id)]
-    allowed = [job for job in allowed if shares.has_room(node, device, job.spec)]
-    return [job for job in allowed + node.jobs_on(device) if wants_memory(node, job, now=now)]
-
-
-def lets_start(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
-    """Whether a queued job may have free bytes: not those made free for another (R3), not where its guarantee finds
-    no room (S3), and not if parked jobs would then wait for its end because the host has no room for it (R2)."""
-    if device.claimant not in (None, job.id) or not shares.has_room(node, device, job.spec):
-        return False
-    limit = node.settings.host_bytes_max
-    if limit is None or not parking.awaits_return(node, device, now=now):
-        return True
-    return node.host_bytes() + admission.starting_needs(node, job, device).resident_bytes <= limit
+    allowed = [job for job in node.queued_for(device) if job.id not in elsewhere]
+    allowed = [job for job in allowed if node.has_compute_room(device, job.spec)]
+    return [job for job in allowed + node.jobs_on(device) if node.wants_memory(job, now=now)]
 
 
 def review(node: Node, device: Device, *, now: Nanos) -> None:
@@ -100,99 +71,24 @@ def review(node: Node, device: Device, *, now: Nanos) -> None:
     if device.claimant is None:
         return
     claimant = node.jobs.get(device.claimant)
-    is_met = claimant is None or not (wants_memory(node, claimant, now=now) or is_before_first_turn(claimant))
+    is_first = claimant is not None and admission.is_before_first_turn(claimant)
+    is_met = claimant is None or not (is_first or node.wants_memory(claimant, now=now))
     if is_met or is_vain(node, device, now=now):
-        close(node, device, now=now)
-        if claimant is not None and is_before_first_turn(claimant):
-            room = min(
-                _first_room_bytes(node, device, claimant), claimant.memory.promised_bytes + ledger.free_bytes(device)
-            )
-            ledger.promise(device, claimant, max(room, claimant.memory.promised_bytes))
+        departures.close_claim(node, device, now=now)
+        if claimant is not None and is_first:
+            wanted = admission.first_room_bytes(node, device, claimant)
+            ledger.promise_up_to(device, claimant, max(wanted, claimant.memory.promised_bytes))
 
 
 def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
     """Whether a claim cannot be met by those who leave: they are gone, or one of them does not go."""
     if device.claimant is None:
         return False
-    leaving = [job for job in node.jobs_on(device) if job.leaving_for == device.claimant]
+    leaving = [job for job in node.jobs_on(device) if Why.MAKES_ROOM in job.departures]
     return not leaving or not all(leavers.still_leaves(job, now=now) for job in leaving)
 
 
-def close(node: Node, device: Device, *, now: Nanos) -> None:
-    device.claimant = None
-    for job in node.jobs_on(device):
-        job.leaving_for = None
-    if not is_moving(node, device):
-        begin_quiet(node, device, now=now)
-
-
-def is_moving(node: Node, device: Device) -> bool:
-    return any(job.state in (JobState.PARKING, JobState.UNPARKING) for job in node.jobs_on(device))
-
-
-def begin_quiet(node: Node, device: Device, *, now: Nanos) -> None:
-    """The moves for a claimant are over: from now on the device is left to those who are there (R4)."""
-    percent = node.settings.move_percent
-    if device.moved_ns and percent:
-        device.quiet_ns = max(node.settings.quiet_ns_min, device.moved_ns * (100 - percent) // percent)
-        device.quiet_until_ns = now + device.quiet_ns
-        device.moved_ns = 0
-
-
-def note_move(node: Node, job: Job, *, now: Nanos) -> None:
-    """A job came back, or could not leave: if that was the last move for a claimant, the quiet begins."""
-    device = node.devices[job.device] if job.device is not None else None
-    if device is not None and device.claimant is None and not is_moving(node, device):
-        begin_quiet(node, device, now=now)
-
-
-# --- first turns --------------------------------------------------------------------------------------------
-
-
-def _first_room_bytes(node: Node, device: Device, job: Job) -> int:
-    """A guess at what a job that nobody measured will hold in its first turn, from what it holds before."""
-    guess = FIRST_TURN_FACTOR * job.memory.live_bytes + admission.start_floor_bytes(node, device)
-    return min(device.capacity_bytes, guess)
-
-
-def lacks_first_room(node: Node, job: Job) -> bool:
-    """Whether it was never measured, is about to have its first turn, and will probably need more than it has."""
-    if not is_before_first_turn(job):
-        return False
-    return admission.room_bytes(node, job) < _first_room_bytes(node, node.device_of(job), job)
-
-
-def is_before_first_turn(job: Job) -> bool:
-    is_unknown = job.memory.needs is None and job.spec.cap_bytes is None
-    return is_unknown and job.state is JobState.WAITING and not job.service.served_ns
-
-
-def make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
-    """Before a job that nobody measured has its first turn: make room for what will probably appear in it.
-
-    Its turn has been decided, so neither order nor quiet matter. False if it has room, or none can be made.
-    """
-    is_short = node.settings.move_percent and lacks_first_room(node, job)
-    if not is_short or device.claimant is not None or is_moving(node, device):
-        return False
-    wanted = _first_room_bytes(node, device, job)
-
-    def has_room(trial: Device) -> bool:
-        return admission.room_on(node, trial, job) >= wanted
-
-    others = [other for other in node.jobs_on(device) if other.id != job.id and leavers.may_leave(other, now=now)]
-    able = leavers.in_order(node, device, [other for other in others if now >= other.move.retry_ns], now=now)
-    if not has_room(leavers.without(node, device, able)):
-        return False
-    leaving = leavers.fewest(node, device, able, has_room)
-    limit = node.settings.host_bytes_max
-    if limit is not None and node.host_bytes() + sum(map(parking.bytes_to_move, leaving)) > limit:
-        return False
-    _mark(device, job, leavers.Plan(leaving=tuple(leaving)))
-    return True
-
-
-# --- time and words -----------------------------------------------------------------------------------------
+# --- time ---------------------------------------------------------------------------------------------------
 
 
 def is_due(node: Node, device: Device, *, now: Nanos) -> bool:
@@ -221,25 +117,9 @@ def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     return min([again, *(until for until in stays if until > now)])
 
 
-def outlook(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
-    """Half a sentence: when a claimant will have its memory; empty if nothing but others' end can help."""
-    if device.claimant == job.id:
-        leaving = [other.spec.name for other in node.jobs_on(device) if other.leaving_for == job.id]
-        return reasons.being_parked(leaving)
-    if device.claimant is not None:
-        return reasons.after_claimant(node.jobs[device.claimant])
-    if not node.settings.move_percent:
-        return ""
-    plan = leavers.plan_for(node, device, job, now=now)
-    if not plan.leaving:
-        return plan.why_not
-    if now < device.quiet_until_ns:
-        return reasons.after_stay(plan.leaving[0], device.quiet_ns, node.settings.move_percent)
-    return reasons.being_parked([other.spec.name for other in plan.leaving])
-
-
 def check_claim(node: Node, device: Device) -> None:
     """Assert R3; a failure is a bug."""
     for job in node.jobs_on(device):
-        if job.leaving_for is not None and (job.leaving_for != device.claimant or job.state is JobState.PARKED):
-            raise InternalError(f"R3 broken on {device.id}: {job.state} {job.id} makes room for {job.leaving_for}")
+        leaving = job.departures.get(Why.MAKES_ROOM)
+        if leaving is not None and (leaving.whom != device.claimant or job.state is PARKED):
+            raise InternalError(f"R3 broken on {device.id}: {job.state} {job.id} makes room for {leaving.whom}")

@@ -12,12 +12,15 @@ Rules
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
+from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, NameHog, StopJob
-from carpool.core.node.model import Device, HogStep, Job, JobState, Squeeze
-from carpool.core.node.moves import rotation
+from carpool.core.node.model import BLOCKED, Departure, Device, HogStep, Job, JobState, Why
+from carpool.core.node.moves import departures
 from carpool.core.node.node import Node
+from carpool.core.node.turns import choice
 from carpool.core.node.words import reasons
 
+LAPSE_STEPS = 3  # a holder is not idle while it may simply be inside a step of usual length
 # In this order, when late by so many times its patience (H1).
 STEPS: tuple[tuple[HogStep, int], ...] = (
     (HogStep.WARNED, 1),
@@ -29,15 +32,22 @@ STEPS: tuple[tuple[HogStep, int], ...] = (
 FURTHEST = {"warn": HogStep.LAST, "suspend": HogStep.SENT_AWAY, "kill": HogStep.ENDED}
 
 
-def patience_ns(node: Node, job: Job) -> Nanos:
-    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.service.step_ns or 0))
-
-
-def deadline(node: Node, job: Job) -> Nanos | None:
-    """When a recalled holder becomes a hog; None if its turn is not recalled."""
-    if job.lease is None or job.lease.recalled_ns is None:
-        return None
-    return job.lease.recalled_ns + patience_ns(node, job)
+def watch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Take turns from holders that stopped computing (D6), and deal with those that stopped reaching boundaries."""
+    effects: list[Effect] = []
+    if not choice.is_watched(node, device):
+        return effects
+    for job in node.holders_on(device):
+        lease = job.lease
+        if lease is None:
+            continue
+        silent_ns = accounts.look_for_life(node, job, lease, now=now)
+        patience = max(node.settings.lapse_ns, LAPSE_STEPS * (job.service.step_ns or 0))
+        if silent_ns >= patience and not job.memory.pending_bytes:
+            effects += lifecycle.revoke(node, job, reasons.lapse(job, silent_ns), now=now)
+            continue
+        effects += escalate(node, job, now=now)
+    return effects
 
 
 def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
@@ -46,7 +56,7 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     if lease is None or lease.recalled_ns is None:
         return []
     effects: list[Effect] = []
-    late_ns, patience = now - lease.recalled_ns, patience_ns(node, job)
+    late_ns, patience = now - lease.recalled_ns, choice.patience_ns(node, job)
     kept_ns = kept_waiting_ns(node, job, now=now) if late_ns > patience else 0
     for step, times in STEPS[lease.hog_steps :]:
         if (late_ns if step is HogStep.WARNED else kept_ns) < times * patience:
@@ -54,9 +64,9 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
         lease.hog_steps, lease.hog_step = lease.hog_steps + 1, step
         effects.append(NameHog(job=job.id, step=step, reason=reasons.hog(job, late_ns, step)))
         if step is HogStep.SENT_AWAY:
-            job.is_sent_away = True
+            departures.add(node, job, Why.SENT_AWAY, Departure(since_ns=now))
         if step is HogStep.ENDED:
-            job.ending.is_asked, job.ending.reason = True, reasons.hog(job, late_ns, step)
+            lifecycle.order_end(job, reasons.hog(job, late_ns, step))
             effects.append(StopJob(job=job.id))
         if step is FURTHEST[job.spec.on_hog]:
             lease.hog_steps = len(STEPS)
@@ -69,12 +79,11 @@ def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
     if job.lease is None or job.lease.recalled_ns is None:
         return 0
     device = node.device_of(job)
-    queued = [other for other in map(node.jobs.__getitem__, node.queue) if other.spec.device in (None, device.id)]
     since = [
         other.state_since_ns
-        for other in node.jobs_on(device) + queued
-        if other.state is JobState.BLOCKED
-        or rotation.wants_memory(node, other, now=now)
+        for other in node.jobs_on(device) + node.queued_for(device)
+        if other.state is BLOCKED
+        or node.wants_memory(other, now=now)
         or (node.wants_turn(other) and (other.lane == job.lane or other.memory.needs is None))
     ]
     return now - max(job.lease.recalled_ns, min(since, default=now))
@@ -87,16 +96,14 @@ def turn_ended(node: Node, job: Job, *, now: Nanos) -> None:
         job.rests_until_ns = now + kept_waiting_ns(node, job, now=now)
 
 
-def first_those_who_do_not_rest(jobs: list[Job], *, now: Nanos) -> list[Job]:
-    return [job for job in jobs if job.rests_until_ns <= now] or jobs
-
-
 def forgive(node: Node, device: Device) -> None:
     """Let those who were sent away come back when nobody else wants anything (H4)."""
     here = node.jobs_on(device)
-    queued = [node.jobs[job_id] for job_id in node.queue]
-    others = [job for job in queued if job.spec.device in (None, device.id)]
-    others += [job for job in here if not job.is_sent_away and job.state is not JobState.UNMANAGED]
-    if all(job.is_suspended or job.squeeze is Squeeze.TOO_LARGE for job in others):
-        for job in here:
-            job.is_sent_away = False
+    sent_away = [job for job in here if Why.SENT_AWAY in job.departures]
+    if not sent_away:
+        return
+    others = node.queued_for(device)
+    others += [job for job in here if Why.SENT_AWAY not in job.departures and job.state is not JobState.UNMANAGED]
+    if all(not job.departures.keys().isdisjoint({Why.SUSPENDED, Why.TOO_LARGE}) for job in others):
+        for job in sent_away:
+            departures.drop(node, job, Why.SENT_AWAY)

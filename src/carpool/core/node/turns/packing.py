@@ -8,8 +8,10 @@ are merged at the next boundary and the two are never packed again.
 
 from __future__ import annotations
 
-from carpool.core.node.memory import admission, lanes, ledger
-from carpool.core.node.model import Device, Job, JobState
+from carpool.core.kernel.ids import JobId
+from carpool.core.node import accounts
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import Device, Job, JobState, Why
 from carpool.core.node.node import Node
 
 SPEEDUP_MIN_PERCENT = 102  # below this the pair gains nothing worth the longer steps
@@ -40,9 +42,16 @@ def judge(node: Node, device: Device) -> Job | None:
     return None
 
 
-def arrange(node: Node, device: Device) -> bool:
-    """Merge free lanes of jobs set apart; spread waiting jobs over new lanes. True if a lane changed."""
-    return _merge_apart(node, device) or _spread(node, device)
+def arrange(node: Node, device: Device) -> None:
+    """Merge free lanes of jobs set apart; spread waiting jobs over new lanes."""
+    while _merge_apart(node, device) or _spread(node, device):
+        accounts.reset_marks(node, device)
+
+
+def forget(node: Node, job: JobId) -> None:
+    """A job that is over is in no pair."""
+    for pair in [pair for pair in node.apart if job in pair]:
+        node.apart.discard(pair)
 
 
 def _merge_apart(node: Node, device: Device) -> bool:
@@ -52,7 +61,7 @@ def _merge_apart(node: Node, device: Device) -> bool:
         for other in device.lanes.values():
             pairs = (frozenset({a, b}) for a in lane.jobs for b in other.jobs)
             if other.id != lane.id and any(pair in node.apart for pair in pairs):
-                lanes.merge(device, node.jobs, keep=other.id, close=lane.id)
+                ledger.merge(device, node.jobs, keep=other.id, close=lane.id)
                 return True
     return False
 
@@ -71,14 +80,13 @@ def _spread(node: Node, device: Device) -> bool:
             if any(frozenset({job_id, mate.id}) in node.apart for mate in mates):
                 continue
             if job.memory.needs.ephemeral_bytes <= ledger.free_bytes(device):
-                lanes.remove(device, job)
-                lanes.place(device, job, lanes.Fit(lane=None, lane_bytes=job.memory.needs.ephemeral_bytes))
+                ledger.remove(device, job)
+                ledger.place(device, job, ledger.Fit(lane=None, lane_bytes=job.memory.needs.ephemeral_bytes))
                 return True
     return False
 
 
 def _is_merging(node: Node, device: Device) -> bool:
     """Whether lanes are being merged, one boundary after the other, to let in a queued or an outgrown job."""
-    queued = [node.jobs[job_id] for job_id in node.queue]
-    may_come = [job for job in queued if not job.is_suspended and job.spec.device in (None, device.id)]
+    may_come = [job for job in node.queued_for(device) if Why.SUSPENDED not in job.departures]
     return any(admission.merging_lets_in(node, job, device) for job in may_come + node.outgrown_on(device))

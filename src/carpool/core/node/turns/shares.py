@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from carpool.core.kernel.ids import SHARE_ONE, Nanos
 from carpool.core.node.effects import Effect, SetCompute
 from carpool.core.node.model import AWAY, Device, Job, JobSpec, JobState
-from carpool.core.node.node import Node
+from carpool.core.node.node import ASKED_SHARES, Node, start_ns
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import MS
@@ -87,22 +87,6 @@ def refusal(node: Node, spec: JobSpec) -> str | None:
     return None
 
 
-def has_room(node: Node, device: Device, spec: JobSpec) -> bool:
-    """Whether the job's guarantee fits beside those already given (S3)."""
-    return is_divided(node) or spec.guaranteed_milli <= unpromised_milli(node, device)
-
-
-def is_divided(node: Node) -> bool:
-    """Whether guarantees are made to fit, whatever is asked."""
-    return SHARE_POLICIES[node.settings.share_policy].guarantee != "asked"
-
-
-def unpromised_milli(node: Node, device: Device) -> int:
-    """What no job of the device is guaranteed; one that left for another device may have to come back (V2)."""
-    here = [*device.promised, *device.kept]
-    return SHARE_ONE - sum(node.jobs[job_id].spec.guaranteed_milli for job_id in here)
-
-
 def settle(node: Node, device: Device) -> list[Effect]:
     """Give the jobs of a device their shares, and tell those that pace themselves what changed."""
     takers = [job for job in node.jobs_on(device) if job.state is not JobState.UNMANAGED and job.state not in AWAY]
@@ -127,18 +111,30 @@ def settle(node: Node, device: Device) -> list[Effect]:
 def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
     """Why a live job cannot have this guarantee, or None (S3)."""
     for device_id in (job.device, job.move.source):
-        if device_id is not None and not is_divided(node):
-            room = unpromised_milli(node, node.devices[device_id]) + job.spec.guaranteed_milli
+        if device_id is not None and node.settings.share_policy == ASKED_SHARES:
+            room = node.unpromised_milli(node.devices[device_id]) + job.spec.guaranteed_milli
             if guaranteed_milli > room:
                 return reasons.no_share(job, guaranteed_milli, room, device_id)
     return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
 
 
-def take_back(node: Node, device: Device, job: Job) -> None:
+def left_for(node: Node, device: Device, spec: JobSpec) -> JobSpec:
     """A job that outlived its driver keeps of its guarantee what others leave it (S3)."""
-    if not is_divided(node):
-        left_milli = unpromised_milli(node, device) + job.spec.guaranteed_milli
-        job.spec = replace(job.spec, guaranteed_milli=min(job.spec.guaranteed_milli, left_milli))
+    if node.settings.share_policy != ASKED_SHARES:
+        return spec
+    return replace(spec, guaranteed_milli=min(spec.guaranteed_milli, node.unpromised_milli(device)))
+
+
+def note_pace(job: Job, is_paced: bool) -> None:
+    """Whether its programs keep to the limit themselves (S5)."""
+    job.share.is_paced = is_paced
+
+
+def charge_holders(node: Node, device: Device, *, now: Nanos) -> None:
+    """Whoever holds a turn has had it until now."""
+    for holder in node.holders_on(device):
+        if holder.service.charged_ns < now:
+            charge(holder, now - holder.service.charged_ns, now=now)
 
 
 def check_shares(node: Node, device: Device) -> None:
@@ -179,7 +175,7 @@ def is_over(job: Job, *, now: Nanos) -> bool:
 
 def may_start(job: Job, *, now: Nanos) -> bool:
     """Whether its limit lets a waiting job have a turn (S1)."""
-    return job.start_ns <= now
+    return start_ns(job) <= now
 
 
 def most_owed(wanting: Sequence[Job], *, now: Nanos) -> Job | None:
@@ -194,7 +190,7 @@ def is_owed(job: Job, *, now: Nanos) -> bool:
 
 def wakeups(waiting: Sequence[Job], holder: Job | None, *, now: Nanos) -> list[Nanos]:
     """When a limit or a guarantee next changes who may run on a lane."""
-    times = [job.start_ns for job in waiting if job.start_ns > now]
+    times = [start_ns(job) for job in waiting if start_ns(job) > now]
     if holder is not None and holder.lease is not None:
         kept = holder.lease.granted_ns + SHARE_QUANTUM_NS
         times += [

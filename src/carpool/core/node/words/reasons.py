@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node.memory import ledger
-from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Squeeze, took_no_turns
-from carpool.core.node.node import Node
+from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Why, took_no_turns
 from carpool.core.policies.view import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
 
@@ -13,8 +12,8 @@ FRESH_NS = 5 * SECOND  # a program that started more recently has had no time to
 HINT_NS = 30 * SECOND  # a program that is still starting after this is perhaps none that takes turns
 
 
-def no_device(node: Node, job: Job) -> str:
-    known = ", ".join(node.devices) or "none"
+def no_device(devices: list[DeviceId], job: Job) -> str:
+    known = ", ".join(devices) or "none"
     if job.spec.device is None:
         return f"job {job.spec.name} needs a device and this node has none"
     return f"job {job.spec.name} asks for device {job.spec.device}, which is not here; devices: {known}"
@@ -89,8 +88,8 @@ def over_limit(job: Job, device: Device) -> str:
 
 def limit_wait(view: JobView, job: Job, device: Device, left_ns: Nanos) -> str:
     return (
-        f"waits {format_ns(view.waited_ns)}: it has had the {format_share(job.share.limit_milli)} of {device.id} that it"
-        f" may have; its next turn is due in {format_ns(left_ns)}"
+        f"waits {format_ns(view.waited_ns)}: it has had the {format_share(job.share.limit_milli)} of {device.id} that"
+        f" it may have; its next turn is due in {format_ns(left_ns)}"
     )
 
 
@@ -103,8 +102,8 @@ def uncovered(job: Job, device: Device) -> str:
     total = needs.total_bytes if needs is not None else 0
     return (
         f"waits for memory: it has grown to {format_bytes(total)}, was promised"
-        f" {format_bytes(job.memory.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is unpromised"
-        f" on {device.id}"
+        f" {format_bytes(job.memory.promised_bytes)}, and {format_bytes(max(0, ledger.free_bytes(device)))} is"
+        f" unpromised on {device.id}"
     )
 
 
@@ -163,24 +162,6 @@ def blocked(job: Job, device: Device) -> str:
     return f"{asks}, was promised {format_bytes(job.memory.promised_bytes)}, and {_terms(device)}"
 
 
-def held_back(job: Job) -> str:
-    if job.is_suspended:
-        return f"{job.spec.name} was suspended"
-    if job.is_sent_away:
-        return f"{job.spec.name} kept others waiting too long"
-    if job.moving_to is not None:
-        return f"{job.spec.name} moves to {job.moving_to}"
-    if job.leaving_for is not None:
-        return f"{job.spec.name} makes room for {job.leaving_for}"
-    if job.gives_way:
-        return f"{job.spec.name} makes room for an allocation that waits"
-    return f"{job.spec.name} was resized to {format_bytes(job.spec.cap_bytes or 0)}"
-
-
-def squeezed(job: Job) -> str:
-    return f"gives back what it can spare: it was resized to {format_bytes(job.spec.cap_bytes or 0)}"
-
-
 def too_large(job: Job, needed: int) -> str:
     return f"it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs {format_bytes(needed)}"
 
@@ -194,8 +175,8 @@ def resized_beyond(job: Job, cap: int, device: Device) -> str:
 
 def resized_outside(job: Job, cap: int) -> str:
     return (
-        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.memory.live_bytes)}: it cannot be"
-        f" made to do with {format_bytes(cap)}; end it with --or-kill"
+        f"job {job.spec.name} runs outside carpool's turns and holds {format_bytes(job.memory.live_bytes)}: it cannot"
+        f" be made to do with {format_bytes(cap)}; end it with --or-kill"
     )
 
 
@@ -240,12 +221,18 @@ def after_stay(leaver: Job, stay_ns: Nanos, percent: int) -> str:
     )
 
 
-def no_target(node: Node, job: Job, to: str) -> str:
-    return f"job {job.id} cannot move to {to}: there is no such device; there are {', '.join(node.devices)}"
+def no_target(devices: list[DeviceId], job: Job, to: str) -> str:
+    return f"job {job.id} cannot move to {to}: there is no such device; there are {', '.join(devices)}"
 
 
 def on_its_way(job: Job) -> str:
-    return f"job {job.id} is on its way to {job.moving_to or job.device}; wait until it is there"
+    return f"job {job.id} is on its way to {_target(job) or job.device}; wait until it is there"
+
+
+def _target(job: Job) -> DeviceId | None:
+    """Where it is asked to go on."""
+    migrates = job.departures.get(Why.MIGRATES)
+    return migrates.to if migrates is not None else None
 
 
 def already_there(job: Job, target: Device) -> str:
@@ -284,40 +271,9 @@ def host_full(wanted: int, used: int, limit: int) -> str:
     )
 
 
-def stays(job: Job, device: Device) -> str:
-    """A job that is to leave waits at a boundary and could not."""
-    if job.moving_to is not None:
-        return f"moves to {job.moving_to}: {format_bytes(job.memory.promised_bytes)} is about to leave {device.id}"
-    trouble = job.move.trouble or "it is about to move"
-    held = f"{format_bytes(job.memory.promised_bytes)} still on {device.id}"
-    if job.is_suspended or job.is_sent_away:
-        return f"suspended with {held}: {trouble}"
-    if job.leaving_for is not None:
-        return f"makes room for {job.leaving_for} with {held}: {trouble}"
-    return f"stopped with {held}: {trouble}"
-
-
-def away(job: Job, device: Device, need: int, span: str, outlook: str, again_ns: Nanos | None) -> str:
-    """Why a parked job is not back; `again_ns`: in so long a return that failed is tried again."""
-    if job.is_suspended:
-        return (
-            f"suspended for {span}: {format_bytes(job.memory.parked_bytes)} is on the host,"
-            f" {format_bytes(job.memory.promised_bytes)} stays on {device.id}; go on with: carpool resume {job.id}"
-        )
-    if job.gives_way:
-        return f"parked for {span}: it makes room for an allocation that waits, and comes back by itself"
-    if job.is_sent_away:
-        return (
-            f"suspended for {span} because it kept others waiting: {format_bytes(job.memory.parked_bytes)} is on the host;"
-            f" it comes back when nobody else is here, or with: carpool resume {job.id}"
-        )
-    if job.squeeze is Squeeze.TOO_LARGE:
-        return (
-            f"parked for {span}: it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs"
-            f" {format_bytes(need)}; go on with: carpool resize {job.id} --memory SIZE"
-        )
+def kept_out(job: Job, device: Device, need: int, span: str, outlook: str) -> str:
+    """Why a parked job that may come back has not."""
     trouble = f"; the last try failed: {job.move.trouble}" if job.move.trouble else ""
-    outlook = f"it is tried again, in {format_ns(again_ns)}" if again_ns is not None else outlook or "others end"
     return (
         f"waits parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}; comes back when"
         f" {outlook}{trouble}"
@@ -347,17 +303,23 @@ def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
 
+def _asked_of(job: Job) -> str:
+    """What a job that goes on is to do at its next boundary."""
+    asked, cap = "", format_bytes(job.spec.cap_bytes or 0)
+    if Why.SUSPENDED in job.departures:
+        asked += "; it is suspended at its next boundary"
+    if not job.departures.keys().isdisjoint({Why.SHRINKS, Why.TOO_LARGE}):
+        asked += f"; it was resized to {cap} and gives back what it can at its next boundary"
+    if target := _target(job):
+        asked += f"; it moves to {target} at its next boundary"
+    asked += f"; it was not moved: {job.move.refused}" if job.move.refused else ""
+    return asked
+
+
 def standing(job: Job, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
-    asked = "; it is suspended at its next boundary" if job.is_suspended else ""
-    asked += (
-        f"; it was resized to {format_bytes(job.spec.cap_bytes or 0)} and gives back what it can at its next boundary"
-        if job.squeeze is not None
-        else ""
-    )
-    asked += f"; it moves to {job.moving_to} at its next boundary" if job.moving_to else ""
-    asked += f"; it was not moved: {job.move.refused}" if job.move.refused else ""
+    asked, target = _asked_of(job), _target(job)
     match job.state:
         case JobState.STARTING:
             ran_ns = (
@@ -376,7 +338,7 @@ def standing(job: Job, *, now: Nanos) -> str:
         case JobState.IDLE:
             return f"has wanted no turn for {span}: it loads data, saves, or is between its loops{asked}"
         case JobState.PARKING:
-            onward = f", on its way to {job.moving_to}" if job.moving_to else ""
+            onward = f", on its way to {target}" if target else ""
             return f"its memory has been moving to the host for {span}{onward}"
         case JobState.UNPARKING:
             onward = f", to {job.device} where it comes from {job.move.source}" if job.move.source else ""

@@ -1,0 +1,405 @@
+"""Why a job leaves its device or is held back there, how it leaves, and how it comes back.
+
+A job has a set of departures, and may have no turn while there is any. `TABLE` has a row for each reason: who sets
+it, whether the job leaves or only waits, what ends it, what brings the job back, and its sentences. The order of the
+rows is the order in which they are told. A new reason is a value of `Why`, its row, and the place that sets it.
+
+Rules
+  E1  A job with a departure gets no turn. At its next boundary it leaves the device, if a row says so.
+  E2  A departure is set only by the modules its row names, and ends by the events its row names, or by the module
+      that set it. A job that is over or takes no turns has none.
+  E3  Of several departures the first in the order of the table is the one that is told.
+  P1  Only a job that waits for a turn is told to park: its program is blocked at a boundary, so nothing touches its
+      memory meanwhile. A holder is asked for its turn first.
+  P2  A job's bytes leave its promise when it reports that they left the device, less what it reports to have stayed;
+      they are promised again before it is told to come back (L6).
+  P3  A job is told to park only if its bytes fit the host budget beside those parked already (L5).
+  P4  A suspended job gets no turn and does not come back until it is resumed; one that cannot be parked stays where
+      it is, with the reason, and is tried again later. Whoever was to leave for others and cannot goes on.
+  P5  A move that fails loses nothing: the job is then where it was before.
+
+This module alone changes `Job.departures` and `Job.move`, and what a device knows of moves: its claimant, its quiet
+times, and what copies took. What is deliberately not here: how bytes are moved (agent/parking), who has to leave for
+whom (rotation.py, leavers.py, memory/waiting.py), and who gets a turn (turns/dispatch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.node import accounts, lifecycle
+from carpool.core.node.effects import Effect, ParkJob, UnparkJob
+from carpool.core.node.events import (
+    JobDetached,
+    JobExited,
+    JobParked,
+    JobUnparked,
+    MoveFailed,
+    ResumeAsked,
+    SuspendAsked,
+)
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import AWAY, ENDED, PARKED, WAITING, Departure, Device, Job, JobState, Why
+from carpool.core.node.node import Node, is_leaving, may_return
+from carpool.core.node.words import reasons
+from carpool.errors import InternalError
+from carpool.units import format_bytes
+
+FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
+
+ParkingEvent = SuspendAsked | ResumeAsked | JobParked | JobUnparked | MoveFailed
+OVER = frozenset({JobExited, JobDetached})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One reason. The sentences take the job, this departure of it, and what they need to know beside."""
+
+    set_by: tuple[str, ...]  # the modules of core/node that do
+    leaves: bool = True  # else the job only gets no turn
+    ended_by: frozenset[type]  # events that end it; whoever set it may end it too
+    comes_back: str  # when, in words: for the diagram and for people
+    held: Callable[[Job, Departure], str]  # why its turn is asked back, and why it is told to park
+    stuck: Callable[[Job, Departure, str, str], str]  # at a boundary, still here: with what, and what the trouble is
+    away: Callable[[Job, Departure, str], str] | None = None  # away for so long; None: like any job without room
+
+
+def _cap(job: Job) -> str:
+    return format_bytes(job.spec.cap_bytes or 0)
+
+
+def _need(job: Job) -> str:
+    return format_bytes(job.memory.needs.total_bytes if job.memory.needs is not None else 0)
+
+
+TABLE: dict[Why, Row] = {
+    Why.SUSPENDED: Row(
+        set_by=("moves/departures", "adoption"),
+        ended_by=OVER | {ResumeAsked},
+        comes_back="when it is resumed",
+        held=lambda job, _: f"{job.spec.name} was suspended",
+        stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",
+        away=lambda job, _, span: (
+            f"suspended for {span}: {format_bytes(job.memory.parked_bytes)} is on the host,"
+            f" {format_bytes(job.memory.promised_bytes)} stays on {job.device}; go on with: carpool resume {job.id}"
+        ),
+    ),
+    Why.SENT_AWAY: Row(
+        set_by=("turns/hogs",),
+        ended_by=OVER | {ResumeAsked, MoveFailed},
+        comes_back="when nobody else wants the device, or when it is resumed",
+        held=lambda job, _: f"{job.spec.name} kept others waiting too long",
+        stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",
+        away=lambda job, _, span: (
+            f"suspended for {span} because it kept others waiting: {format_bytes(job.memory.parked_bytes)} is on the"
+            f" host; it comes back when nobody else is here, or with: carpool resume {job.id}"
+        ),
+    ),
+    Why.MIGRATES: Row(
+        set_by=("moves/migration",),
+        ended_by=OVER | {MoveFailed},
+        comes_back="on the other device, at once",
+        held=lambda job, why: f"{job.spec.name} moves to {why.to}",
+        stuck=lambda job, why, _, __: (
+            f"moves to {why.to}: {format_bytes(job.memory.promised_bytes)} is about to leave {job.device}"
+        ),
+    ),
+    Why.MAKES_ROOM: Row(
+        set_by=("moves/departures",),
+        ended_by=OVER | {JobParked},
+        comes_back="when there is room again, in the order of the policy",
+        held=lambda job, why: f"{job.spec.name} makes room for {why.whom}",
+        stuck=lambda job, why, held, trouble: f"makes room for {why.whom} with {held}: {trouble}",
+    ),
+    Why.GIVES_WAY: Row(
+        set_by=("memory/waiting",),
+        ended_by=OVER | {MoveFailed},
+        comes_back="when no allocation waits any more and the device was quiet",
+        held=lambda job, _: f"{job.spec.name} makes room for an allocation that waits",
+        stuck=lambda job, _, held, trouble: f"stopped with {held}: {trouble}",
+        away=lambda job, _, span: (
+            f"parked for {span}: it makes room for an allocation that waits, and comes back by itself"
+        ),
+    ),
+    Why.TOO_LARGE: Row(
+        set_by=("memory/resize",),
+        ended_by=OVER,
+        comes_back="when its cap is raised",
+        held=lambda job, _: f"{job.spec.name} was resized to {_cap(job)}",
+        stuck=lambda job, _, held, trouble: f"stopped with {held}: {trouble}",
+        away=lambda job, _, span: (
+            f"parked for {span}: it was resized to {_cap(job)} and needs {_need(job)};"
+            f" go on with: carpool resize {job.id} --memory SIZE"
+        ),
+    ),
+    Why.SHRINKS: Row(
+        set_by=("memory/resize", "adoption"),
+        leaves=False,
+        ended_by=OVER,
+        comes_back="when it was measured to keep its cap",
+        held=lambda job, _: f"{job.spec.name} was resized to {_cap(job)}",
+        stuck=lambda job, _, held, trouble: f"gives back what it can spare: it was resized to {_cap(job)}",
+    ),
+}
+
+
+# --- the set of departures ----------------------------------------------------------------------------------
+
+
+def add(node: Node, job: Job, why: Why, departure: Departure) -> None:
+    """From now on the job has this reason to leave or to be held back (E1)."""
+    job.departures[why] = departure
+    _touch(node, job)
+
+
+def drop(node: Node, job: Job, why: Why) -> None:
+    """Whoever set it takes it back."""
+    if job.departures.pop(why, None) is not None:
+        _touch(node, job)
+
+
+def end(node: Node, job: Job, cause: type, reason: str = "") -> None:
+    """End what this event ends (E2); `reason`: why a move to another device came to nothing."""
+    for why in [why for why in job.departures if cause in TABLE[why].ended_by]:
+        del job.departures[why]
+        if why is Why.MIGRATES and cause is MoveFailed:
+            job.move.refused = reason
+    _touch(node, job)
+
+
+def _touch(node: Node, job: Job) -> None:
+    for device in node.devices.values() if job.device is None else (node.devices[job.device],):
+        ledger.touch(device)
+
+
+def first(job: Job) -> tuple[Row, Departure] | None:
+    """The departure that is told (E3)."""
+    return next(((row, job.departures[why]) for why, row in TABLE.items() if why in job.departures), None)
+
+
+def held_words(job: Job) -> str:
+    """Why a job that is held back gets no turn, or is told to leave."""
+    found = first(job)
+    return found[0].held(job, found[1]) if found is not None else ""
+
+
+# --- claims and quiet times (rotation.py decides them) ------------------------------------------------------
+
+
+def claim(node: Node, device: Device, claimant: Job, leaving: Sequence[Job], *, now: Nanos) -> None:
+    """These jobs leave so that the claimant has room (R3)."""
+    device.claimant = claimant.id
+    for job in leaving:
+        add(node, job, Why.MAKES_ROOM, Departure(since_ns=now, whom=claimant.id))
+
+
+def close_claim(node: Node, device: Device, *, now: Nanos) -> None:
+    """The claimant has its room, or cannot get it: whoever is still to leave for it goes on (R5)."""
+    device.claimant = None
+    for job in node.jobs_on(device):
+        drop(node, job, Why.MAKES_ROOM)
+    if not node.is_moving(device):
+        begin_quiet(node, device, now=now)
+
+
+def begin_quiet(node: Node, device: Device, *, now: Nanos) -> None:
+    """The moves for a claimant are over: from now on the device is left to those who are there (R4)."""
+    percent = node.settings.move_percent
+    if device.moved_ns and percent:
+        device.quiet_ns = max(node.settings.quiet_ns_min, device.moved_ns * (100 - percent) // percent)
+        device.quiet_until_ns = now + device.quiet_ns
+        device.moved_ns = 0
+
+
+def _note_copy(device: Device, count: int, took_ns: Nanos) -> None:
+    device.moved_ns += took_ns
+    device.moves_bytes += count
+    device.moves_ns += took_ns
+
+
+# --- facts --------------------------------------------------------------------------------------------------
+
+
+def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
+    """Take in a fact; what follows from it is settled and dispatched afterwards."""
+    match event:
+        case SuspendAsked():
+            known = job.departures.get(Why.SUSPENDED)
+            add(node, job, Why.SUSPENDED, known or Departure(since_ns=now))
+            retry_now(job)
+        case ResumeAsked():
+            if job.state in AWAY and not job.departures.keys().isdisjoint({Why.SUSPENDED, Why.SENT_AWAY}):
+                accounts.lift_newcomer(node, job)
+                lifecycle.begin_waiting(job, now=now)
+            end(node, job, ResumeAsked)
+            retry_now(job)
+            job.move.trouble = ""
+        case JobParked():
+            _left(node, job, event)
+        case JobUnparked():
+            _note_copy(node.device_of(job), job.memory.parked_bytes, event.move_ns)
+            job.move.took_ns, job.move.trouble, job.move.came_ns = event.move_ns, "", now
+            ledger.reserve_host(job, 0)
+        case MoveFailed():
+            _stayed(node, job, event.reason, now=now)
+        case _:
+            assert_never(event)
+    lifecycle.move(node, job, type(event), now=now)
+    device = node.devices[job.device] if job.device is not None else None
+    if device is not None and device.claimant is None and not node.is_moving(device):
+        begin_quiet(node, device, now=now)  # that was the last move for a claimant
+
+
+def _left(node: Node, job: Job, event: JobParked) -> None:
+    device = node.device_of(job)
+    ledger.remove(device, job)
+    before = job.memory.parked_bytes if job.state is PARKED else 0  # a process that follows brings only its own
+    _note_copy(device, max(0, event.parked_bytes - before), event.move_ns)
+    ledger.reserve_host(job, event.parked_bytes)
+    job.move.took_ns, job.move.trouble, job.move.fails = event.move_ns, "", 0
+    end(node, job, JobParked)
+    ledger.note_stayed(device, job, event.resident_bytes)
+
+
+def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
+    """The job is where it was before (P5)."""
+    device = node.device_of(job)
+    job.move.trouble = reason
+    if job.state is JobState.PARKING:
+        end(node, job, MoveFailed, reason)
+        _ask_later(node, job, now=now)
+        ledger.reserve_host(job, 0)
+        return
+    job.move.retry_ns = now + node.settings.move_retry_ns
+    ledger.remove(device, job)
+    # It was promised what it needs, perhaps less than had stayed; others may have the difference by now (L1).
+    ledger.note_stayed(device, job, job.memory.stayed_bytes)
+
+
+def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
+    """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
+    is_suspended = Why.SUSPENDED in job.departures
+    times = 0 if is_suspended else min(job.move.fails, FAILS_COUNTED)
+    job.move.retry_ns = now + (node.settings.move_retry_ns << times)
+    if not is_suspended:  # one whose obstacle is there to stay is not asked again and again
+        job.move.fails += 1
+
+
+def retry_now(job: Job) -> None:
+    """Somebody asked for it: what failed before may be tried again at once."""
+    job.move.retry_ns = 0
+
+
+def arrive(job: Job, *, now: Nanos) -> None:
+    """Its memory is complete on the device: it asks for its first turn."""
+    job.move.came_ns = now
+
+
+def came_back_alone(node: Node, job: Job) -> None:
+    """The program was interrupted while it was away and took its bytes back: they are facts, covered later (M5)."""
+    device = node.device_of(job)
+    ledger.reserve_host(job, 0)
+    if job.lane is None:
+        admission.squeeze_in(node, device, job, admission.returning_needs(node, job, device))
+
+
+# --- to another device (migration.py) -----------------------------------------------------------------------
+
+
+def begin_move(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> None:
+    add(node, job, Why.MIGRATES, Departure(since_ns=now, to=to))
+    job.move.refused = ""
+    retry_now(job)
+
+
+def give_up_move(node: Node, job: Job, reason: str) -> None:
+    """A job that was to go on on another device stays on its own, and is not tried again."""
+    drop(node, job, Why.MIGRATES)
+    job.move.refused = reason
+
+
+def book_move(node: Node, job: Job, source: DeviceId | None) -> None:
+    """It is booked on its target. Its room on the source is kept until it has arrived (V2); None: it needs none."""
+    drop(node, job, Why.MIGRATES)
+    job.move.source = source
+
+
+def close_move(job: Job) -> None:
+    """It has arrived, or is over."""
+    job.move.source = None
+
+
+def undo_move(job: Job) -> None:
+    """The copy to the target failed: it comes back to where it was at once."""
+    move = job.move
+    move.source, move.refused, move.trouble, move.retry_ns = None, move.trouble, "", 0
+
+
+# --- leaving and coming back --------------------------------------------------------------------------------
+
+
+def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
+    """Tell the jobs that are to leave and wait at a boundary to go (P1, P3)."""
+    effects: list[Effect] = []
+    for job in node.jobs_on(device):
+        if job.departures and job.state is WAITING and now >= job.move.retry_ns and is_leaving(job):
+            effects += _park(node, job, now=now)
+    return effects
+
+
+def _park(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+    wanted = admission.bytes_to_move(job)
+    if not node.has_host_room(wanted):
+        if not job.departures.keys().isdisjoint({Why.MAKES_ROOM, Why.GIVES_WAY}):
+            _ask_later(node, job, now=now)
+        job.move.trouble = reasons.host_full(wanted, node.host_bytes(), node.settings.host_bytes_max or 0)
+        end(node, job, MoveFailed, job.move.trouble)
+        return []
+    reason = held_words(job)
+    ledger.reserve_host(job, wanted)
+    lifecycle.move(node, job, ParkJob, now=now)
+    return [ParkJob(job=job.id, limit_bytes=wanted, reason=reason)]
+
+
+def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos) -> list[Effect]:
+    """Bring back whoever may come and has room, in the order of the policy; not before rivals that go before it.
+
+    While room is made for somebody, only it may come (R3).
+    """
+    effects: list[Effect] = []
+    away = [job for job in node.jobs_on(device) if may_return(job, now=now)]
+    away = [job for job in away if device.claimant in (None, job.id)]
+    while away:
+        picked = accounts.pick(node, [*away, *rivals], now=now, on=device)
+        if any(rival.id == picked for rival in rivals):
+            break
+        job = next((each for each in away if each.id == picked), away[0])
+        away.remove(job)
+        wanted = admission.returning_needs(node, job, device)
+        fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
+        while fit is None and admission.merging_lets_in(node, job, device) and admission.merge_free(node, device):
+            fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
+        if fit is not None:
+            ledger.place(device, job, fit)
+            ledger.promise(device, job, wanted.resident_bytes)
+        elif not device.lanes:  # it needs more than the device has: alone it may try, as the oldest may (D2)
+            admission.squeeze_in(node, device, job, wanted)
+        if job.lane is not None:
+            lifecycle.move(node, job, UnparkJob, now=now)
+            effects.append(UnparkJob(job=job.id))
+    return effects
+
+
+def is_due(node: Node, *, now: Nanos) -> bool:
+    """Whether a parked job whose return failed may be tried again now."""
+    return any(job.move.trouble and may_return(job, now=now) for job in node.jobs.values())
+
+
+def check_departures(node: Node) -> None:
+    """Assert E2; a failure is a bug."""
+    for job in node.jobs.values():
+        if job.state in ENDED and job.departures or job.state is JobState.UNMANAGED and is_leaving(job):
+            raise InternalError(f"E2 broken: {job.state} job {job.id} has {list(job.departures)}")

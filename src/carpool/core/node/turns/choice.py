@@ -1,0 +1,156 @@
+"""Whose turn it is: who may have a lane, whom the policy or a guarantee puts first, and for how long a turn lasts.
+
+Everything here is a question; dispatch.py acts on the answers, words/explain.py tells them.
+"""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node import accounts
+from carpool.core.node.memory import admission
+from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane, LeaseState
+from carpool.core.node.node import Node, is_unknown, was_given
+from carpool.core.node.turns import shares
+from carpool.core.node.words import reasons
+from carpool.units import MS, SECOND
+
+PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
+LOOK_PART = 4  # a holder that has had its quantum is compared again after a quarter of it, or of what it had since
+LOOK_NS_MIN = 1 * MS  # a Tick costs the daemon about 50 µs
+
+
+def ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:
+    """Who waits for the lane and may have it."""
+    waiting = node.ready_in(device, lane)
+    return [job for job in waiting if shares.may_start(job, now=now)] if device.has_shares else waiting
+
+
+def choose(node: Node, device: Device, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
+    if node.queue and (holder is None or holder.state is not JobState.PROFILING):
+        unmeasured = [job for job in waiting if is_unknown(job)]
+        if unmeasured:
+            return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
+    wanting = _rested(waiting if holder is None else [*waiting, holder], now=now)
+    if len(wanting) == 1:
+        return wanting[0]
+    owed = shares.most_owed(wanting, now=now) if device.has_shares else None
+    if owed is not None:
+        return owed
+    picked = accounts.pick(node, wanting, now=now, on=device)
+    return node.jobs[picked] if picked is not None else None
+
+
+def _rested(jobs: list[Job], *, now: Nanos) -> list[Job]:
+    """Without those that kept others waiting and let them go first now (H3), unless there is nobody else."""
+    return [job for job in jobs if job.rests_until_ns <= now] or jobs
+
+
+def successor(node: Node, device: Device, lane: Lane, *, now: Nanos) -> JobId | None:
+    """Whom the policy would give this lane if its recalled turn came back now (D5)."""
+    waiting = ready(node, device, lane, now=now)
+    chosen = choose(node, device, waiting, None, now=now) if waiting else None
+    if chosen is None or chosen.state is BLOCKED or admission.lacks_first_room(node, chosen):
+        return None
+    return chosen.id
+
+
+def is_sure(node: Node, holder: Job) -> bool:
+    """Whether the holder's return only frees its lane, so that nothing decides anew who follows (D5)."""
+    return node.policy.lanes_max == 1 and not was_given(holder) and not node.is_pressed(node.device_of(holder))
+
+
+def newcomer(node: Node, device: Device, *, now: Nanos) -> Job | None:
+    """The oldest job whose needs nobody knows, and which waits for a turn and may have it (S1)."""
+    wanting = [job for job in node.jobs_on(device) if job.memory.needs is None and node.wants_turn(job)]
+    wanting = [job for job in wanting if not device.has_shares or shares.may_start(job, now=now)]
+    unmeasured = [job for job in wanting if job.id != device.claimant]
+    return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
+
+
+def is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
+    """Whether the holder could be recalled for somebody else: its quantum is over, and it is not recalled yet."""
+    lease = holder.lease
+    if lease is None or lease.state is not LeaseState.HELD:
+        return False
+    return now - lease.granted_ns >= quantum_of(node, holder, now=now)
+
+
+def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
+    """How long this holder keeps its turn before it may be recalled for somebody else."""
+    if holder.state is JobState.PROFILING and not holder.share.is_paced:
+        return max(node.quantum_ns, PROFILE_QUANTUM_NS)
+    lane = node.lane_of(holder)
+    if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):
+        return min(node.quantum_ns, shares.SHARE_QUANTUM_NS)
+    return node.quantum_ns
+
+
+def _is_wanted(node: Node, lane: Lane, *, now: Nanos) -> bool:
+    return any(shares.is_owed(job, now=now) for job in node.waiting_in(lane))
+
+
+def look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nanos) -> Nanos:
+    """How long until a holder that has had its quantum is compared again: the longer it has been preferred
+    to those who wait now, the longer it will be."""
+    lane = node.lane_of(holder)
+    waiting = node.waiting_in(lane) if lane is not None else []
+    newest = max((job.state_since_ns for job in waiting), default=due)
+    return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
+
+
+def why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
+    """Why one goes before the other, as a guarantee or the policy has decided."""
+    if shares.most_owed([chosen, over], now=now) is chosen:
+        return reasons.owed(chosen, node.device_of(chosen))
+    return f"{node.policy.name}: {accounts.why(node, chosen, over, now=now)}"
+
+
+def preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
+    """Why a guarantee or the policy puts one before the other, in its words; empty if neither does."""
+    owed = shares.most_owed([first, second], now=now)
+    if owed is not None:
+        return reasons.owed(first, node.device_of(first)) if owed is first else ""
+    if accounts.pick(node, [first, second], now=now) != first.id:
+        return ""
+    return f"{node.policy.name}: {accounts.why(node, first, second, now=now)}"
+
+
+# --- turns that do not come back ----------------------------------------------------------------------------
+
+
+def patience_ns(node: Node, job: Job) -> Nanos:
+    return max(node.settings.hog_floor_ns, node.settings.hog_factor * (job.service.step_ns or 0))
+
+
+def deadline(node: Node, job: Job) -> Nanos | None:
+    """When a recalled holder becomes a hog; None if its turn is not recalled."""
+    if job.lease is None or job.lease.recalled_ns is None:
+        return None
+    return job.lease.recalled_ns + patience_ns(node, job)
+
+
+# --- when to look again -------------------------------------------------------------------------------------
+
+
+def is_watched(node: Node, device: Device) -> bool:
+    """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
+    if any(job.state is BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
+        return True
+    return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
+
+
+def next_looks(node: Node, device: Device, *, now: Nanos) -> list[Nanos]:
+    """When holders, quanta and shares of this device have to be looked at again."""
+    times: list[Nanos] = []
+    if is_watched(node, device):
+        times.append(now + node.settings.watch_ns)
+        for holder in node.holders_on(device):
+            if holder.lease is not None and holder.lease.state is LeaseState.HELD:
+                quantum = quantum_of(node, holder, now=now)
+                due = holder.lease.granted_ns + quantum
+                times.append(due if due > now else now + look_after(node, holder, quantum, due, now=now))
+    if device.has_shares:
+        for lane in device.lanes.values():
+            holder_job = node.jobs[lane.holder] if lane.holder is not None else None
+            times += shares.wakeups(node.waiting_in(lane), holder_job, now=now)
+    return times
