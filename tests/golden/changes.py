@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.golden.under_test import CLUSTER, RAISED, Plain
+from tests.golden.under_test import CLUSTER, NODE, RAISED, Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Answers:
     event: list[Plain]
     before: list[list[Plain]]
     now: list[list[Plain]]
+    wakeups: tuple[int | None, int | None] = (None, None)  # in the log, and now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,18 @@ def _is_rejected_instead_of_raised(answers: Answers) -> bool:
     return answers.scheduler == CLUSTER and before == [RAISED] and now == ["RejectEvent"]
 
 
+def _is_looked_at(answers: Answers) -> bool:
+    is_return = answers.event[0] == "LeaseReturned" and answers.before == answers.now
+    return answers.scheduler == NODE and is_return and answers.wakeups[0] is None and answers.wakeups[1] is not None
+
+
 CHANGES = (
+    Change(
+        name="looked at after its turn",
+        why="an allocation that waited as its job gave its turn back was looked at only when something else happened",
+        is_this=_is_looked_at,
+        ends_session=True,
+    ),
     Change(
         name="rejected instead of raised",
         why="the cluster's scheduler answers what comes twice or late with RejectEvent, not with an exception",

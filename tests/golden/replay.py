@@ -91,7 +91,7 @@ class _Walk:
         self.now = 0
         self.number = 0
         self.event: list[Plain] = []
-        self.answers: Answers | None = None  # of the last record, where effects differ
+        self.answers: Answers | None = None  # of the last record that differs
         self._wakeup: int | None = None
         self._reasons: dict[str, str] = {}
 
@@ -107,11 +107,14 @@ class _Walk:
         wakeup = self.scheduler.next_wakeup()
         if effects == got and wakeup == self._wakeup:
             return None, None
-        self.answers = None
-        if effects != got:
-            self.answers = Answers(
-                scheduler=self.kind, policy=self.said["policy"], event=self.event, before=effects, now=got
-            )
+        self.answers = Answers(
+            scheduler=self.kind,
+            policy=self.said["policy"],
+            event=self.event,
+            before=effects,
+            now=got,
+            wakeups=(self._wakeup, wakeup),
+        )
         return [*self._named(effects), f"wakeup {self._wakeup}"], [*self._named(got), f"wakeup {wakeup}"]
 
     def _tell(self, name: str, values: dict[str, Plain]) -> list[Plain]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node import lifecycle
+from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import CloseJob, Effect, RememberJob, StopJob
 from carpool.core.node.events import CancelAsked, JobDetached, JobExited
 from carpool.core.node.memory import admission, ledger
@@ -43,6 +43,7 @@ def end(node: Node, job: Job, event: JobExited, *, now: Nanos) -> list[Effect]:
         device = node.devices[job.device]
         ledger.remove(device, job)
         ledger.release(device, job)
+        accounts.reset_marks(node, device)
     if job.state is JobState.FINISHED and job.spec.fingerprint and job.service.steps:
         known = job.memory.needs or (job.history.needs if job.history is not None else None)
         service = job.service

@@ -316,6 +316,7 @@ class Device:
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
     has_shares: bool = False  # some job on it has a guarantee or a limit
     is_touched: bool = True  # who holds which bytes, or who wants them, changed since that was last settled
+    is_lent: bool = False  # an allocation was given what it waited for since then (W2)
 
 
 @dataclass(slots=True, kw_only=True)

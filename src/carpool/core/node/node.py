@@ -100,10 +100,14 @@ class Node:
         return False
 
     def is_pressed(self, device: Device) -> bool:
-        """Whether who is to leave for a waiting allocation may be told at any boundary."""
+        """Whether bytes are settled at any boundary: an allocation waits, or was just given what it waited for."""
+        if device.is_lent:
+            return True
         for job_id in device.promised:
             job = self.jobs[job_id]
-            if is_asking(job) or (job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED):
+            if is_asking(job):
+                return True
+            if job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED:
                 return True
         return False
 

@@ -108,6 +108,7 @@ class Scheduler:
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
         lifecycle.sort_rows(node, now=now)
+        ledger.clear_loans(devices)
         return effects + returns
 
     # --- the phases, one short method each -------------------------------------------------------------------

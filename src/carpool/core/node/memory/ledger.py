@@ -61,6 +61,12 @@ def clear_touches(devices: Iterable[Device]) -> None:
         device.is_touched = False
 
 
+def clear_loans(devices: Iterable[Device]) -> None:
+    """Bytes are settled with what was lent."""
+    for device in devices:
+        device.is_lent = False
+
+
 # --- bytes promised to jobs ---------------------------------------------------------------------------------
 
 
@@ -149,8 +155,9 @@ def forget_denial(job: Job) -> None:
     job.memory.denial = ""
 
 
-def lend(job: Job) -> None:
+def lend(device: Device, job: Job) -> None:
     """Until its turn ends the job has what its allocation waited for (W2)."""
+    device.is_lent = True
     job.memory.is_given, job.memory.pending_bytes = True, 0
 
 

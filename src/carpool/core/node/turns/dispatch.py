@@ -122,7 +122,7 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
     if not node.may_run(job):
         admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
     grant, cap = grant_of(node, lane, job.id), admission.room_bytes(node, job)
-    ledger.lend(job)  # now it may have the memory it waited for (W2)
+    ledger.lend(device, job)  # now it may have the memory it waited for (W2)
     ledger.tell_cap(job, cap)
     effects: list[Effect] = [grant, SetCap(job=job.id, cap_bytes=cap)]
     if not node.may_run(job):  # only to come to its next boundary
