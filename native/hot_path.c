@@ -677,38 +677,11 @@ static PyTypeObject ModuleCallType = {
 static PyTypeObject FetchCallType = {
     STAND_IN_TYPE("FetchCall", "Stands in for the __next__ of a DataLoader's iterator.", fetch_new)};
 
-/* --- one atomic exchange of a page's word, for passes ----------------------------------------------------------- */
-
-static PyObject *swap(PyObject *self, PyObject *args)
-{
-    Py_buffer view;
-    Py_ssize_t at;
-    unsigned long long before, after;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "w*nKK:swap", &view, &at, &before, &after))
-        return NULL;
-    bool is_inside = at >= 0 && at < view.len / (Py_ssize_t)sizeof(Word) && (uintptr_t)view.buf % sizeof(Word) == 0;
-    uint64_t expected = before;
-    bool is_swapped = is_inside && atomic_compare_exchange_strong((Word *)view.buf + at, &expected, after);
-    PyBuffer_Release(&view);
-    if (!is_inside) {
-        PyErr_SetString(PyExc_IndexError, "the word lies inside its page");
-        return NULL;
-    }
-    return PyBool_FromLong(is_swapped);
-}
-
-static PyMethodDef hot_path_methods[] = {
-    {"swap", swap, METH_VARARGS, "swap(words, index, before, after): put `after` where `before` stands; whether it did"},
-    {NULL},
-};
-
 static struct PyModuleDef hot_path_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "carpool._native.hot_path",
     .m_doc = "What the agent does in every iteration.",
     .m_size = -1,
-    .m_methods = hot_path_methods,
 };
 
 PyMODINIT_FUNC PyInit_hot_path(void)

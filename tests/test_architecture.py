@@ -45,6 +45,7 @@ JOB_SCRIPTS = "bench/programs/"  # run as jobs, never imported
 NEEDS_TORCH = {"agent/turns/torch_hooks.py", "agent/cuda.py"}  # loaded only after the program's own import of torch
 LOADED_INTO_JOBS = {"agent", "wire", "units", "errors"}
 INJECTED = "agent/inject/"
+EXTENSIONS = {"hot_path": "agent", "find_and_copy": "agent", "swap": "wire"}  # C modules, and whose they are
 CUDA_MODULE = "agent/cuda.py"
 CUDA_CALL = re.compile(r"(^|_)cuda(_|$)|^pin_memory$|^_host_emptyCache$")  # torch.cuda, x.is_cuda, torch._C._cuda_…
 DATA_MODULES = {
@@ -102,12 +103,27 @@ def find_imports(source: str, name: str) -> list[Import]:
             for each in node.names:
                 module = f"carpool.{each.name}" if base == "carpool" and each.name in HEIGHT else base
                 found.append(Import(line=node.lineno, module=module, is_late=is_late))
+        elif isinstance(node, ast.Call) and (module := _module_named(node)):
+            found.append(Import(line=node.lineno, module=module, is_late=is_late))
         late = is_late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(node)
         for child in ast.iter_child_nodes(node):
             visit(child, late)
 
     visit(ast.parse(source), False)
     return found
+
+
+def _module_named(call: ast.Call) -> str:
+    """What import_module("carpool.x") imports, or load("x") of carpool's C modules; empty for other calls."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.JoinedStr) and first.values:
+        first = first.values[0]  # f"carpool.cli.{name}"
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+        return ""
+    if function in ("import_module", "__import__"):
+        return first.value.rstrip(".")
+    return f"carpool._native.{first.value}" if function == "load" and len(call.args) == 2 else ""
 
 
 @cache
@@ -197,8 +213,25 @@ def root_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
             yield each.line, f"carpool itself imports {each.module} when it is loaded"
 
 
+def extension_faults(name: str, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """A C module belongs to one part, as a Python module does."""
+    for each in imports:
+        extension = each.module.removeprefix("carpool._native.")
+        owner = EXTENSIONS.get(extension, "")
+        if extension != each.module and part_of(name) != owner:
+            yield each.line, f"{part_of(name)} loads {each.module}, which belongs to {owner or 'nobody'}"
+
+
 Rule = Callable[[str, list[Import]], Iterator[tuple[int, str]]]
-IMPORT_RULES: list[Rule] = [layer_faults, core_faults, job_faults, injected_faults, torch_faults, root_faults]
+IMPORT_RULES: list[Rule] = [
+    layer_faults,
+    core_faults,
+    job_faults,
+    injected_faults,
+    torch_faults,
+    root_faults,
+    extension_faults,
+]
 
 
 def long_functions(source: str) -> Iterator[tuple[int, str]]:
@@ -336,6 +369,11 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         ("wire/framing.py", "import msgspec", "is loaded into jobs and imports msgspec"),
         ("agent/inject/sitecustomize.py", "from carpool.agent import boot", "it may use only the standard library"),
         ("cli/doctor.py", "import torch.cuda", "imports torch; only agent, remote, serve do"),
+        ("wire/page.py", 'load("hot_path", 8)', "wire loads carpool._native.hot_path, which belongs to agent"),
+        ("wire/page.py", 'import_module("carpool._native.hot_path")', "which belongs to agent"),
+        ("agent/link.py", "import carpool._native.swap", "which belongs to wire"),
+        ("daemon/driver.py", 'importlib.import_module("carpool.sim.engine")', "siblings never import each other"),
+        ("daemon/driver.py", 'importlib.import_module(f"carpool.cli.{name}")', "which stands higher"),
         ("errors.py", "from carpool.units import GIB", "siblings never import each other"),
         (
             "__init__.py",
@@ -358,6 +396,8 @@ def test_a_broken_import_rule_is_noticed(name: str, source: str, fault: str) -> 
         ("daemon/translate.py", "from carpool.core.node.model import Job\nfrom carpool.wire import messages"),
         ("serve/app.py", "import torch\nfrom carpool.agent.api import turn"),
         ("cli/bench.py", "from carpool.bench import jct"),
+        ("cli/main.py", 'importlib.import_module(f"carpool.cli.{name}")'),
+        ("wire/page.py", 'from carpool._native import load\nload("swap", 1)\njson.load(file, 2)'),
         ("units.py", "from carpool.errors import UsageError"),
         ("agent/turns/torch_hooks.py", "import torch"),
         ("agent/turns/turn_taking.py", "def f():\n    import torch"),

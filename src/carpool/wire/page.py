@@ -19,21 +19,18 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import importlib
 import mmap
 import os
 import stat
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
+from carpool._native import load
 from carpool.errors import PeerError
 from carpool.wire.protocol import *
 
-try:
-    _swap = importlib.import_module("carpool._native.hot_path").swap
-    HAS_SWAP = True
-except (ImportError, AttributeError):  # no compiler, or a library of an older checkout
-    HAS_SWAP = False
+native: Any = load("swap", SWAP_CONTRACT)
+HAS_SWAP = native is not None  # else no compiler was there, or the library is of an older checkout
 
 
 def slot_base(slot: int) -> int:
@@ -42,7 +39,7 @@ def slot_base(slot: int) -> int:
 
 def swap(words: memoryview, index: int, before: int, after: int) -> bool:
     """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
-    return bool(_swap(words, index, before, after))
+    return bool(native.swap(words, index, before, after))
 
 
 def own_namespace() -> int:
