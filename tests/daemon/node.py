@@ -66,7 +66,7 @@ class Node:
         (self._directory / name).mkdir()
         file = JobFile(job=name, number=1, spec=spec, argv=["python", "-c", "print(1)"], cwd="/")
         live = self.driver.jobs[job] = LiveJob(id=job, directory=self._directory / name, file=file)
-        live.make_page()
+        live.job_page.make(live.directory)
         self.driver.tell(
             JobAdopted(job=job, spec=spec, device=CPU, holding=holding, steps=1, live_bytes=live_bytes, needs=needs)
         )

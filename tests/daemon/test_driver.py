@@ -84,9 +84,9 @@ def job_that_waits(directory: Path, pending_bytes: int) -> LiveJob:
     """One process of it, this one, is inside an allocation that waits."""
     file = JobFile(job="a-1", number=1, spec=JobSpec(name="a"), argv=["a"], cwd="/", device="cpu", kind="cpu")
     live = LiveJob(id=JobId("a-1"), directory=directory, file=file)
-    live.make_page()
+    live.job_page.make(live.directory)
     assert live.page is not None
-    live.page.words[pages.H_CAP], live.page.words[pages.H_SLOTS_USED] = 1, 2
+    live.page.header.cap_bytes, live.page.header.slots_used = 1, 2
     live.page.words[pages.slot_base(1) + pages.S_PID] = os.getpid()
     set_pending(live, pending_bytes)
     return live

@@ -17,9 +17,10 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import Journal
 from carpool.daemon.starter import Starter
+from carpool.daemon.turns import Member
 from carpool.policies import POLICIES
 from carpool.wire import messages as m
 from carpool.wire import page as pages
@@ -48,11 +49,12 @@ class Node:
         (directory / job).mkdir()
         spec = JobSpec(name=job)
         file = JobFile(job=job, number=pid, spec=spec, argv=["x"], cwd="/")
-        live = LiveJob(id=job, directory=directory / job, file=file, is_granted=is_holding)
-        live.make_page()
+        live = LiveJob(id=job, directory=directory / job, file=file)
+        live.turn.take_up(is_granted=is_holding)
+        live.job_page.make(live.directory)
         assert live.page is not None
         slot = live.page.lend_slot(pid) or 0
-        live.page.words[pages.slot_base(slot) + pages.S_FLAGS] = pages.FLAG_BELL
+        live.page.slot(slot).flags = pages.FLAG_BELL
         member = live.members[pid] = Member(peer=Recorder(), pid=pid, slot=slot, is_holding=is_holding)
         self.driver.jobs[job] = live
         needs = Needs(persistent_bytes=MIB, ephemeral_bytes=MIB)
@@ -160,7 +162,7 @@ def test_b6_a_used_pass_is_told_as_of_the_boundary_where_it_was(tmp_path: Path) 
         live = node.driver.jobs[A]
         assert live.page is not None
         passed_ns = time.monotonic_ns()
-        live.page.words[pages.slot_base(node.a.slot) + pages.S_BOUNDARY_NS] = passed_ns
+        live.page.slot(node.a.slot).boundary_ns = passed_ns
         node.use_pass(word)
         time.sleep(0.05)
         node.driver.tell(LeaseAsked(job=A))
@@ -247,7 +249,7 @@ def test_where_a_bell_would_not_do_the_daemon_does_it_all(tmp_path: Path, lacks:
         live = node.driver.jobs[B]
         assert live.page is not None
         if lacks == "a bell":
-            live.page.words[pages.slot_base(node.b.slot) + pages.S_FLAGS] = 0
+            live.page.slot(node.b.slot).flags = 0
         elif lacks == "a connection":
             node.b.peer = None
         else:
@@ -265,10 +267,10 @@ def test_b4_a_holder_recalled_in_its_last_update_is_knocked_for(tmp_path: Path) 
             bell.setblocking(False)
             live = node.driver.jobs[A]
             assert live.page is not None
-            live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] |= pages.FLAG_SOON
+            live.page.slot(node.a.slot).flags |= pages.FLAG_SOON
             word = node.recall_a()
             assert int.from_bytes(bell.recv(8), "little") == word | pages.PASSED
-            live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] = pages.FLAG_BELL
+            live.page.slot(node.a.slot).flags = pages.FLAG_BELL
             node.driver.tell(Tick())
             with pytest.raises(BlockingIOError):
                 bell.recv(8)
@@ -280,7 +282,7 @@ def test_b4_nobody_at_the_bell_is_no_trouble(tmp_path: Path) -> None:
     def act(node: Node) -> None:
         live = node.driver.jobs[A]
         assert live.page is not None
-        live.page.words[pages.slot_base(node.a.slot) + pages.S_FLAGS] |= pages.FLAG_SOON
+        live.page.slot(node.a.slot).flags |= pages.FLAG_SOON
         assert node.recall_a() != 0
 
     with_node(tmp_path, act)

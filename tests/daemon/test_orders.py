@@ -24,7 +24,7 @@ def test_a_job_for_which_no_byte_is_left_has_a_cap_all_the_same(tmp_path: Path) 
         late = node.adopt("late", live_bytes=0, needs=None)
         node.driver.tell(LeaseAsked(job=late.id))
         assert late.page is not None
-        assert late.is_granted
+        assert late.turn.is_granted
         assert late.page.header.cap_bytes == 1
 
     in_node(tmp_path, act)

@@ -11,7 +11,8 @@ from carpool.core.node.events import JobParked
 from carpool.core.node.model import JobSpec, JobState
 from carpool.daemon import parking
 from carpool.daemon.files import JobFile
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 from tests.e2e.test_members import Recorder
@@ -28,7 +29,7 @@ def live(tmp_path: Path) -> LiveJob:
         directory=tmp_path,
         file=JobFile(job="ranks-1", number=1, spec=spec, argv=["x"], cwd="/"),
     )
-    made.make_page()
+    made.job_page.make(made.directory)
     assert made.page is not None
     for pid, held in ((11, 4), (12, 2), (13, 2)):
         slot = made.page.lend_slot(pid) or 0

@@ -16,7 +16,8 @@ from carpool.core.node import model
 from carpool.core.node.events import LeaseAsked
 from carpool.core.node.model import Needs
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
 from tests.daemon.node import MIB, Node, in_node
 
 NEEDS = Needs(persistent_bytes=MIB, ephemeral_bytes=0)
@@ -44,7 +45,7 @@ def test_i4_a_hundred_questions_add_no_row_and_no_decision(tmp_path: Path, verb:
         live = node.adopt("a", live_bytes=MIB, needs=NEEDS)
         member = add_process(live)
         node.driver.tell(LeaseAsked(job=live.id))
-        assert live.is_granted
+        assert live.turn.is_granted
         decisions: list[object] = []
         node.driver.observers.add(Noting(decisions))
         before = rows(node, tmp_path)

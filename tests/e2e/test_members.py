@@ -10,7 +10,8 @@ import pytest
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.model import JobSpec
 from carpool.daemon.files import JobFile, load_file
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
 from carpool.wire import messages as m
 from carpool.wire import page as pages
 
@@ -36,7 +37,7 @@ def job(tmp_path: Path) -> Iterator[LiveJob]:
     directory.mkdir()
     file = JobFile(job="job-1", number=1, spec=JobSpec(name="job"), argv=["x"], cwd="/")
     live = LiveJob(id=JobId("job-1"), directory=directory, file=file)
-    live.make_page()
+    live.job_page.make(live.directory)
     yield live
     live.close()
     live.remove()
@@ -48,58 +49,58 @@ def add(job: LiveJob, pid: int, *, steps: int = 0) -> Member:
     slot = job.page.lend_slot(pid)
     assert slot is not None
     member = job.members[pid] = Member(peer=Recorder(), pid=pid, slot=slot, is_asking=True)
-    job.page.words[pages.slot_base(slot) + pages.S_STEPS] = steps
+    job.page.slot(slot).steps = steps
     return member
 
 
 def recall_word(job: LiveJob, member: Member) -> int:
     assert job.page is not None
-    return job.page.words[pages.slot_base(member.slot) + pages.S_RECALL]
+    return job.page.slot(member.slot).recall
 
 
 def test_one_process_is_recalled_at_its_next_boundary(job: LiveJob) -> None:
     member = add(job, 11, steps=40)
-    job.grant(GRANT)
+    job.turn.grant(GRANT)
     assert (member.is_holding, recall_word(job, member)) == (True, 0)
-    job.recall()
+    job.turn.recall()
     assert recall_word(job, member) == 1
-    assert not job.lets_through(member)
+    assert not job.turn.lets_through(member)
 
 
 def test_ranks_are_recalled_at_a_step_none_of_them_has_passed_or_is_about_to(job: LiveJob) -> None:
     ahead, behind = add(job, 11, steps=40), add(job, 12, steps=39)
-    job.grant(GRANT)
-    job.recall()
+    job.turn.grant(GRANT)
+    job.turn.recall()
     assert recall_word(job, ahead) == recall_word(job, behind) == 42
 
 
 def test_a_rank_that_asks_while_the_others_still_need_it_is_let_through(job: LiveJob) -> None:
     first, second = add(job, 11, steps=40), add(job, 12, steps=40)
-    job.grant(GRANT)
+    job.turn.grant(GRANT)
     second.is_holding = False  # it waits for its data
-    job.recall()
-    assert job.lets_through(second)
+    job.turn.recall()
+    assert job.turn.lets_through(second)
     second.is_asking = True
-    job.grant_member(second, GRANT)
+    job.turn.grant_member(second, GRANT)
     assert recall_word(job, first) == recall_word(job, second) == 42
     assert job.page is not None
-    job.page.words[pages.slot_base(second.slot) + pages.S_STEPS] = 42
-    assert not job.lets_through(second), "it is where all stop"
+    job.page.slot(second.slot).steps = 42
+    assert not job.turn.lets_through(second), "it is where all stop"
 
 
 def test_whoever_asks_while_the_job_has_its_turn_gets_it_at_once(job: LiveJob) -> None:
     add(job, 11)
-    job.grant(GRANT)
+    job.turn.grant(GRANT)
     late = add(job, 12)
-    assert job.lets_through(late)
-    job.revoke()
-    assert not job.lets_through(late)
+    assert job.turn.lets_through(late)
+    job.turn.revoke()
+    assert not job.turn.lets_through(late)
 
 
 def test_a_taken_turn_is_written_into_every_page_slot(job: LiveJob) -> None:
     members = [add(job, 11), add(job, 12)]
-    job.grant(GRANT)
-    job.revoke()
+    job.turn.grant(GRANT)
+    job.turn.revoke()
     assert [recall_word(job, member) for member in members] == [pages.LAPSED, pages.LAPSED]
     assert not any(member.is_holding for member in members)
 

@@ -42,12 +42,13 @@ from carpool.core.node.effects import (
 from carpool.core.node.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
 from carpool.core.node.model import Account, JobState
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import parking
+from carpool.daemon import parking, progress
 from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.observers import LastEvents, Observers
+from carpool.daemon.sentences import refusals
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -105,12 +106,13 @@ class Driver:
         """Tell the core of turns that went on meanwhile, as of then: it orders the grants that were rung (D5)."""
         all_used = self._handovers.take_back() if not self._is_telling else []
         for used in all_used:
-            used.member.is_holding, used.member.is_asking = False, True
-            used.giver.is_granted = used.giver.is_recalled = False
+            used.giver.turn.passed_on(used.member)
             self._passed = used.grant
-            self.jobs[used.grant.job].grant(grant_from(used.grant, used.serial))
+            self.jobs[used.grant.job].turn.grant(grant_from(used.grant, used.serial))
             at_ns = min(max(self._told_ns, used.boundary_ns()), time.monotonic_ns())
-            self._tell_now(LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.steps()), at_ns=at_ns)
+            self._tell_now(
+                LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.turn.steps()), at_ns=at_ns
+            )
         return bool(all_used)
 
     def pass_on(self, job: JobId) -> None:
@@ -118,7 +120,7 @@ class Driver:
         the very same grant (D5)."""
         self._passed = self.scheduler.successor(job) if not self._is_telling else None
         if self._passed is not None:
-            self.jobs[self._passed.job].grant(grant_from(self._passed))
+            self.jobs[self._passed.job].turn.grant(grant_from(self._passed))
 
     def tell(self, *events: Event) -> None:
         """Hand facts to the core; those that arise while effects are performed wait for their turn."""
@@ -164,7 +166,7 @@ class Driver:
         self._unheard_ns = None
         for live in filter(None, map(self.jobs.get, self.scheduler.holders())):
             waiters, following = self.scheduler.waiters(live.id), self.scheduler.successor(live.id)
-            live.set_waiters(waiters)
+            live.job_page.set_waiters(waiters)
             if following is not None:
                 self._name_next(live, following, waiters)
         self._arm()
@@ -178,7 +180,7 @@ class Driver:
         has had its quantum; until then nothing is to be decided (B6)."""
         taker, until = self.jobs[following.job], self.scheduler.unheard_until(live.id)
         if self._handovers.arm(live, taker, following, is_quiet=until is not None):
-            taker.set_waiters(waiters)
+            taker.job_page.set_waiters(waiters)
             self._unheard_ns = until
 
     def _arm(self) -> None:
@@ -218,7 +220,7 @@ class Driver:
     def _listen(self) -> None:
         self._listener = None
         for live in list(self.jobs.values()):
-            if live.pending_bytes() or live.last_look[2]:
+            if live.job_page.pending_bytes() or live.last_look[2]:
                 self.look_at(live)
         self._arm_listener()
 
@@ -272,21 +274,22 @@ class Driver:
         self.tell(*self._looks(self.jobs))
 
     def look_at(self, live: LiveJob) -> None:
-        seen = live.look()
+        seen = progress.look(live)
         if seen is not None:
             self.tell(seen)
 
     def _looks(self, jobs: Iterable[JobId]) -> list[ProgressSeen]:
-        found = [self.jobs[job_id].look() for job_id in jobs if job_id in self.jobs]
+        found = [progress.look(self.jobs[job_id]) for job_id in jobs if job_id in self.jobs]
         return [seen for seen in found if seen is not None]
 
     def take_idle(self, live: LiveJob) -> None:
         """Take the turn of a job that has it and nothing on the device: it is inside its program's own code, and
         would see the recall only when it launches again."""
-        idle_ns = live.idle_ns(now=time.monotonic_ns()) if live.is_granted else 0
+        idle_ns = live.turn.idle_ns(now=time.monotonic_ns()) if live.turn.is_granted else 0
         if idle_ns >= IDLE_NS:
-            live.revoke()
-            self.tell(LeaseReturned(job=live.id, wants_more=live.is_asking(), steps=live.steps(), idle_ns=idle_ns))
+            live.turn.revoke()
+            is_asking, steps = live.turn.is_asking(), live.turn.steps()
+            self.tell(LeaseReturned(job=live.id, wants_more=is_asking, steps=steps, idle_ns=idle_ns))
 
     def take_idle_beside(self, live: LiveJob) -> None:
         """Take such turns of all other jobs on its device."""
@@ -303,19 +306,19 @@ class Driver:
                 if effect == self._passed:
                     self._passed = None
                 else:
-                    self.jobs[effect.job].grant(grant_from(effect))
+                    self.jobs[effect.job].turn.grant(grant_from(effect))
             case RecallLease():
                 log.debug("%s", effect)
                 live = self.jobs[effect.job]
-                live.recall()
+                live.turn.recall()
                 self.take_idle(live)
             case SetCap():
-                self.jobs[effect.job].set_cap(effect.cap_bytes)
+                self.jobs[effect.job].job_page.set_cap(effect.cap_bytes)
             case SetCompute():
-                self.jobs[effect.job].set_compute(effect.limit_milli)
+                self.jobs[effect.job].job_page.set_compute(effect.limit_milli)
             case DenyMemory():
                 log.info("%s", log_line(effect))
-                self.jobs[effect.job].deny(effect.reason)
+                self.jobs[effect.job].job_page.deny(effect.reason)
             case _:
                 log.info("%s", log_line(effect))
                 self._perform_rare(effect)
@@ -344,9 +347,9 @@ class Driver:
                 self._refuse(effect)
             case RevokeLease():
                 live = self.jobs[effect.job]
-                live.revoke()
-                if live.is_asking():  # a rank that stopped before the others; its wish counts again
-                    self.tell(LeaseAsked(job=effect.job, is_paced=live.is_paced()))
+                live.turn.revoke()
+                if live.turn.is_asking():  # a rank that stopped before the others; its wish counts again
+                    self.tell(LeaseAsked(job=effect.job, is_paced=live.turn.is_paced()))
             case ParkJob() | UnparkJob() | MoveJob() | TrimJob():
                 self._move(effect)
             case StopJob():
@@ -405,7 +408,7 @@ class Driver:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=live.refusals())
+            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=refusals(live))
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.scheduler.forget(self._ended.popleft())

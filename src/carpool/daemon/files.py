@@ -33,6 +33,13 @@ class JobFile(msgspec.Struct, kw_only=True):
     detached: str = ""  # why it, or a process of it, goes on outside the turns
     detached_pids: list[int] = []  # which ones do
 
+    def save(self, directory: Path) -> None:
+        """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""
+        draft = directory / "job.json.new"
+        # Not msgspec: arguments and variables may be bytes that are no text, which only json writes.
+        draft.write_text(json.dumps(msgspec.to_builtins(self)))
+        draft.replace(directory / "job.json")
+
 
 def load_file(directory: Path) -> JobFile | None:
     try:

@@ -1,9 +1,24 @@
-"""Turns that go from job to job without the daemon in between (agent/turns/bell.py has the rules and the other side).
+"""Hand-overs: how a turn can go to the next job before the core is told of it.
 
-The core chooses the successor of a recalled turn beforehand (D5). After each decision that choice is armed: a word in
-the holder's slot names the process to ring. Before the next decision every word is taken back; one that was used
-meanwhile is a turn that came back and was granted, and the core is told so first. A holder in the middle of its last
-update cannot know that its turn is recalled now, so the daemon knocks for it (B4).
+Everywhere else the daemon tells the core a fact and performs what it orders. A hand-over would then wait for the
+daemon: the holder's message, the decision, the grant. So the order is turned round where the outcome is known.
+
+  chosen beforehand   When a holder is recalled, the core says who would get its turn if nothing else happened first
+                      (`Scheduler.successor`, rule D5). That is one grant, and it is the one the core will order.
+  in the daemon       The holder's `Return` comes. `Driver.pass_on` sends that grant at once, then tells the core,
+                      which orders the very same grant; one for anybody else is an InternalError. A decision's time
+                      is saved.
+  without the daemon  `arm` writes the choice, a *pass*, into the pages: the holder's slot names the process to ring,
+                      the other's slot says by which word it may be rung. At its boundary the holder rings, and both
+                      go on (rules B1 to B6, agent/turns/bell.py). The daemon's whole part is saved.
+
+What keeps this true: a pass holds from one decision to the next. Before the core is told anything, `take_back`
+withdraws every pass by an atomic exchange. A pass that was used by then is a turn that came back and was granted. The
+core is told so first, as of the boundary where it happened, and orders the grant that was rung (`Driver.collect`). So
+the core sees the same facts in the same order, only later, and its decisions are those it would have made.
+
+A holder in the middle of its last update cannot know that its turn is recalled now, so the daemon knocks for it (B4).
+With a quiet pass nobody tells the daemon at all; it looks when the next job has had its quantum (B6).
 """
 
 from __future__ import annotations
@@ -16,8 +31,9 @@ from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.effects import GrantLease
-from carpool.daemon.jobs import LiveJob, Member
-from carpool.wire import page as pages
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
+from carpool.wire.page import FLAG_BELL, FLAG_SOON, PASSED, Slot, make_pass, pass_serial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +47,19 @@ class Pass:
 
     @property
     def serial(self) -> int:
-        return pages.pass_serial(self.word)
+        return pass_serial(self.word)
 
     def is_used(self) -> bool:
-        return bool(self._word(pages.S_PASS) & pages.PASSED)
+        return bool(self.slot.pass_word & PASSED)
 
     def boundary_ns(self) -> int:
         """When the giver reached its newest boundary: there it passed the turn on, if it did."""
-        return self._word(pages.S_BOUNDARY_NS)
+        return self.slot.boundary_ns
 
-    def _word(self, word: int) -> int:
+    @property
+    def slot(self) -> Slot:
         assert self.giver.page is not None  # arm() saw it, and nothing was decided since
-        return self.giver.page.words[pages.slot_base(self.member.slot) + word]
+        return self.giver.page.slot(self.member.slot)
 
 
 class Handovers:
@@ -56,24 +73,23 @@ class Handovers:
         if len(giver.members) != 1 or len(taker.members) != 1 or giver.page is None or taker.page is None:
             return False
         holder, waiting = next(iter(giver.members.values())), next(iter(taker.members.values()))
-        flags = taker.page.words[pages.slot_base(waiting.slot) + pages.S_FLAGS]
+        from_slot, to_slot = giver.page.slot(holder.slot), taker.page.slot(waiting.slot)
         if not holder.is_holding or holder.peer is None or not waiting.is_asking or waiting.peer is None:
             return False
-        if not flags & pages.FLAG_BELL:
+        if not to_slot.has(FLAG_BELL):
             return False
         self._serial += 1
-        word = pages.make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial, is_quiet=is_quiet)
-        taker.set_recall(waiting, 0)  # it may begin before it is looked at again
-        taker.page.words[pages.slot_base(waiting.slot) + pages.S_OFFER] = word
-        base = pages.slot_base(holder.slot)
-        giver.page.words[base + pages.S_PASS] = word
+        word = make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial, is_quiet=is_quiet)
+        to_slot.recall = 0  # it may begin before it is looked at again
+        to_slot.offer = word
+        from_slot.pass_word = word
         self._armed.append(Pass(giver=giver, member=holder, grant=grant, word=word))
-        if giver.page.words[base + pages.S_FLAGS] & pages.FLAG_SOON:
+        if from_slot.has(FLAG_SOON):
             self._knock(waiting.pid, word)
         return True
 
     def _knock(self, pid: int, word: int) -> None:
-        knock, where = (word | pages.PASSED).to_bytes(8, "little"), os.fsencode(self._bells / str(pid))
+        knock, where = (word | PASSED).to_bytes(8, "little"), os.fsencode(self._bells / str(pid))
         # Where that does not go, it is rung asleep.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
             line.sendto(knock, socket.MSG_DONTWAIT, where)
@@ -93,9 +109,7 @@ class Handovers:
         armed, self._armed = self._armed, []
         used = []
         for each in armed:
-            assert each.giver.page is not None  # arm() saw it, and nothing was decided since
-            words, at = each.giver.page.words, pages.slot_base(each.member.slot) + pages.S_PASS
-            if not pages.swap(words, at, each.word, 0) and each.is_used():  # or wiped, when its process attached anew
-                words[at] = 0
+            if not each.slot.swap_pass(each.word, 0) and each.is_used():  # or wiped, when its process attached anew
+                each.slot.pass_word = 0
                 used.append(each)
         return used

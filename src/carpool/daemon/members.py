@@ -8,11 +8,12 @@ from __future__ import annotations
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
-from carpool.daemon import parking, processes
+from carpool.daemon import parking, processes, progress
 from carpool.daemon.driver import Driver
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
 from carpool.daemon.translate import needs_from
+from carpool.daemon.turns import Member
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.page import FIRST_LENT, LAPSED, SLOTS, Page
@@ -46,7 +47,7 @@ class Members:
         live.page.clear_pass(slot)
         peer.job, peer.member = live, member
         if message.holding and not member.is_holding:
-            live.set_recall(member, LAPSED)
+            live.turn.set_recall(member, LAPSED)
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
         peer.send(m.Attached(slot=slot))
@@ -74,7 +75,7 @@ class Members:
                     self._return(live, member, wants_more=message.wants_more)
             case m.Measured():
                 member.measured = message
-                measured = [live.measured(each) for each in live.members.values()]
+                measured = [progress.measured(live, each) for each in live.members.values()]
                 event = needs_from(live.id, measured, step_ns=message.step_ns)
                 live.file.needs = event.needs
                 live.save_or_warn()
@@ -87,21 +88,21 @@ class Members:
                 live.detach(member, message.reason)
                 live.save_or_warn()
                 self._driver.tell(JobDetached(job=live.id, reason=message.reason))
-                if live.is_asking():  # the other ranks still take turns
-                    self._driver.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
+                if live.turn.is_asking():  # the other ranks still take turns
+                    self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
-        is_first = not live.is_asking()
+        is_first = not live.turn.is_asking()
         member.is_asking, member.is_holding = True, False
         if parking.follow(live, member, self._state_of(live)):
             return
-        if live.lets_through(member):
-            live.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
-        elif not live.is_granted and is_first:
+        if live.turn.lets_through(member):
+            live.turn.grant_member(member, m.Grant(lane_bytes=0, is_shared=True))
+        elif not live.turn.is_granted and is_first:
             if live.file.needs is None:  # what it holds before its first turn says what it will hold in it
                 self._driver.look_at(live)
             self._driver.take_idle_beside(live)
-            self._driver.tell(LeaseAsked(job=live.id, is_paced=live.is_paced()))
+            self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
         was_holding, was_asking = member.is_holding, member.is_asking
@@ -109,15 +110,15 @@ class Members:
             self._ask(live, member)
             return
         member.is_holding, member.is_asking = False, wants_more
-        if any(other.is_holding for other in live.members.values()):
+        if live.turn.is_holding():
             return
-        still_asking = live.is_asking()
+        still_asking = live.turn.is_asking()
         if was_holding:
-            live.is_granted = live.is_recalled = False
+            live.turn.gave_back()
             self._driver.pass_on(live.id)
-            self._driver.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.steps()))
+            self._driver.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.turn.steps()))
         elif was_asking and not still_asking and self._state_of(live) in AWAY | {JobState.WAITING}:
-            self._driver.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.steps()))
+            self._driver.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.turn.steps()))
 
     def drop(self, live: LiveJob, member: Member) -> None:
         """A member's connection is gone: what it held is free at once."""
@@ -127,7 +128,7 @@ class Members:
             self._return(live, member, wants_more=False)
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
-        live.set_recall(member, LAPSED)  # if only the connection broke: it looks here and asks anew
+        live.turn.set_recall(member, LAPSED)  # if only the connection broke: it looks here and asks anew
         if not processes.is_alive(member.pid):
             if live.page is not None and member.slot >= FIRST_LENT:
                 live.page.clear_slot(member.slot)

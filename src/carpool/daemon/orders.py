@@ -156,7 +156,7 @@ class Orders:
             return
         live = self._driver.jobs[job]
         there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
-        if live.is_paced():
+        if live.turn.is_paced():
             there = f"what is not PyTorch cannot be written to a file: {there}"
         elif (live.directory / "checkpoint.ready").exists():
             there = "write it to a file and start it there: carpool checkpoint, then carpool run --from"
@@ -175,7 +175,7 @@ class Orders:
             raise RefusedError(f"job {job} has not started; there is nothing to write yet")
         if picture.is_suspended:
             raise RefusedError(f"job {job} is suspended; it is written at its next steps: carpool resume {job}")
-        if live.is_paced():
+        if live.turn.is_paced():
             raise RefusedError(
                 f"job {job} is no PyTorch program, and only those can be written to a file: let it save its own"
                 f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from carpool.core.node.events import Event, JobParked, JobUnparked, MoveFailed
 from carpool.core.node.model import JobState
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
 from carpool.wire import messages as m
 
 NO_LIMIT = 2**62  # for a process that follows a job which an earlier daemon parked
@@ -68,7 +69,7 @@ def _part(live: LiveJob, member: Member, among: list[Member]) -> int:
     told = [each for each in live.members.values() if _is_told(live, each)]
     taken = sum(each.parked.moved_bytes if each.parked is not None else each.park_bytes for each in told)
     left = max(0, (live.park_bytes or 0) - taken)
-    held = {each.pid: live.page.live_bytes(each.slot) if live.page is not None else 0 for each in among}
+    held = {each.pid: live.job_page.live_bytes_of(each.slot) for each in among}
     total = sum(held.values())
     return left * held[member.pid] // total if total else left // len(among)
 
@@ -120,6 +121,6 @@ def _finish(live: LiveJob, state: JobState | None, move_ns: int) -> Event | None
     return JobParked(
         job=live.id,
         parked_bytes=sum(member.parked.moved_bytes for member in away if member.parked is not None),
-        resident_bytes=live.live_bytes(),
+        resident_bytes=live.job_page.live_bytes(),
         move_ns=move_ns,
     )

@@ -10,7 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from carpool.daemon.jobs import LiveJob, Member
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.framing import Decoder, encode

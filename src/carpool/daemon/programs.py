@@ -15,6 +15,7 @@ from carpool.daemon.driver import Driver
 from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.python_options import why_kept_out
+from carpool.daemon.sentences import refusals
 from carpool.devices.kinds import kind_named
 from carpool.wire import messages as m
 
@@ -56,7 +57,7 @@ class Programs:
         how = f"ended by signal {end.signal}" if end.signal else f"exit code {end.code}"
         code = -end.signal if end.signal else end.code
         if self._driver.jobs.get(live.id) is live:
-            reason = "; ".join(said for said in (how, live.refusals()) if said)
+            reason = "; ".join(said for said in (how, refusals(live)) if said)
             self._driver.look_at(live)  # its last steps, which nobody asked about
             self._driver.tell(JobExited(job=live.id, code=code, reason=reason))
         elif live.is_untold:

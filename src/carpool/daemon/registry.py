@@ -16,10 +16,10 @@ from carpool.daemon.driver import Driver
 from carpool.daemon.files import End, JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
 from carpool.daemon.programs import Programs
+from carpool.daemon.progress import adopted
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from
 from carpool.errors import PeerError, UsageError
-from carpool.wire.page import Page
 from carpool.wire.places import make_private
 
 log = logging.getLogger("carpool")
@@ -87,7 +87,7 @@ class Registry:
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:
-            live.page = Page.open(live.directory / "page")
+            live.job_page.open(live.directory)
         except PeerError as error:
             log.warning("job.lost job=%s reason=%s", live.id, error)
             return
@@ -96,16 +96,16 @@ class Registry:
             log.warning("job.lost job=%s reason=device %s is not here", live.id, live.file.device)
             return
         live.file.device = device
-        live.set_capacity(self._starter.capacity_of(device))
+        live.job_page.set_capacity(self._starter.capacity_of(device), live.file.spec)
         live.find_members()
         self._driver.jobs[live.id] = live
-        event = live.adopted(self._driver.journal.account_of(live.id))
+        event = adopted(live, self._driver.journal.account_of(live.id))
         self._driver.tell(event)
         state = self._driver.scheduler.state_of(live.id)
         if state is None:
             del self._driver.jobs[live.id]
             return
-        live.is_granted = state in HOLDING
+        live.turn.take_up(is_granted=state in HOLDING)
         if live.is_detached:
             self._driver.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:

@@ -59,8 +59,8 @@ class Starter:
         live.file.device, live.file.kind = facts.id, facts.kind.name
         try:
             check_cap(facts, live.file.spec, live.file.argv)
-            live.make_page()
-            live.set_capacity(facts.capacity_bytes)
+            live.job_page.make(live.directory)
+            live.job_page.set_capacity(facts.capacity_bytes, live.file.spec)
             live.save()
             if live.page is not None:
                 self._environment(live, live.page.path)  # what cannot be kept is refused before a runner is started
@@ -83,7 +83,7 @@ class Starter:
         """The job is on another device now; a daemon that is started anew finds it there."""
         facts = self._devices[device]
         live.file.device, live.file.kind = facts.id, facts.kind.name
-        live.set_capacity(facts.capacity_bytes)
+        live.job_page.set_capacity(facts.capacity_bytes, live.file.spec)
         try:
             live.save()
         except OSError as error:
@@ -92,7 +92,7 @@ class Starter:
     def resized(self, live: LiveJob) -> None:
         """The user drew another cap; one that has not started gets it with its page."""
         if live.page is not None:
-            live.set_capacity(self.capacity_of(live.file.device))
+            live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
     def send_start(self, live: LiveJob) -> None:
         if live.runner is not None and live.page is not None:

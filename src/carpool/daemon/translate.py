@@ -128,15 +128,15 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
     if live is not None:
         gradients = sum(member.gradient_bytes for member in live.members.values())
         facts |= {
-            "steps": max(picture.steps, live.steps()),
-            "live_bytes": live.live_bytes() if live.page is not None else picture.live_bytes,
+            "steps": max(picture.steps, live.turn.steps()),
+            "live_bytes": live.job_page.live_bytes() if live.page is not None else picture.live_bytes,
             "silent_ns": _silent_ns(picture, live, now=now),
             "remaining_ns": _remaining_ns(picture, live),
             "pids": sorted(live.pids()),
             "argv": live.file.argv,
             "gradient_bytes": gradients or None,
-            "device_ns": live.device_ns(),
-            "processes": live.usage(),
+            "device_ns": live.job_page.device_ns(),
+            "processes": live.job_page.usage(),
         }
     return msgspec.convert(facts, calls.Job)
 
@@ -144,7 +144,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
 def _silent_ns(picture: JobPicture, live: LiveJob, *, now: int) -> int | None:
     """How long a holder has reached no boundary. The core counts from when it was told of the last one, and of a job
     that nobody waits for it is told now and then; the page has the moment itself."""
-    reached_ns = live.boundary_ns()
+    reached_ns = live.turn.boundary_ns()
     if picture.silent_ns is None or not reached_ns:
         return picture.silent_ns
     return max(picture.silent_ns, min(picture.state_ns, now - reached_ns))
@@ -152,7 +152,7 @@ def _silent_ns(picture: JobPicture, live: LiveJob, *, now: int) -> int | None:
 
 def _remaining_ns(picture: JobPicture, live: LiveJob) -> int | None:
     """What is left of declared steps once those are taken off that the core has not heard of."""
-    unheard = max(0, live.steps() - picture.steps)
+    unheard = max(0, live.turn.steps() - picture.steps)
     if picture.remaining_ns is None or picture.steps_declared is None or picture.step_ns is None:
         return picture.remaining_ns
     return max(0, picture.remaining_ns - unheard * picture.step_ns)

@@ -1,0 +1,63 @@
+"""What the pages and the operating system say of a job's processes, as facts for the core. Decides nothing."""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import DeviceId
+from carpool.core.node.events import JobAdopted, ProgressSeen
+from carpool.core.node.model import Account
+from carpool.daemon import processes
+from carpool.daemon.jobs import LiveJob
+from carpool.daemon.turns import Member
+from carpool.wire import messages as m
+from carpool.wire.page import LEASE_ASKED
+
+
+def look(live: LiveJob) -> ProgressSeen | None:
+    """Its progress as its page and the kernel show it; None if there is nothing new, which need not be told."""
+    if live.page is None:
+        return None
+    steps, live_bytes, pending_bytes = live.turn.steps(), live.job_page.live_bytes(), live.job_page.pending_bytes()
+    if not live.turn.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
+        return None  # a job that rests must not fill the journal
+    live.last_look = (steps, live_bytes, pending_bytes)
+    stall_ns, stall_held_ns = live.turn.stalls_ns()
+    return ProgressSeen(
+        job=live.id,
+        steps=steps,
+        cpu_ns=cpu_ns(live),
+        live_bytes=live_bytes,
+        stall_ns=stall_ns,
+        stall_held_ns=stall_held_ns,
+        pending_bytes=pending_bytes,
+    )
+
+
+def cpu_ns(live: LiveJob) -> int:
+    """What its processes and, where it is measured, the device have worked for it."""
+    return live.job_page.device_ns() + sum(processes.busy_ns(pid) for pid in live.members)
+
+
+def measured(live: LiveJob, member: Member) -> m.Measured:
+    """What one of its processes needs; until it says so, what it holds."""
+    held = live.job_page.live_bytes_of(member.slot)
+    return member.measured or m.Measured(persistent_bytes=held, ephemeral_bytes=0, overhead_bytes=0, step_ns=0)
+
+
+def adopted(live: LiveJob, account: Account | None) -> JobAdopted:
+    """The fact that it outlived a daemon, as the page and its file tell it."""
+    away = [member.parked for member in live.members.values() if member.parked is not None]
+    return JobAdopted(
+        job=live.id,
+        spec=live.file.spec,
+        device=DeviceId(live.file.device),
+        holding=live.turn.is_holding(),
+        steps=live.turn.steps(),
+        live_bytes=live.job_page.live_bytes(),
+        needs=live.file.needs,
+        is_parked=bool(away) and len(away) == len(live.members),
+        parked_bytes=sum(parked.moved_bytes for parked in away),
+        is_suspended=live.file.is_suspended,
+        is_paced=live.turn.is_paced(),
+        is_waiting=any(live.turn.lease_of(member) == LEASE_ASKED for member in live.members.values()),
+        account=account,
+    )
