@@ -9,10 +9,12 @@ import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.effects import Effect
-from carpool.core.node.events import DeviceAdded, Event, LeaseAsked, Tick
+from carpool.core.node.events import DeviceAdded, Event, LeaseAsked, LeaseReturned, Tick
 from carpool.core.node.model import Needs
+from carpool.daemon.stream import ChangeStream
 from carpool.errors import InternalError
 from tests.daemon.node import CPU, MIB, Node, in_node
+from tests.daemon.test_stream import Reader
 
 
 class Kept:
@@ -43,6 +45,25 @@ def test_i1_every_call_is_shown_once_and_in_order_with_its_effects(tmp_path: Pat
         assert "GrantLease" in [type(effect).__name__ for effect in kept.effects]
 
     in_node(tmp_path, act)
+
+
+def test_i2_with_and_without_observers_the_core_is_told_and_orders_the_same(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def act(node: Node) -> None:
+        kept, stream = Kept(), ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7)
+        node.driver.observers.add(kept)
+        if seen:
+            node.driver.observers.add(stream)
+            stream.add(Reader(), has_turns=True)
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        node.driver.tell(LeaseAsked(job=live.id), LeaseReturned(job=live.id, wants_more=True, steps=2))
+        seen.append([*map(str, kept.events), *map(str, kept.effects)])
+
+    for name in ("without", "with"):
+        (tmp_path / name).mkdir()
+        in_node(tmp_path / name, act)
+    assert seen[0] == seen[1]
 
 
 def test_i3_one_that_raises_is_dropped_and_named_once_and_the_others_go_on(
