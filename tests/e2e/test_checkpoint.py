@@ -190,7 +190,7 @@ def test_another_program_other_words_and_a_damaged_file_are_refused(node: Node, 
     job.wait_lines(len(job.lines) + 5)
 
 
-def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: Node, tmp_path: Path) -> None:
+def test_x3_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: Node, tmp_path: Path) -> None:
     node.start(quantum="20ms")
     jobs = {
         "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
@@ -208,7 +208,9 @@ def test_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: N
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no half file is left"
 
 
-def test_a_replay_that_does_something_else_is_ended_without_a_word_of_the_program(node: Node, tmp_path: Path) -> None:
+def test_x2_a_replay_that_does_something_else_is_ended_without_a_word_of_the_program(
+    node: Node, tmp_path: Path
+) -> None:
     """The script decides by the clock: nothing that carpool could replay."""
     node.start()
     script = write(tmp_path, "moody", MOODY)

@@ -70,7 +70,7 @@ def test_pages_kept_for_the_next_move_are_shown_beside_the_budget(node: Node) ->
         assert job.wait().code == 143
 
 
-def test_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node: Node, alone: Alone) -> None:
+def test_t2_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node: Node, alone: Alone) -> None:
     """Four at a time share the device; each is suspended and resumed again and again on its way."""
     node.start(quantum="20ms")
     for number, batch in enumerate((SHAPES[:4], SHAPES[4:])):
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_the_job_where_it_is_with_the_reason(node: Node, alon
     assert ended.out == alone.output(*command("sgd"))
 
 
-def test_an_interrupt_of_a_parked_program_finds_its_tensors(node: Node) -> None:
+def test_k1_an_interrupt_of_a_parked_program_finds_its_tensors(node: Node) -> None:
     """Its own handler saves a checkpoint while the program is suspended; then Ctrl-C ends it."""
     node.start()
     script = node.files / "saves.py"
@@ -207,7 +207,7 @@ def test_an_interrupt_of_a_parked_program_finds_its_tensors(node: Node) -> None:
     wait_until(lambda: not is_alive(pid), "it ended")
 
 
-def test_a_program_whose_threads_might_touch_tensors_is_not_parked(node: Node) -> None:
+def test_k2_a_program_whose_threads_might_touch_tensors_is_not_parked(node: Node) -> None:
     node.start()
     script = node.files / "threads.py"
     script.write_text(THREADS)
@@ -218,6 +218,26 @@ def test_a_program_whose_threads_might_touch_tensors_is_not_parked(node: Node) -
     resume(node, "threads")
     steps = node.job("threads")["steps"]
     node.wait_steps("threads", steps + 5)
+
+
+def test_k2_a_program_that_says_which_thread_computes_is_parked_until_another_one_does(node: Node) -> None:
+    node.start()
+    script = node.files / "declared.py"
+    script.write_text(DECLARED)
+    job = start(node, "declared", str(script))
+    node.wait_steps("declared", 5)
+    suspend(node, "declared")
+    resume(node, "declared")
+    node.wait_steps("declared", node.job("declared")["steps"] + 5)
+    kill(node.program_pid("declared"), signal.SIGUSR1)
+    job.wait_line("the watcher computed")
+    done = node.carpool("suspend", "declared")
+    assert "its thread watcher computes, and the program said that it does not" in done.out.decode()
+    resume(node, "declared")
+    node.wait_steps("declared", node.job("declared")["steps"] + 5)
+    job.process.terminate()
+    said = job.wait().err.decode()
+    assert said.count("thread watcher computes, but was not named in carpool.only_these_threads_compute()") == 1, said
 
 
 def test_what_cannot_be_suspended_is_refused_in_words(node: Node) -> None:
@@ -287,6 +307,29 @@ def look():
         model.weight.sum().item()
         time.sleep(0.001)
 threading.Thread(target=look, name="watcher", daemon=True).start()
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(4, 500)).mean().backward()
+    optimizer.step()
+    time.sleep(0.005)
+"""
+
+DECLARED = """
+import signal, threading, time, torch, carpool
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Linear(500, 500)
+optimizer = torch.optim.Adam(model.parameters())
+asked = threading.Event()
+signal.signal(signal.SIGUSR1, lambda number, frame: asked.set())
+def look():
+    asked.wait()
+    model(torch.randn(4, 500))
+    print("the watcher computed", flush=True)
+    time.sleep(1000)
+threading.Thread(target=look, name="watcher", daemon=True).start()
+carpool.take_turns_here()
+carpool.only_these_threads_compute()
 while True:
     optimizer.zero_grad()
     model(torch.randn(4, 500)).mean().backward()

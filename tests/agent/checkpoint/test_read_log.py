@@ -58,7 +58,7 @@ def test_another_read_another_step_and_a_read_too_many_are_divergences() -> None
         again.next(0, "item")
 
 
-def test_what_cannot_be_recorded_spoils_the_tape_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_spoils_the_log_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ReadLog()
     made.note(5, 1 + 2j)
     assert made.trouble == "it read a complex out of a tensor"
@@ -69,7 +69,7 @@ def test_what_cannot_be_recorded_spoils_the_tape_with_a_reason(monkeypatch: pyte
     assert "fills more than" in full.trouble
 
 
-def test_a_spoiled_tape_holds_no_memory_and_grows_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spoiled_log_holds_no_memory_and_grows_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_log, "LOG_BYTES_MAX", 100)
     for spoil in (lambda log: log.note(5, 1 + 2j), lambda log: [log.note_step(0) for _ in range(60)]):
         log = ReadLog()

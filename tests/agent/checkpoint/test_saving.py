@@ -44,7 +44,7 @@ def page(tmp_path: Path) -> pages.Page:
     return pages.Page.create(tmp_path / "page")
 
 
-def recording_in(directory: Path) -> Saving:
+def saving_in(directory: Path) -> Saving:
     return Saving(torch, ReadRecorder(torch, ReadLog(), Mode.RECORD), ReplayGuard("", ""), directory)
 
 
@@ -58,8 +58,10 @@ def answer_in(directory: Path) -> dict[str, Any]:
     return found
 
 
-def test_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(page: pages.Page, tmp_path: Path) -> None:
-    saving = recording_in(tmp_path)
+def test_x3_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(
+    page: pages.Page, tmp_path: Path
+) -> None:
+    saving = saving_in(tmp_path)
     give_order(page, '{"number": 1, "fi')
     saving.on_step()
     assert answer_in(tmp_path)["number"] == 1
@@ -74,10 +76,10 @@ def test_an_order_that_cannot_be_read_is_answered_and_the_program_goes_on(page: 
     assert "No such file" in answer_in(tmp_path)["reason"]
 
 
-def test_a_full_disk_is_answered_leaves_no_draft_and_the_program_goes_on(page: pages.Page, tmp_path: Path) -> None:
+def test_x3_a_full_disk_is_answered_leaves_no_draft_and_the_program_goes_on(page: pages.Page, tmp_path: Path) -> None:
     """As with a real full disk, bytes that wait in a buffer are refused when the file is closed, too."""
     (tmp_path / "to").mkdir()
-    saving = recording_in(tmp_path)
+    saving = saving_in(tmp_path)
     give_order(page, json.dumps({"number": 1, "file": str(tmp_path / "to" / "file"), "stop": False}))
     saving.on_step()
     assert [path.name for path in (tmp_path / "to").iterdir()] == [f".file.{os.getpid()}"]
@@ -90,8 +92,8 @@ def test_a_full_disk_is_answered_leaves_no_draft_and_the_program_goes_on(page: p
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_what_spoils_the_tape_in_the_last_step_is_answered(page: pages.Page, tmp_path: Path) -> None:
-    saving = recording_in(tmp_path)
+def test_x3_what_spoils_the_log_in_the_last_step_is_answered(page: pages.Page, tmp_path: Path) -> None:
+    saving = saving_in(tmp_path)
     give_order(page, json.dumps({"number": 1, "file": str(tmp_path / "file"), "stop": False}))
     saving.on_step()
     saving.recorder.log.note(5, 1 + 2j)

@@ -87,7 +87,7 @@ def begin(desk: Desk, then: Callable[[], None]) -> None:
     then()
 
 
-def test_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
+def test_k3_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
     desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     own = signal.getsignal(signal.SIGUSR1)
@@ -136,7 +136,7 @@ def test_a_bug_in_a_move_leaves_the_handlers_too(
     assert came == [signal.SIGUSR1]
 
 
-def test_a_handler_that_raises_keeps_no_other_from_running(
+def test_k1_a_handler_that_raises_keeps_no_other_from_running(
     desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     class EnoughError(Exception):

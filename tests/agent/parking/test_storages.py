@@ -17,6 +17,7 @@ from carpool.agent.cuda import LOCKED_BYTES, PinnedBuffer
 from carpool.agent.parking import find_and_copy, host_buffers, memory_pages
 from carpool.agent.parking.host_buffers import DiskBuffer, HostBuffer, Piece, TmpfsBuffer
 from carpool.agent.parking.storages import Storages
+from carpool.errors import UsageError
 
 COUNT = 5000
 MEMORY = Path("/dev/shm")
@@ -76,6 +77,42 @@ def test_a_gradient_nobody_has_read_is_found(storages: Storages) -> None:
     assert weight.grad.tolist() == [2.0] * COUNT
 
 
+def test_a_chosen_model_leaves_alone_and_parking_the_rest_meanwhile_does_not_touch_it(
+    storages: Storages, tmp_path: Path
+) -> None:
+    model, other = torch.nn.Linear(90, 50), torch.nn.Linear(90, 50)
+    weight, kept = model.weight.tolist(), other.weight.tolist()
+    chosen = Storages.of(model, torch=torch, kind="cpu", buffer=DiskBuffer(tmp_path))
+    size = sum(each.nbytes for each in model.parameters())
+    assert chosen.move_out(size) == size, "the bias too, though it is small"
+    assert [each.untyped_storage().nbytes() for each in model.parameters()] == [0, 0]
+    assert other.weight.tolist() == kept
+    storages.move_out(1 << 40)
+    assert other.weight.untyped_storage().nbytes() == 0
+    storages.move_in()
+    assert other.weight.tolist() == kept
+    assert model.weight.untyped_storage().nbytes() == 0
+    with pytest.raises(UsageError, match=f"{size} bytes of these storages are away already"):
+        chosen.move_out(size)
+    chosen.move_in()
+    assert model.weight.tolist() == weight
+
+
+def test_of_what_is_chosen_the_bytes_that_cannot_leave_are_known(tmp_path: Path) -> None:
+    seen, free = torch.randn(COUNT), torch.randn(COUNT)
+    array = seen.numpy()
+    chosen = Storages.of(seen, free, torch=torch, kind="cpu", buffer=DiskBuffer(tmp_path))
+    assert (chosen.staying_bytes(), chosen.move_out(1 << 40)) == (seen.nbytes, free.nbytes)
+    assert array.sum() == pytest.approx(seen.sum().item(), abs=1e-2)
+    chosen.move_in()
+
+
+def test_only_tensors_and_modules_have_storages(tmp_path: Path) -> None:
+    for wrong, why in (([[torch.ones(5)]], "not of a list"), ([], "name the tensors or modules")):
+        with pytest.raises(UsageError, match=why):
+            Storages.of(*wrong, torch=torch, kind="cpu", buffer=DiskBuffer(tmp_path))
+
+
 def test_what_numpy_or_another_process_looks_at_stays(storages: Storages) -> None:
     seen, shared, small = torch.randn(COUNT), torch.randn(COUNT), torch.randn(3)
     array = seen.numpy()
@@ -86,7 +123,7 @@ def test_what_numpy_or_another_process_looks_at_stays(storages: Storages) -> Non
     assert array.sum() == pytest.approx(seen.sum().item(), abs=1e-2)
 
 
-def test_a_store_that_refuses_leaves_everything_where_it_is(storages: Storages) -> None:
+def test_k3_a_buffer_that_refuses_leaves_everything_where_it_is(storages: Storages) -> None:
     kept = torch.arange(COUNT)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
@@ -102,7 +139,7 @@ def test_a_store_that_refuses_leaves_everything_where_it_is(storages: Storages) 
     assert kept.tolist() == list(range(COUNT))
 
 
-def test_the_store_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> None:
+def test_the_buffer_has_no_name_and_its_room_is_given_back(tmp_path: Path) -> None:
     storages = Storages(torch, "cpu", DiskBuffer(tmp_path))
     kept = torch.ones(COUNT)
     before = len(list(Path("/proc/self/fd").iterdir()))

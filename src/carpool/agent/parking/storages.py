@@ -1,37 +1,55 @@
 """Moves a program's tensors to the host and back, byte for byte, at the level of their storages.
 
-Every tensor, view, tied weight, gradient and optimizer state is a window on a storage. A storage's bytes are copied
-out and the storage is resized to nothing; later it gets its size and its bytes back. The object stays, so everything
-that refers to it stays valid, whoever holds it (docs/parking.md says what is exact, what best effort).
+A storage's bytes are copied out and the storage is resized to nothing; later it gets its size and its bytes back. The
+object stays, so every tensor that is a window on it stays valid, whoever holds it (docs/parking.md says what is
+exact, what best effort).
 
-Found are the storages behind tensors that Python knows, and their gradients. What is not found, is shared with
-another process, is too small to matter, or was handed to numpy (torch then forbids its resizing) just stays.
+Parking moves everything (`make_storages`). To move one model of several, choose it:
+
+    model = Storages.of(module, cache, torch=torch, kind="cuda", buffer=cuda.PinnedBuffer(torch))
+    model.move_out(limit_bytes)  # its tensors must not be touched from here
+    model.move_in()              # until here
+
+Exactly the storages behind these tensors and modules move (parameters, buffers, and the gradients of either), also
+small ones. A tensor that was not chosen but shares a storage with one that was is away with it. A storage that is
+away is found by no other move: parking the process meanwhile leaves it where it is, and of two chosen sets that share
+one the first to move it brings it back.
 """
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from carpool.agent import cuda
 from carpool.agent.memory import give_back_heap
-from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
 from carpool.agent.parking.host_buffers import HostBuffer, Moved, host_buffer_in
+from carpool.agent.parking.storage_search import StorageSearch
+from carpool.errors import UsageError
 
-LEAST_BYTES = 4096  # smaller storages are not worth a copy
 ALIGNMENT = 64
 
 
 class Storages:
-    """The storages of this process on one kind of device."""
+    """Storages of this process on one kind of device that move together: all of them, or those of a chosen few."""
 
     def __init__(self, torch: Any, kind: str, buffer: HostBuffer) -> None:
         self._torch = torch
         self._kind = kind
         self._buffer = buffer
+        self._search = StorageSearch(torch, kind)
+        self._holders: tuple[Any, ...] = ()  # the chosen tensors and modules; without any, all of the process
         self._away: list[Moved] = []
-        self._sent: set[int] = set()  # storages that another process may look at, when last looked
+
+    @classmethod
+    def of(cls, *holders: Any, torch: Any, kind: str, buffer: HostBuffer) -> Storages:
+        """Those behind these tensors and modules, looked up anew at each move; the buffer is theirs alone."""
+        if not holders:
+            raise UsageError("name the tensors or modules whose storages are meant")
+        chosen = cls(torch, kind, buffer)
+        chosen._holders = holders
+        chosen.find()  # a holder of another kind is an error here, not at the first move
+        return chosen
 
     @property
     def away_bytes(self) -> int:
@@ -44,33 +62,17 @@ class Storages:
         return ""
 
     def find(self) -> list[Any]:
-        """Every storage worth moving, once; reads no tensor's values."""
-        found: dict[int, Any] = {}
-        self._sent = cuda.sent_to_others(self._torch) if self._kind == "cuda" else set()
-        with self._torch._C.DisableTorchFunctionSubclass():
-            for each in find_objects(with_subclasses(self._torch.Tensor)):
-                self._note(each, found)
-                with contextlib.suppress(Exception):
-                    if (each.is_leaf or each.retains_grad) and each.grad is not None:
-                        self._note(each.grad, found)
-        return list(found.values())
+        """The storages that would leave now: those of the chosen tensors and modules, or all that are worth it."""
+        return self._search.find_in(*self._holders) if self._holders else self._search.find_all()
 
-    def _note(self, tensor: Any, found: dict[int, Any]) -> None:
-        try:
-            storage = tensor.untyped_storage()
-            if storage._cdata in found or storage.device.type != self._kind or storage.nbytes() < LEAST_BYTES:
-                return
-            if storage.resizable() and not self._is_shared(storage):
-                found[storage._cdata] = storage
-        except (RuntimeError, NotImplementedError, AttributeError):
-            return  # sparse, meta or wrapped: it has no storage of its own
-
-    def _is_shared(self, storage: Any) -> bool:
-        """With another process. Torch calls every CUDA storage shared; what came from others is not resizable."""
-        return storage._cdata in self._sent if self._kind == "cuda" else bool(storage.is_shared())
+    def staying_bytes(self) -> int:
+        """Of the chosen tensors and modules, the bytes that cannot leave the device."""
+        return self._search.staying_bytes(*self._holders)
 
     def move_out(self, limit_bytes: int) -> int:
         """Copy out and free; returns how many bytes left. On an error nothing has left."""
+        if self._away:
+            raise UsageError(f"{self.away_bytes} bytes of these storages are away already; move them in first")
         storages = self.find()
         offset, plan = 0, []
         for storage in storages:
