@@ -236,7 +236,7 @@ def test_k2_a_program_that_says_which_thread_computes_is_parked_until_another_on
     resume(node, "declared")
     node.wait_steps("declared", node.job("declared")["steps"] + 5)
     job.process.terminate()
-    said = job.wait().err.decode()
+    said = job.wait().err
     assert said.count("thread watcher computes, but was not named in carpool.only_these_threads_compute()") == 1, said
 
 
