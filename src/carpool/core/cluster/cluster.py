@@ -17,6 +17,7 @@ from carpool.core.cluster.occupancy import Occupancy, Room
 from carpool.core.cluster.order import Order
 from carpool.core.cluster.rates import Rates
 from carpool.core.cluster.sorted_jobs import RunningJobs
+from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.errors import InternalError
@@ -36,10 +37,20 @@ class Cluster:
         self.jobs: dict[JobId, Job] = {}
         self.effects: list[Effect] = []
         self.has_shares = order.splits_by_weight
+        self.shares_milli: dict[TenantId, int] = {}  # as they were given
+        self.fitted_milli = inventory.capacity_milli  # what the cluster had when the shares were last fitted to it
         self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
             self.pools[EVERYBODY] = Pool(EVERYBODY, inventory.capacity_milli)
+        self.is_syncing = False  # facts are noted, nothing is decided
+        self.may_evict = True  # not in the decision after a sync: nobody is moved by a restart
+        self.review_ns: Nanos | None = None  # when that is to be made up for
+        self.expected: set[int] = set()  # nodes on which jobs were found, and which have not come yet
+        self.drains: dict[int, dict[int | None, Nanos | None]] = {}  # by node and card (None: all): until when
+        self.arrivals = 0
+        self.shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
+        self.too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
         self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
         self.rekeyed: list[Job] = []
@@ -58,6 +69,18 @@ class Cluster:
     def running_of(self, job: Job) -> RunningJobs:
         pool = self.pool_of(job)
         return pool.owned if job.is_owned else pool.loans
+
+    def need_pool(self, tenant: TenantId) -> Pool:
+        """The pool of a tenant, which owns nothing if it is new."""
+        name = tenant if self.has_shares else EVERYBODY
+        if name not in self.pools:
+            self.pools[name] = Pool(name, 0)
+        return self.pools[name]
+
+    def enter(self, job: Job) -> None:
+        """A job is here from now on; it stands nowhere yet."""
+        self.jobs[job.id] = job
+        self.need_pool(job.tenant).jobs[job] = None
 
     def touch(self, pool: Pool) -> None:
         if pool not in self.touched:
@@ -98,9 +121,34 @@ class Cluster:
         self.wake_later(job)
         if self.order.seats > 1:
             self.hosts.setdefault(job.shape, {})[job] = None
-        self.effects.append(PlaceJob(job=job.id, places=job.places, is_loan=not job.is_owned))
+        named = self.inventory.named
+        places = tuple([named(place) for place in job.places])
+        self.effects.append(PlaceJob(job=job.id, places=places, is_loan=not job.is_owned))
+
+    def adopt(self, job: Job, places: tuple[Placement, ...], *, attained_ns: Nanos, is_leaving: bool) -> None:
+        """A job runs at these places already. It counts as a loan until its pool is served."""
+        job.attained_ns = attained_ns
+        job.settled_ns = self.now
+        job.state = State.RUNNING
+        self._ask_key(job)
+        if is_leaving:
+            self.occupancy.note_places(job, places)
+            self._begin_leaving(job, by_ns=self.now + self.settings.deadline_ns)
+            return
+        self.occupancy.hold(job, places)
+        self.wake_later(job)
+        if self.order.seats > 1:
+            self.hosts.setdefault(job.shape, {})[job] = None
+        self.running_of(job).add(job, self.speed(job), self.now)
+        self.touch(self.pool_of(job))
 
     def evict(self, job: Job, *, by: Job) -> None:
+        """A job that was lifted off its cards leaves them to another."""
+        self.send_off(
+            job, by=by.id, by_ns=self.now + self.settings.deadline_ns, reason=f"job {by.id} needs the cards"
+        )
+
+    def send_off(self, job: Job, *, by: JobId | None, by_ns: Nanos | None, reason: str) -> None:
         """A job that was lifted off its cards leaves, and waits for others.
 
         An owned job only moves: it keeps its key, or jobs could change places with each other for ever.
@@ -113,25 +161,33 @@ class Cluster:
             job.is_owned = False
             self.begin_waiting(job)
             return
-        self.send_guests_off(job, reason=f"job {by.id} needs the cards of its host")
-        by_ns = self.now + self.settings.deadline_ns
-        self.effects.append(SuspendJob(job=job.id, wanted_by=by.id, by_ns=by_ns))
+        self.send_guests_off(job, reason=f"{reason} of its host")
+        self.effects.append(SuspendJob(job=job.id, wanted_by=by, by_ns=by_ns, reason=reason))
         if self.settings.parks_at_once:
             self.park(job, key=key if job.is_owned else None)
             return
         if job.is_owned:
             job.key = key
             self.pool_of(job).moving.append(job)
+        self._begin_leaving(job, by_ns=by_ns)
+
+    def _begin_leaving(self, job: Job, *, by_ns: Nanos | None) -> None:
         job.is_owned = False
         job.state = State.LEAVING
-        job.changes += 1
         self.leaving.add(job)
-        heappush(self.wakeups, (by_ns, job.number, job.changes, job))
+        self.leave_by(job, by_ns)
+
+    def leave_by(self, job: Job, by_ns: Nanos | None) -> None:
+        """A leaving job is taken off its cards then; None: never."""
+        job.leave_by_ns = by_ns
+        job.changes += 1
+        if by_ns is not None:
+            heappush(self.wakeups, (by_ns, job.number, job.changes, job))
 
     def park(self, job: Job, *, key: Key | None = None) -> None:
         """A job is off its cards and waits; it keeps a key that is given."""
         self.charge(job)
-        job.places = ()
+        self.occupancy.forget_places(job)
         job.is_owned = False
         job.state = State.WAITING
         if key is not None:
@@ -188,12 +244,22 @@ class Cluster:
             self.occupancy.lift(job)
         job.state = State.ENDED
         job.changes += 1
+        del self.jobs[job.id]
+        pool = self.pool_of(job)
+        del pool.jobs[job]
+        if self.has_shares and not pool.jobs and pool.tenant not in self.shares_milli:
+            del self.pools[pool.tenant]
 
     # --- side by side ----------------------------------------------------------------------------------------------
 
     def join(self, job: Job, host: Job) -> None:
         """A waiting job begins on the cards of another."""
         self.pool_of(job).waiting.remove(job)
+        self.effects.append(JoinJob(job=job.id, host=host.id))
+        self.ride(job, host)
+
+    def ride(self, job: Job, host: Job) -> None:
+        """A job is on the cards of another from now on."""
         job.host = host
         host.guests.append(job)
         self.rates.note_trial([host, *host.guests])
@@ -201,7 +267,6 @@ class Cluster:
         job.state = State.RIDING
         job.settled_ns = self.now
         job.changes += 1
-        self.effects.append(JoinJob(job=job.id, host=host.id))
 
     def part(self, job: Job) -> None:
         """A guest is no longer on its host's cards."""
@@ -228,6 +293,48 @@ class Cluster:
         for guest in list(host.guests):
             self.leave_host(guest, reason=reason)
             self.touch(self.pool_of(guest))
+
+    # --- shares ----------------------------------------------------------------------------------------------------
+
+    def own(self, pool: Pool, job: Job) -> None:
+        """A loan becomes owned where it stands."""
+        pool.loans.remove(job)
+        job.is_owned = True
+        pool.owned.add(job, self.speed(job), self.now)
+
+    def disown_last(self, pool: Pool) -> Job:
+        """The last of the owned jobs becomes a loan."""
+        last = pool.owned.last(self.now)
+        if last is None:
+            raise InternalError(f"O1: {pool.tenant} owns nothing it could give up")
+        key, job = last
+        pool.owned.remove(job)
+        job.key = key
+        job.is_owned = False
+        pool.loans.add(job, self.speed(job), self.now)
+        return job
+
+    def move_to_pools(self) -> None:
+        """Somebody was given the first share, or lost the last: all jobs go where they belong now, as loans."""
+        old = list(self.pools.values())
+        self.has_shares = bool(self.shares_milli)
+        self.pools = {tenant: Pool(tenant, 0) for tenant in self.shares_milli}
+        if not self.has_shares:
+            self.need_pool(EVERYBODY)
+        self.touched.clear()
+        self.owed.clear()
+        self.merged_in_vain.clear()
+        for pool in old:
+            for job in pool.jobs:
+                self.need_pool(job.tenant).jobs[job] = None
+            for job in pool.waiting:
+                self.pool_of(job).waiting.add(job)
+            for job in (*pool.owned, *pool.loans):
+                job.key = job.key_at(self.now)
+                job.is_owned = False
+                self.pool_of(job).loans.add(job, self.speed(job), self.now)
+            for job in pool.moving:
+                self.pool_of(job).moving.append(job)
 
     # --- accounts and keys -----------------------------------------------------------------------------------------
 

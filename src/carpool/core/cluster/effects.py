@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.cluster.placement.requests import Placement
+from carpool.core.cluster.placement.requests import Place
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.kernel.refusals import RefuseJob as RefuseJob
 from carpool.core.kernel.refusals import RejectEvent as RejectEvent
@@ -12,25 +12,26 @@ from carpool.core.kernel.refusals import RejectEvent as RejectEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceJob:
-    """Start the job, or go on with it if it was parked, at these places: one for each member, in their order."""
+    """Start the job, or go on with it if it was suspended, at these places: one for each member, in their order."""
 
     job: JobId
-    places: tuple[Placement, ...]
+    places: tuple[Place, ...]
     is_loan: bool  # on cards that others own: they may be wanted back at any time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendJob:
-    """Take the job off its cards at its next boundary, at `by_ns` at the latest; it goes on from there later."""
+    """Take the job off its cards at its next boundary; it goes on from there later, perhaps on other cards."""
 
     job: JobId
-    wanted_by: JobId
-    by_ns: Nanos
+    wanted_by: JobId | None  # who gets the cards; None: their node is drained
+    by_ns: Nanos | None  # at the latest; None: whenever it comes to a boundary
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeJob:
-    """Take the job off all its cards now: it was to be parked and came to no boundary in time, or a node is gone."""
+    """Take the job off all its cards now: it was to be suspended and came to no boundary in time, or a node is gone."""
 
     job: JobId
 

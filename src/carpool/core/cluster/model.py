@@ -66,6 +66,7 @@ class Job:
     shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
     places: tuple[Placement, ...] = ()
+    leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then
     host: Job | None = None
     guests: list[Job] = field(default_factory=list)
 

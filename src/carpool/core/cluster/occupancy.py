@@ -78,7 +78,7 @@ class Occupancy:
             if place is None:
                 self._give_all(job, places)
                 for other in lifted:
-                    self._retake(other)
+                    self._restore(other)
                 return None
             places.append(place)
         return Room(places=tuple(places), left=tuple(other for other in reversed(lifted) if not self._retake(other)))
@@ -90,7 +90,7 @@ class Occupancy:
         room = self.find(job)
         if room is None:
             for other in others:
-                self._retake(other)
+                self._restore(other)
         return room
 
     def _gives_way(self, other: Job, job: Job) -> bool:
@@ -156,7 +156,7 @@ class Occupancy:
                 lifted.extend(leaving)
                 return place
             for other in leaving:
-                self._retake(other)
+                self._restore(other)
         return None
 
     def _enough(self, member: Request, node: int, jobs: list[Job]) -> list[Job] | None:
@@ -168,7 +168,7 @@ class Occupancy:
             count += 1
         if missing_milli > 0:
             return None
-        if self.inventory.counts_cards_only:
+        if self.inventory.counts_cards_only(node):
             return jobs[:count]
         for other in jobs[:count]:
             self.lift(other)
@@ -177,8 +177,26 @@ class Occupancy:
             count += 1
         fits = self.inventory.fits_on(member, node)
         for other in reversed(jobs[:count]):
-            self._retake(other)
+            self._restore(other)
         return jobs[:count] if fits else None
+
+    def hold(self, job: Job, places: tuple[Placement, ...]) -> None:
+        """Enter a job that is at these places as a matter of fact."""
+        for member, place in zip(job.members, places, strict=True):
+            self.inventory.hold(member, place)
+        self.put(job, places)
+
+    def forget_places(self, job: Job) -> None:
+        """A job that was lifted is no longer where it was."""
+        job.places = ()
+
+    def note_places(self, job: Job, places: tuple[Placement, ...]) -> None:
+        """Where a job still is that was told to leave; the inventory has given its cards to others."""
+        job.places = places
+
+    def _restore(self, job: Job) -> None:
+        """Put a lifted job back where it was; nobody came there meanwhile."""
+        self.hold(job, job.places)
 
     def _retake(self, job: Job) -> bool:
         """Put a lifted job back exactly where it was, if that is still free."""

@@ -16,6 +16,7 @@ Each tenant owns a share of the cluster. Its jobs, in their order, run on the sh
       decision ends: with each parking, of the sizes of those for whom room was made, the largest that changes grows
       in number, and there are only so many jobs.
   O7  While the cluster has less than the shares that were given, each share counts for its part of what there is.
+  O8  Shares come, change and go at any time. Jobs of a tenant without a share that are here go on as loans.
 
 Without shares there is one pool that owns everything: then "owned" are the jobs that the order lets run, and a loan
 is whatever runs in a hole that nobody before it can use.
@@ -32,12 +33,12 @@ from carpool.errors import InternalError
 class Pool:
     """The jobs of one tenant, or of all where nobody was given a share."""
 
-    __slots__ = ("given_milli", "loans", "moving", "owned", "share_milli", "tenant", "waiting")
+    __slots__ = ("jobs", "loans", "moving", "owned", "share_milli", "tenant", "waiting")
 
     def __init__(self, tenant: TenantId, share_milli: int) -> None:
         self.tenant = tenant
-        self.given_milli = share_milli
         self.share_milli = share_milli  # less than what was given while nodes are missing (O7)
+        self.jobs: dict[Job, None] = {}  # all of them, whatever their state
         self.waiting = WaitingJobs()
         self.owned = RunningJobs()
         self.loans = RunningJobs()
@@ -47,10 +48,6 @@ class Pool:
     def over_milli(self) -> int:
         """How far it is above its share; below zero is room."""
         return self.owned.size_milli + self.loans.size_milli - self.share_milli
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.waiting or len(self.owned) or len(self.loans))
 
     def owns(self, job: Job, key: Key, now: Nanos) -> bool:
         """Whether the job fits into the share beside those that go before it (O2)."""

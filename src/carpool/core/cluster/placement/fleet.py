@@ -2,7 +2,7 @@
 
 A member of a job asks one node for cards, CPU and memory. It takes whole cards, which nobody else then uses, or a
 share of each card (`card_milli`), which others may use too. Both kinds live in one cluster and on one node: a card
-is whole or shared by what is on it now, never by configuration.
+is whole or shared by what is on it now, never by configuration. Cards of one node may differ in model and memory.
 
 Rules, asserted by `Fleet.check_invariants`
   F1  The time taken of a card is never above its limit: 1000 thousandths, or what `overcommit_percent` adds to that.
@@ -12,6 +12,9 @@ Rules, asserted by `Fleet.check_invariants`
   F5  Labels are kept: see labels.py.
   F6  What is given back was taken before, and everything given back leaves the fleet as it was built.
   F7  A node that is gone has nothing, and nothing is on it. It keeps its number, and has it again if it comes back.
+  F8  A closed card, or a closed node, gets nobody new. Who is there stays, and only what is taken of it counts.
+  F9  What was found (`hold`) counts as it is, also where it breaks F1 to F5. Such a node gets nobody new on what is
+      over its limit, and the rules hold there again once enough has left.
 
 What is deliberately not here: which of several places is best (the rules), which job goes first (the cluster's
 order), and time.
@@ -24,13 +27,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from carpool.core.cluster.placement.labels import Labels, check_company
-from carpool.core.cluster.placement.requests import WHOLE_MILLI, NodeSpec, Placement, Request
+from carpool.core.cluster.placement.requests import WHOLE_MILLI, CardSpec, NodeSpec, Placement, Request
 from carpool.errors import InternalError, UsageError
 
 CHANGES_KEPT = 1 << 16  # a cache that is further behind than half of this looks at every node again
 COUNTED = (
     *("free_cpu_milli", "free_memory_bytes", "free_milli", "free_bytes", "shapes"),
-    *("sizes", "members", "taken_milli", "labels"),
+    *("sizes", "members", "taken_milli", "capacity_milli", "labels"),
 )
 
 
@@ -53,17 +56,25 @@ class Fleet:
         self.free_milli: list[list[int]] = []
         self.shapes: list[tuple[int, ...]] = []  # the same, sorted: nodes that look alike are alike
         self.free_bytes: list[list[int]] = []
-        self._kinds: dict[NodeSpec, int] = {}
+        self.mixed: list[tuple[CardSpec, ...]] = []  # the cards of a node that differ; empty where all are alike
+        self.models: list[str] = []  # of cards that are alike
+        self.sized: list[bool] = []  # whether somebody knows how much memory cards of the node have
+        self._kinds: dict[tuple[object, ...], int] = {}
         self.kinds: list[int] = []  # nodes of one kind differ only by name
         self.members: list[int] = []
         self.sizes: list[Counter[int]] = []  # members with cards, by Request.size
         self.held: Counter[tuple[Request, Placement]] = Counter()
+        self.found: Counter[tuple[Request, Placement]] = Counter()  # of these: held although they did not fit (F9)
+        self.closed_nodes: set[int] = set()
+        self._hidden: dict[tuple[int, int], int] = {}  # closed cards: the time that is really left there
+        self._idle_closed_milli = 0  # of closed cards, what nobody uses
         self.rebuilt = 0  # how often nodes came or went: what was known of all nodes is then void
         self._changes: list[int] = []  # nodes, in the order of their changes
         self._forgotten = 0  # how many changes came before those
         self._empty: Fleet | None = None  # one node of each kind with nothing on it
+        self._empty_number: dict[tuple[object, ...], int] = {}
         self.taken_milli = 0  # of all cards, in total; a whole card counts 1000
-        self.capacity_milli = 0
+        self.total_milli = 0
         self.labels = Labels()
         for node in nodes:
             self.add(node)
@@ -75,6 +86,9 @@ class Fleet:
         self.nodes.append(spec)
         for counts in (self.free_cpu_milli, self.free_memory_bytes, self.kinds, self.members):
             counts.append(0)
+        self.mixed.append(())
+        self.models.append("")
+        self.sized.append(False)
         self.free_milli.append([])
         self.free_bytes.append([])
         self.shapes.append(())
@@ -86,18 +100,61 @@ class Fleet:
         """Another machine in the place of one that nobody is on; of one that is gone, nothing but its name (F7)."""
         if self.members[node]:
             raise InternalError(f"F7 broken: {self.members[node]} members are on {spec.name}, which changes")
-        self.capacity_milli += WHOLE_MILLI * (spec.cards - len(self.free_milli[node]))
+        self.open(node)
+        cards = spec.card_specs
+        is_mixed = len({(card.model, card.card_bytes) for card in cards}) > 1
+        self.total_milli += WHOLE_MILLI * (spec.cards - len(self.free_milli[node]))
         self.nodes[node] = spec
+        self.mixed[node] = cards if is_mixed else ()
+        self.models[node] = cards[0].model if cards else spec.model
+        self.sized[node] = any(card.card_bytes for card in cards)
         self.free_cpu_milli[node] = spec.cpu_milli
         self.free_memory_bytes[node] = spec.memory_bytes
         self.free_milli[node] = [self.limit_milli] * spec.cards
         self.shapes[node] = tuple(self.free_milli[node])
-        self.free_bytes[node] = [spec.card_bytes] * spec.cards
-        self.kinds[node] = self._kinds.setdefault(replace(spec, name=""), len(self._kinds))
+        self.free_bytes[node] = [card.card_bytes for card in cards]
+        self.kinds[node] = self._kinds.setdefault(spec.kind, len(self._kinds))
         self.node_cpu_milli_max = max(self.node_cpu_milli_max, spec.cpu_milli)
         self.node_milli_max = max(self.node_milli_max, WHOLE_MILLI * spec.cards)
         self.rebuilt += 1
         self._empty = None
+
+    @property
+    def capacity_milli(self) -> int:
+        """All cards in thousandths; of closed ones what is taken of them (F8)."""
+        return self.total_milli - self._idle_closed_milli
+
+    def close(self, node: int, cards: Iterable[int] | None = None) -> None:
+        """Nobody new comes to these cards, or to the whole node (F8). To the rules a closed card looks full."""
+        for card in range(len(self.free_milli[node])) if cards is None else cards:
+            if (node, card) not in self._hidden:
+                self._hidden[node, card] = self.free_milli[node][card]
+                self.free_milli[node][card] = 0
+                self._idle_closed_milli += self._idle_milli(node, card)
+        if cards is None:
+            self.closed_nodes.add(node)
+        self._looks_other(node)
+
+    def open(self, node: int, cards: Iterable[int] | None = None) -> None:
+        """Closed cards, or a closed node, may be used again."""
+        for card in range(len(self.free_milli[node])) if cards is None else cards:
+            if (node, card) in self._hidden:
+                self._idle_closed_milli -= self._idle_milli(node, card)
+                self.free_milli[node][card] = self._hidden.pop((node, card))
+        if cards is None:
+            self.closed_nodes.discard(node)
+        self._looks_other(node)
+
+    def is_closed(self, node: int, card: int) -> bool:
+        return (node, card) in self._hidden
+
+    def _idle_milli(self, node: int, card: int) -> int:
+        """What nobody uses of a closed card."""
+        return max(0, self._hidden[node, card]) * WHOLE_MILLI // self.limit_milli
+
+    def _looks_other(self, node: int) -> None:
+        self.shapes[node] = tuple(sorted(self.free_milli[node]))
+        self.rebuilt += 1
 
     def untouched_cards(self, node: int) -> list[int]:
         """The cards of a node that nobody uses."""
@@ -124,16 +181,23 @@ class Fleet:
         """The cards of the node that the request may use, at least as many as it wants; None if it does not fit."""
         if request.cpu_milli > self.free_cpu_milli[node] or request.memory_bytes > self.free_memory_bytes[node]:
             return None
+        if self.closed_nodes and node in self.closed_nodes:
+            return None
+        if request.avoids and self.nodes[node].name in request.avoids:
+            return None
         if not request.cards:
             return []
-        if request.models and self.nodes[node].model not in request.models:
+        mixed = self.mixed[node]
+        if request.models and not mixed and self.models[node] not in request.models:
             return None
         least = self.limit_milli if request.is_whole else request.card_milli
         shape = self.shapes[node]
         if len(shape) < request.cards or shape[-request.cards] < least:
             return None
         usable = [card for card, free in enumerate(self.free_milli[node]) if free >= least]
-        if self.nodes[node].card_bytes:
+        if mixed:
+            usable = [card for card in usable if self._suits(request, node, card)]
+        elif self.sized[node]:
             wanted, left = self.bytes_on_card(request, node), self.free_bytes[node]
             usable = [card for card in usable if left[card] >= wanted]
         if self.labels or request.is_labelled:
@@ -147,24 +211,40 @@ class Fleet:
         free, untouched = self.free_milli[node], self.limit_milli
         return [card for card in cards if free[card] == untouched or self.labels.allow_card(request, node, card)]
 
-    def bytes_on_card(self, request: Request, node: int) -> int:
-        """What the request takes of each card's memory; all of it if the card is whole.
+    def _suits(self, request: Request, node: int, card: int) -> bool:
+        """Whether one of several different cards is of an allowed model and has the bytes."""
+        if request.models and self.mixed[node][card].model not in request.models:
+            return False
+        has_bytes = self.mixed[node][card].card_bytes
+        return not has_bytes or self.free_bytes[node][card] >= self.bytes_on_card(request, node, card)
+
+    def card_bytes(self, node: int, card: int) -> int:
+        """The memory of a card; 0 if nobody knows."""
+        spec = self.nodes[node]
+        return spec.each[card].card_bytes if spec.each else spec.card_bytes
+
+    def bytes_on_card(self, request: Request, node: int, card: int = 0) -> int:
+        """What the request takes of a card's memory; all of it if the card is whole.
 
         A share that names no bytes gets its part of the limit, so that overcommitted time never overcommits memory.
         """
-        total = self.nodes[node].card_bytes
+        total = self.card_bytes(node, card)
         if request.is_whole:
             return max(total, request.card_bytes)
         return request.card_bytes or total * request.card_milli // self.limit_milli
 
     def could_ever_fit(self, request: Request) -> bool:
-        """Whether some node would hold the request if nothing else were there."""
+        """Whether some node would hold the request if nothing else were there, and nothing closed."""
         if self._empty is None:
-            kinds = [replace(node, name="") for node in self.nodes]
-            self._empty = Fleet([*dict.fromkeys(kinds)], overcommit_percent=self.overcommit_percent)
-        return any(self._empty.fits(request, node) for node in range(len(self._empty.nodes)))
+            kinds = {spec.kind: spec for spec in self.nodes}
+            self._empty = Fleet([*kinds.values()], overcommit_percent=self.overcommit_percent)
+            self._empty_number = {kind: number for number, kind in enumerate(kinds)}
+        allowed = (spec for spec in self.nodes if spec.name not in request.avoids)
+        plain = replace(request, avoids=frozenset()) if request.avoids else request
+        kinds_allowed = {spec.kind for spec in allowed} if request.avoids else self._empty_number
+        return any(self._empty.fits(plain, self._empty_number[kind]) for kind in kinds_allowed)
 
-    # --- the two changes -----------------------------------------------------------------------------------------
+    # --- the changes ---------------------------------------------------------------------------------------------
 
     def take(self, request: Request, placement: Placement) -> None:
         """Count a member in; the caller has found that it fits."""
@@ -175,6 +255,32 @@ class Fleet:
         self.held[request, placement] += 1
         self._move(request, placement, sign=1)
 
+    def hold(self, request: Request, placement: Placement) -> None:
+        """Count a member in that is there as a matter of fact, whether or not it fits (F9)."""
+        if not self.could_hold(request, placement):
+            self.found[request, placement] += 1
+        self.held[request, placement] += 1
+        self._move(request, placement, sign=1)
+
+    def could_hold(self, request: Request, placement: Placement) -> bool:
+        """Whether exactly this place is free, be it closed or not."""
+        node, is_closed = placement.node, placement.node in self.closed_nodes
+        hidden = {card: self._hidden[node, card] for card in placement.cards if (node, card) in self._hidden}
+        self.closed_nodes.discard(node)
+        self._show(node, hidden)
+        usable = self.usable_cards(request, node)
+        self._show(node, dict.fromkeys(hidden, 0))
+        if is_closed:
+            self.closed_nodes.add(node)
+        return usable is not None and set(placement.cards) <= set(usable)
+
+    def _show(self, node: int, free_milli: dict[int, int]) -> None:
+        """Let cards look as if so much time were left on them."""
+        if free_milli:
+            for card, left in free_milli.items():
+                self.free_milli[node][card] = left
+            self.shapes[node] = tuple(sorted(self.free_milli[node]))
+
     def give(self, request: Request, placement: Placement) -> None:
         """Count a member out again."""
         if not self.held[request, placement]:
@@ -182,6 +288,8 @@ class Fleet:
         self.held[request, placement] -= 1
         if not self.held[request, placement]:
             del self.held[request, placement]
+        if self.found and self.found[request, placement] > self.held[request, placement]:
+            self.found[request, placement] -= 1
         self._move(request, placement, sign=-1)
 
     def _move(self, request: Request, placement: Placement, *, sign: int) -> None:
@@ -189,10 +297,15 @@ class Fleet:
         self.free_cpu_milli[node] -= sign * request.cpu_milli
         self.free_memory_bytes[node] -= sign * request.memory_bytes
         milli = self.limit_milli if request.is_whole else request.card_milli
-        count = self.bytes_on_card(request, node) if self.nodes[node].card_bytes else 0
         for card in placement.cards:
-            self.free_milli[node][card] -= sign * milli
-            self.free_bytes[node][card] -= sign * count
+            if self._hidden and (node, card) in self._hidden:
+                self._idle_closed_milli -= self._idle_milli(node, card)
+                self._hidden[node, card] -= sign * milli
+                self._idle_closed_milli += self._idle_milli(node, card)
+            else:
+                self.free_milli[node][card] -= sign * milli
+            if self.sized[node] and self.card_bytes(node, card):
+                self.free_bytes[node][card] -= sign * self.bytes_on_card(request, node, card)
         self.shapes[node] = tuple(sorted(self.free_milli[node]))
         self.taken_milli += sign * request.total_milli
         if request.is_labelled and request.cards:
@@ -211,16 +324,22 @@ class Fleet:
     # --- the rules -----------------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert F1 to F6 against a second fleet, built anew from what is held; a failure is a bug."""
+        """Assert F1 to F9 against a second fleet, built anew from what is held; a failure is a bug."""
         again = Fleet(self.nodes, overcommit_percent=self.overcommit_percent)
+        for node, card in self._hidden:
+            again.close(node, [card])
         for (request, placement), count in self.held.items():
             for _ in range(count):
                 again._move(request, placement, sign=1)
         for name in COUNTED:
             if getattr(self, name) != getattr(again, name):
                 raise InternalError(f"F6 broken: {name} is not what the members held add up to")
-        self._check_company()
+        over = {placement.node for _, placement in +self.found}
+        if not over:
+            self._check_company()
         for node, spec in enumerate(self.nodes):
+            if node in over:
+                continue
             if self.free_cpu_milli[node] < 0 or self.free_memory_bytes[node] < 0:
                 raise InternalError(f"F4 broken on {spec.name}: more CPU or memory taken than there is")
             if min(self.free_milli[node], default=0) < 0:

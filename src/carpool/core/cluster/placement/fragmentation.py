@@ -75,6 +75,8 @@ class Fragmentation:
 
     def cost(self, fleet: Fleet, request: Request, node: int, usable: list[int]) -> int:
         free = fleet.free_milli[node]
+        if fleet.mixed[node]:
+            return -self._mixed_bin(fleet, request, node, self.cards(fleet, request, node, usable))
         if request.cards == 1:
             bins = self._bins_by_free(fleet, request, node)
             return -max([bins[free[card]] for card in usable])
@@ -84,11 +86,15 @@ class Fragmentation:
     def cards(self, fleet: Fleet, request: Request, node: int, usable: list[int]) -> tuple[int, ...]:
         if request.cards != 1:
             return tightest_cards(fleet, request, node, usable)
+        if fleet.mixed[node]:
+            return (max(usable, key=lambda card: self._mixed_bin(fleet, request, node, (card,))),)
         free, bins = fleet.free_milli[node], self._bins_by_free(fleet, request, node)
         return (max(usable, key=lambda card: bins[free[card]]),)
 
     def fragment_milli(self, fleet: Fleet, node: int) -> float:
         """The fragmentation of a node as it is now, in thousandths of a card."""
+        if fleet.mixed[node]:
+            return self._mixed_fragment(fleet, node, fleet.free_cpu_milli[node], fleet.free_milli[node]) / self._total
         return self._fragment(fleet, node, fleet.free_cpu_milli[node], fleet.shapes[node]) / self._total
 
     def _bins_by_free(self, fleet: Fleet, request: Request, node: int) -> dict[int, int]:
@@ -96,7 +102,7 @@ class Fragmentation:
         cpu_milli, shape = fleet.free_cpu_milli[node], fleet.shapes[node]
         before = bisect_right(self._cpu_steps, cpu_milli)
         after = bisect_right(self._cpu_steps, cpu_milli - request.cpu_milli)
-        key = (fleet.nodes[node].model, before, after, request.card_milli, shape)
+        key = (fleet.models[node], before, after, request.card_milli, shape)
         found = self._bins.get(key)
         if found is None:
             least = fleet.limit_milli if request.is_whole else request.card_milli
@@ -125,7 +131,7 @@ class Fragmentation:
 
     def _fragment(self, fleet: Fleet, node: int, cpu_milli: int, shape: Shape) -> int:
         """The fragmentation of such a node, in thousandths of a card times the number of typical requests."""
-        model, step = fleet.nodes[node].model, bisect_right(self._cpu_steps, cpu_milli)
+        model, step = fleet.models[node], bisect_right(self._cpu_steps, cpu_milli)
         found = self._fragments.get((model, step, shape))
         if found is not None:
             return found
@@ -138,6 +144,31 @@ class Fragmentation:
         if len(self._fragments) == REMEMBERED_MAX:
             self._fragments.clear()
         self._fragments[model, step, shape] = total
+        return total
+
+    def _mixed_bin(self, fleet: Fleet, request: Request, node: int, cards: tuple[int, ...]) -> int:
+        """The bin of the fall on a node whose cards differ, if the request takes these. Nothing is remembered."""
+        cpu_milli, free = fleet.free_cpu_milli[node], fleet.free_milli[node]
+        after = list(free)
+        for card in cards:
+            after[card] -= fleet.limit_milli if request.is_whole else request.card_milli
+        fall = self._mixed_fragment(fleet, node, cpu_milli, free) - self._mixed_fragment(
+            fleet, node, cpu_milli - request.cpu_milli, after
+        )
+        return self.bin_of(fall, self._total)
+
+    def _mixed_fragment(self, fleet: Fleet, node: int, cpu_milli: int, free: list[int]) -> int:
+        """As `_fragment`, for a node whose cards differ."""
+        idle_milli, total = sum(free), 0
+        for kind, count in self._typical.items():
+            least = fleet.limit_milli if kind.is_whole else kind.card_milli
+            usable = [
+                left
+                for left, card in zip(free, fleet.mixed[node], strict=True)
+                if left >= least and (not kind.models or card.model in kind.models)
+            ]
+            fits = kind.cards and kind.cpu_milli <= cpu_milli and len(usable) >= kind.cards
+            total += count * (idle_milli - sum(usable) if fits else idle_milli)
         return total
 
     def _needs_of(self, model: str, step: int, limit_milli: int) -> Needs:
