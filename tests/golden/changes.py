@@ -41,11 +41,22 @@ def _is_looked_at(answers: Answers) -> bool:
     return answers.scheduler == NODE and is_return and answers.wakeups[0] is None and answers.wakeups[1] is not None
 
 
+def _is_share_given_later(answers: Answers) -> bool:
+    before = [each for each in answers.before if each[0] == RAISED]
+    return answers.event[0] == "ShareGiven" and "before the first job" in str(before)
+
+
 CHANGES = (
     Change(
         name="looked at after its turn",
         why="an allocation that waited as its job gave its turn back was looked at only when something else happened",
         is_this=_is_looked_at,
+        ends_session=True,
+    ),
+    Change(
+        name="shares at any time",
+        why="shares of the cluster are given, changed and withdrawn while jobs are there",
+        is_this=_is_share_given_later,
         ends_session=True,
     ),
     Change(

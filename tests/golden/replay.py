@@ -104,6 +104,7 @@ class _Walk:
         name = self.event[0]
         values = dict(zip(self.fields[name], self.event[1:], strict=True))
         got = self._tell(name, values)
+        effects = under_test.with_names(self.scheduler, effects)
         wakeup = self.scheduler.next_wakeup()
         if effects == got and wakeup == self._wakeup:
             return None, None

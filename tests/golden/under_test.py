@@ -18,7 +18,7 @@ from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
-from carpool.core.cluster.placement.requests import NodeSpec
+from carpool.core.cluster.placement.requests import NodeSpec, Placement
 from carpool.core.cluster.placement.rules import RULES, make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
@@ -81,8 +81,7 @@ def describe_cluster(inventory: Any, policy: Any, settings: ClusterSettings | No
         "settings": _unusual(settings or ClusterSettings()),
     }
     if type(inventory) is CardInventory and inventory.free_milli == inventory.capacity_milli:
-        cards = zip(inventory._names, inventory._cards, strict=True)
-        return {**said, "nodes": [{"name": name, "cards": count} for name, count in cards]}
+        return {**said, "nodes": [_unusual(node) for node in inventory._specs]}
     if type(inventory) is not PlacerInventory or inventory.free_milli != inventory.capacity_milli:
         return None
     fleet, rule = inventory._fleet, inventory._placer.rule
@@ -148,6 +147,20 @@ def fact_as_plain(fact: Any, fields: tuple[str, ...] | None = None) -> list[Plai
     if kind is cluster_effects.RejectEvent:  # one of its fields names a type
         values = [next((old for new, old in NAMES_IN_LOGS.items() if new.__name__ == each), each) for each in values]
     return [name_of(kind), *values]
+
+
+def with_names(scheduler: Scheduler, effects: list[list[Plain]]) -> list[list[Plain]]:
+    """Effects of a log from when nodes and cards were numbers: places by the names they have."""
+    if isinstance(scheduler, NodeScheduler):
+        return effects
+    inventory = scheduler._cluster.inventory
+    for effect in effects:
+        if effect[0] == "PlaceJob":
+            for number, place in enumerate(effect[2]):
+                if isinstance(place["node"], int):
+                    cards = tuple(place["cards"])
+                    effect[2][number] = plain(inventory.named(Placement(node=place["node"], cards=cards)))
+    return effects
 
 
 def make_event(scheduler: str, name: str, values: dict[str, Plain]) -> Any:

@@ -37,7 +37,7 @@ from carpool.core.cluster.events import (
 from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
-from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Place, Request
 from carpool.core.cluster.placement.rules import make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
@@ -70,7 +70,7 @@ cpu_members = st.builds(Request, cards=st.just(0), card_milli=st.just(0), cpu_mi
 class Holding:
     """A job that computes: from PlaceJob until it is parked, revoked or over."""
 
-    places: tuple[Placement, ...]
+    places: tuple[Place, ...]
     is_told: bool = False
 
 
@@ -164,8 +164,7 @@ class ClusterMachine(RuleBasedStateMachine):
         name = here[index % len(here)]
         self.gone.add(name)
         self.tell(NodeRemoved(name=name))
-        number = self.names.index(name)
-        assert all(place.node != number for each in self.holding.values() for place in each.places)
+        assert all(place.node != name for each in self.holding.values() for place in each.places)
 
     @precondition(lambda self: self.gone or len(self.names) < 6)
     @rule(spec=specs)
@@ -217,9 +216,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def check_room(self) -> None:
         """No machine is asked for more than it has by those that compute now, the told ones included."""
-        cards: dict[tuple[int, int], int] = {}
-        cpu: dict[int, int] = {}
-        memory: dict[int, int] = {}
+        cards: dict[tuple[str, str], int] = {}
+        cpu: dict[str, int] = {}
+        memory: dict[str, int] = {}
         for job, each in self.holding.items():
             for request, place in zip(self.requests[job], each.places, strict=True):
                 cpu[place.node] = cpu.get(place.node, 0) + request.cpu_milli
@@ -227,9 +226,9 @@ class ClusterMachine(RuleBasedStateMachine):
                 for card in place.cards:
                     cards[place.node, card] = cards.get((place.node, card), 0) + request.card_milli
         assert all(milli <= 1000 for milli in cards.values())
-        for number, name in enumerate(self.names):
-            assert cpu.get(number, 0) <= self.machines[name].cpu_milli
-            assert memory.get(number, 0) <= self.machines[name].memory_bytes
+        for name in self.names:
+            assert cpu.get(name, 0) <= self.machines[name].cpu_milli
+            assert memory.get(name, 0) <= self.machines[name].memory_bytes
 
     @invariant()
     def the_rules_hold_and_no_effect_is_lost(self) -> None:

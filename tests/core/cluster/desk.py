@@ -27,7 +27,7 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings, State
-from carpool.core.cluster.placement.requests import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Place, Request
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.policies import POLICIES
@@ -113,13 +113,19 @@ class Desk:
         return self.scheduler.state_of(JobId(job))
 
 
+def short(place: Place) -> str:
+    """Node n1 with cards n1/0 and n1/2 as 1:0,2; other names as they are."""
+    cards = ",".join(card.removeprefix(f"{place.node}/") for card in place.cards)
+    return f"{place.node.removeprefix('n') or 0}:{cards}"
+
+
 def say(effect: Effect) -> str:
     match effect:
         case PlaceJob():
-            where = " ".join(f"{place.node}:{','.join(map(str, place.cards))}" for place in effect.places)
+            where = " ".join(map(short, effect.places))
             return f"{'lend' if effect.is_loan else 'place'} {effect.job} {where}"
         case SuspendJob():
-            return f"park {effect.job} for {effect.wanted_by}"
+            return f"park {effect.job} for {effect.wanted_by or effect.reason}"
         case JoinJob():
             return f"join {effect.job} {effect.host}"
         case LeaveJob():

@@ -128,6 +128,7 @@ class World:
                 person.is_running, person.since_ns = True, self.now
                 self.push(self.now + person.left_ns, JobEnded(job=effect.job))
             case SuspendJob():
+                assert effect.wanted_by is not None
                 self.evictions.append((self.changes, effect.wanted_by, effect.job))
                 self.push(self.now + self.draws.randint(0, person.turn_ns), JobSuspended(job=effect.job))
             case RevokeJob():

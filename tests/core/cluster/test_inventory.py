@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.cluster.inventory import CardInventory
-from carpool.core.cluster.model import Job
+from carpool.core.cluster.model import ClusterJob
 from carpool.core.cluster.placement.requests import NodeSpec, Placement, Request
 from carpool.core.cluster.sorted_jobs import RunningJobs
 from carpool.core.kernel.ids import JobId, TenantId
@@ -51,8 +51,8 @@ def test_taking_and_giving_in_any_order_keeps_the_books_right(moves: list[tuple[
     assert inventory.free_milli == inventory.capacity_milli
 
 
-def make_job(number: int, size_milli: int, first: int) -> Job:
-    job = Job(
+def make_job(number: int, size_milli: int, first: int) -> ClusterJob:
+    job = ClusterJob(
         id=JobId(str(number)),
         number=number,
         members=(),

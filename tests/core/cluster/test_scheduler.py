@@ -10,11 +10,18 @@ from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
+    JobFound,
     JobSuspended,
     NodeAdded,
+    NodeCordoned,
+    NodeDrained,
     NodeRemoved,
+    NodeUncordoned,
     RatesMeasured,
     ShareGiven,
+    ShareWithdrawn,
+    SyncFinished,
+    SyncStarted,
     Tick,
     WeightGiven,
     WorkLost,
@@ -23,7 +30,7 @@ from carpool.core.cluster.inventory import CardInventory
 from carpool.core.cluster.model import ClusterSettings, State
 from carpool.core.cluster.placement.fleet import Fleet
 from carpool.core.cluster.placement.placer import Placer
-from carpool.core.cluster.placement.requests import NodeSpec, Request
+from carpool.core.cluster.placement.requests import NodeSpec, Place, Request
 from carpool.core.cluster.placement.rules import make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
@@ -59,13 +66,6 @@ def test_shares_beyond_the_cluster_are_rejected_with_the_numbers() -> None:
     said = desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=-1000))
     assert said == ["reject ShareGiven: tenant b: a share of -1 cards is below 0"]
     assert desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000)) == []
-
-
-def test_shares_are_given_before_jobs_come() -> None:
-    desk = Desk("fifo", cards=4, a=3)
-    desk.come("x", tenant="a")
-    said = desk.tell(ShareGiven(tenant=TenantId("b"), share_milli=1000))
-    assert said == ["reject ShareGiven: shares are given before the first job comes"]
 
 
 def test_a_job_without_members_or_with_a_weight_of_nothing_is_refused_in_words() -> None:
@@ -180,14 +180,31 @@ def test_measurements_that_cannot_be_are_rejected(
     assert desk.tell(event, at=2) == [f"reject RatesMeasured: {reason}"]
 
 
+ONE = Request(cards=1, card_milli=1000)
 EVERY_EVENT: list[Event] = [
-    JobArrived(job=JobId("x"), members=(Request(cards=1, card_milli=1000),)),
+    JobArrived(job=JobId("x"), members=(ONE,)),
     JobSuspended(job=JobId("x")),
     JobEnded(job=JobId("x")),
     WorkLost(lost_ns={JobId("x"): SECOND}),
     RatesMeasured(size_milli=1000, programs=("a", "b"), rates_milli=(10, 10)),
     ShareGiven(tenant=TenantId("default"), share_milli=1000),
     WeightGiven(tenant=TenantId("default"), weight_milli=1000),
+    JobFound(job=JobId("x"), members=(ONE,), places=(Place(node="n0", cards=("n0/0",)),)),
+    JobFound(job=JobId("x"), members=(ONE,), places=(Place(node="n9", cards=("card",)),)),
+    JobFound(job=JobId("x"), members=(ONE,), places=()),
+    JobFound(job=JobId("x"), members=(ONE,), places=(Place(node="n0", cards=("n0/0",)),), is_leaving=True),
+    JobFound(job=JobId("x"), members=(ONE,), places=(Place(node="n0", cards=("n0/0",)),), host=JobId("host")),
+    ShareWithdrawn(tenant=TenantId("default")),
+    NodeCordoned(name="n0"),
+    NodeCordoned(name="n0", card="n0/0"),
+    NodeCordoned(name="n0", card="other"),
+    NodeCordoned(name="n1"),
+    NodeDrained(name="n0"),
+    NodeDrained(name="n0", card="n0/0", by_ns=400 * SECOND),
+    NodeUncordoned(name="n0"),
+    NodeUncordoned(name="n0", card="n0/0"),
+    SyncStarted(),
+    SyncFinished(),
     NodeAdded(node=NodeSpec(name="n0", cards=1)),
     NodeAdded(node=NodeSpec(name="n1", cards=1)),
     NodeRemoved(name="n0"),
@@ -210,6 +227,16 @@ def test_every_event_may_come_in_every_state_once_and_again(state: State | None,
         assert all(len(each.partition(": ")[2]) > 5 for each in said if each.startswith("reject"))
     desk.come("y", priority=99, at=501)
     assert desk.state("y") is not None or isinstance(event, NodeRemoved)
+
+
+@pytest.mark.parametrize("first", EVERY_EVENT, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("state", [None, *LIVE])
+def test_every_pair_of_events_may_come_in_every_state(state: State | None, first: Event) -> None:
+    """The rules hold after each, whatever came before."""
+    for second in EVERY_EVENT:
+        desk = in_state(state) if state is not None else Desk("priority", cards=1)
+        for at, event in ((2, first), (3, second), (4, first), (500, Tick())):
+            desk.tell(event, at=at)
 
 
 def test_a_job_that_comes_to_no_boundary_in_time_is_revoked() -> None:

@@ -12,12 +12,12 @@ from heapq import heappush
 from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, PlaceJob, RevokeJob, SuspendJob
 from carpool.core.cluster.inventory import Inventory
 from carpool.core.cluster.leaving import LeavingJobs
-from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, ClusterSettings, Job, Key, State
+from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, ClusterJob, ClusterSettings, Key, State
 from carpool.core.cluster.occupancy import Occupancy, Room
 from carpool.core.cluster.order import Order
+from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.cluster.rates import Rates
 from carpool.core.cluster.sorted_jobs import RunningJobs
-from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.cluster.tenants import Pool
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.errors import InternalError
@@ -34,11 +34,12 @@ class Cluster:
         self.inventory = inventory
         self.occupancy = Occupancy(inventory)
         self.now: Nanos = 0
-        self.jobs: dict[JobId, Job] = {}
+        self.jobs: dict[JobId, ClusterJob] = {}
         self.effects: list[Effect] = []
         self.has_shares = order.splits_by_weight
         self.shares_milli: dict[TenantId, int] = {}  # as they were given
         self.fitted_milli = inventory.capacity_milli  # what the cluster had when the shares were last fitted to it
+        self.shares_are_fitted = True  # False: something else changed since
         self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
@@ -53,20 +54,20 @@ class Cluster:
         self.too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
         self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
-        self.rekeyed: list[Job] = []
-        self.wakeups: list[tuple[Nanos, int, int, Job]] = []  # when, whose number, its changes then
+        self.rekeyed: list[ClusterJob] = []
+        self.wakeups: list[tuple[Nanos, int, int, ClusterJob]] = []  # when, whose number, its changes then
         self.leaving = LeavingJobs()
-        self.hosts: dict[int, dict[Job, None]] = {}  # running jobs by shape; kept only where jobs may ride
+        self.hosts: dict[int, dict[ClusterJob, None]] = {}  # running jobs by shape; kept only where jobs may ride
         self.rates = Rates()
-        self.regrouped: dict[Job, None] = {}  # hosts whose guests changed since their speeds were set
+        self.regrouped: dict[ClusterJob, None] = {}  # hosts whose guests changed since their speeds were set
         self.merged_in_vain: set[tuple[TenantId, int]] = set()  # pools and shapes for which no merging gave room
 
     # --- pools -----------------------------------------------------------------------------------------------------
 
-    def pool_of(self, job: Job) -> Pool:
+    def pool_of(self, job: ClusterJob) -> Pool:
         return self.pools[job.tenant if self.has_shares else EVERYBODY]
 
-    def running_of(self, job: Job) -> RunningJobs:
+    def running_of(self, job: ClusterJob) -> RunningJobs:
         pool = self.pool_of(job)
         return pool.owned if job.is_owned else pool.loans
 
@@ -77,10 +78,24 @@ class Cluster:
             self.pools[name] = Pool(name, 0)
         return self.pools[name]
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: ClusterJob) -> None:
         """A job is here from now on; it stands nowhere yet."""
         self.jobs[job.id] = job
+        self._ask_key(job)
         self.need_pool(job.tenant).jobs[job] = None
+
+    def next_number(self) -> int:
+        """Jobs are numbered as they are told."""
+        self.arrivals += 1
+        return self.arrivals
+
+    def begin_at_level(self, job: ClusterJob, level: int) -> None:
+        """A newcomer does not have to catch up."""
+        job.level = level
+
+    def touch_all(self) -> None:
+        for pool in self.pools.values():
+            self.touch(pool)
 
     def touch(self, pool: Pool) -> None:
         if pool not in self.touched:
@@ -88,7 +103,7 @@ class Cluster:
 
     # --- one job's moves -------------------------------------------------------------------------------------------
 
-    def begin_waiting(self, job: Job) -> None:
+    def begin_waiting(self, job: ClusterJob) -> None:
         job.state = State.WAITING
         job.changes += 1
         if job.is_starved:
@@ -99,7 +114,17 @@ class Cluster:
         if wait_ns is not None and not job.is_starved:
             heappush(self.wakeups, (self.now + wait_ns, job.number, job.changes, job))
 
-    def run(self, job: Job, room: Room, *, is_owned: bool) -> None:
+    def starve(self, job: ClusterJob) -> None:
+        """A job has waited too long, and goes before all others from now on."""
+        self.pool_of(job).waiting.remove(job)
+        job.is_starved = True
+        self.begin_waiting(job)
+
+    def set_back(self, job: ClusterJob, lost_ns: Nanos) -> None:
+        """A job lost work, and must do it again."""
+        job.lost_ns += lost_ns
+
+    def run(self, job: ClusterJob, room: Room, *, is_owned: bool) -> None:
         """Put a waiting or riding job on cards of its own; it begins once nobody is left there."""
         if job.host is not None:
             self.leave_host(job, reason="it has cards of its own now")
@@ -113,7 +138,7 @@ class Cluster:
             self.begin(job)
         self.running_of(job).add(job, self.speed(job), self.now)
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: ClusterJob) -> None:
         job.state = State.RUNNING
         job.settled_ns = self.now
         job.rate_milli = 1000
@@ -125,7 +150,7 @@ class Cluster:
         places = tuple([named(place) for place in job.places])
         self.effects.append(PlaceJob(job=job.id, places=places, is_loan=not job.is_owned))
 
-    def adopt(self, job: Job, places: tuple[Placement, ...], *, attained_ns: Nanos, is_leaving: bool) -> None:
+    def adopt(self, job: ClusterJob, places: tuple[Placement, ...], *, attained_ns: Nanos, is_leaving: bool) -> None:
         """A job runs at these places already. It counts as a loan until its pool is served."""
         job.attained_ns = attained_ns
         job.settled_ns = self.now
@@ -142,13 +167,13 @@ class Cluster:
         self.running_of(job).add(job, self.speed(job), self.now)
         self.touch(self.pool_of(job))
 
-    def evict(self, job: Job, *, by: Job) -> None:
+    def evict(self, job: ClusterJob, *, by: ClusterJob) -> None:
         """A job that was lifted off its cards leaves them to another."""
         self.send_off(
             job, by=by.id, by_ns=self.now + self.settings.deadline_ns, reason=f"job {by.id} needs the cards"
         )
 
-    def send_off(self, job: Job, *, by: JobId | None, by_ns: Nanos | None, reason: str) -> None:
+    def send_off(self, job: ClusterJob, *, by: JobId | None, by_ns: Nanos | None, reason: str) -> None:
         """A job that was lifted off its cards leaves, and waits for others.
 
         An owned job only moves: it keeps its key, or jobs could change places with each other for ever.
@@ -171,20 +196,20 @@ class Cluster:
             self.pool_of(job).moving.append(job)
         self._begin_leaving(job, by_ns=by_ns)
 
-    def _begin_leaving(self, job: Job, *, by_ns: Nanos | None) -> None:
+    def _begin_leaving(self, job: ClusterJob, *, by_ns: Nanos | None) -> None:
         job.is_owned = False
         job.state = State.LEAVING
         self.leaving.add(job)
         self.leave_by(job, by_ns)
 
-    def leave_by(self, job: Job, by_ns: Nanos | None) -> None:
+    def leave_by(self, job: ClusterJob, by_ns: Nanos | None) -> None:
         """A leaving job is taken off its cards then; None: never."""
         job.leave_by_ns = by_ns
         job.changes += 1
         if by_ns is not None:
             heappush(self.wakeups, (by_ns, job.number, job.changes, job))
 
-    def park(self, job: Job, *, key: Key | None = None) -> None:
+    def park(self, job: ClusterJob, *, key: Key | None = None) -> None:
         """A job is off its cards and waits; it keeps a key that is given."""
         self.charge(job)
         self.occupancy.forget_places(job)
@@ -196,13 +221,13 @@ class Cluster:
             self._ask_key(job)
         self.begin_waiting(job)
 
-    def has_left(self, job: Job) -> None:
+    def has_left(self, job: ClusterJob) -> None:
         """A leaving job came to its boundary, or its time was over."""
         self.free_cards_of(job)
         self.park(job)
         self.touch(self.pool_of(job))
 
-    def free_cards_of(self, job: Job) -> None:
+    def free_cards_of(self, job: ClusterJob) -> None:
         """A leaving job is gone: those that were to have its cards begin."""
         moving = self.pool_of(job).moving
         if job in moving:
@@ -230,7 +255,7 @@ class Cluster:
             self.effects.append(RevokeJob(job=job.id))
             self.has_left(job)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: ClusterJob) -> None:
         """Take an ended job out of all accounts."""
         if job.state is State.WAITING:
             self.pool_of(job).waiting.remove(job)
@@ -252,13 +277,13 @@ class Cluster:
 
     # --- side by side ----------------------------------------------------------------------------------------------
 
-    def join(self, job: Job, host: Job) -> None:
+    def join(self, job: ClusterJob, host: ClusterJob) -> None:
         """A waiting job begins on the cards of another."""
         self.pool_of(job).waiting.remove(job)
         self.effects.append(JoinJob(job=job.id, host=host.id))
         self.ride(job, host)
 
-    def ride(self, job: Job, host: Job) -> None:
+    def ride(self, job: ClusterJob, host: ClusterJob) -> None:
         """A job is on the cards of another from now on."""
         job.host = host
         host.guests.append(job)
@@ -268,7 +293,7 @@ class Cluster:
         job.settled_ns = self.now
         job.changes += 1
 
-    def part(self, job: Job) -> None:
+    def part(self, job: ClusterJob) -> None:
         """A guest is no longer on its host's cards."""
         host = job.host
         if host is None:
@@ -278,7 +303,7 @@ class Cluster:
         self.regrouped[host] = None
         job.host = None
 
-    def leave_host(self, job: Job, *, reason: str) -> None:
+    def leave_host(self, job: ClusterJob, *, reason: str) -> None:
         """A guest goes back to waiting only."""
         if job.host is None:
             raise InternalError(f"job {job.id} rides on nobody")
@@ -288,7 +313,7 @@ class Cluster:
         self._ask_key(job)
         self.begin_waiting(job)
 
-    def send_guests_off(self, host: Job, *, reason: str) -> None:
+    def send_guests_off(self, host: ClusterJob, *, reason: str) -> None:
         self.hosts.get(host.shape, {}).pop(host, None)
         for guest in list(host.guests):
             self.leave_host(guest, reason=reason)
@@ -296,13 +321,15 @@ class Cluster:
 
     # --- shares ----------------------------------------------------------------------------------------------------
 
-    def own(self, pool: Pool, job: Job) -> None:
-        """A loan becomes owned where it stands."""
+    def own(self, pool: Pool, job: ClusterJob, *, key: Key | None = None) -> None:
+        """A loan becomes owned where it stands; with the key it has now, if that is given."""
         pool.loans.remove(job)
+        if key is not None:
+            job.key = key
         job.is_owned = True
         pool.owned.add(job, self.speed(job), self.now)
 
-    def disown_last(self, pool: Pool) -> Job:
+    def disown_last(self, pool: Pool) -> ClusterJob:
         """The last of the owned jobs becomes a loan."""
         last = pool.owned.last(self.now)
         if last is None:
@@ -338,19 +365,19 @@ class Cluster:
 
     # --- accounts and keys -----------------------------------------------------------------------------------------
 
-    def charge(self, job: Job) -> None:
+    def charge(self, job: ClusterJob) -> None:
         """Count what the job has run up to now."""
         if job.is_running:
             job.attained_ns += (self.now - job.settled_ns) * job.rate_milli // 1000
             job.settled_ns = self.now
 
-    def set_rate(self, job: Job, rate_milli: int) -> None:
+    def set_rate(self, job: ClusterJob, rate_milli: int) -> None:
         """From now on the job goes at another speed."""
         self.charge(job)
         job.rate_milli = rate_milli
         self.wake_later(job)
 
-    def rekey(self, job: Job) -> None:
+    def rekey(self, job: ClusterJob) -> None:
         """Ask the order anew for the key of a job that runs."""
         if job.state is State.RIDING:
             self._ask_key(job)
@@ -376,16 +403,16 @@ class Cluster:
                     running.add(job, self.speed(job), self.now)
         self.rekeyed.clear()
 
-    def speed(self, job: Job) -> int:
+    def speed(self, job: ClusterJob) -> int:
         return self.order.speed(job) if job.state is State.RUNNING and not job.is_starved else 0
 
-    def wake_later(self, job: Job) -> None:
+    def wake_later(self, job: ClusterJob) -> None:
         job.changes += 1
         rest_ns = None if job.is_starved else self.order.rest_ns(job)
         if rest_ns is not None:
             wake_ns = self.now - (-rest_ns * 1000 // job.rate_milli)
             heappush(self.wakeups, (wake_ns, job.number, job.changes, job))
 
-    def _ask_key(self, job: Job) -> None:
+    def _ask_key(self, job: ClusterJob) -> None:
         if not job.is_starved:
             job.key = self.order.key(job, now=self.now)

@@ -31,7 +31,7 @@ class SuspendJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeJob:
-    """Take the job off all its cards now: it was to be suspended and came to no boundary in time, or a node is gone."""
+    """Take the job off all its cards now: it came to no boundary in time, or one of its nodes is gone."""
 
     job: JobId
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from carpool.core.cluster.cluster import Cluster
-from carpool.core.cluster.model import Job, State
+from carpool.core.cluster.model import ClusterJob, State
 from carpool.core.cluster.placement.requests import WHOLE_MILLI, Request
 from carpool.core.cluster.rates import Mixture, join, mixture_of
 from carpool.core.cluster.side_by_side import GAIN_MILLI
@@ -27,8 +27,8 @@ from carpool.core.cluster.tenants import Pool
 class Merge:
     """One group would ride on another."""
 
-    guest: Job
-    host: Job
+    guest: ClusterJob
+    host: ClusterJob
     lost: int  # speed × size of both
 
 
@@ -36,8 +36,8 @@ class Merge:
 class Plan:
     """Merges so far, and the groups of the pool as they would be then."""
 
-    groups: dict[Job, list[Job]]
-    mixtures: dict[Job, Mixture]  # of the same groups
+    groups: dict[ClusterJob, list[ClusterJob]]
+    mixtures: dict[ClusterJob, Mixture]  # of the same groups
     merges: list[Merge] = field(default_factory=list)
     freed_milli: dict[int, int] = field(default_factory=dict)  # by node; below zero where the job would be
 
@@ -65,7 +65,7 @@ def merge_groups(cluster: Cluster) -> None:
             cluster.merged_in_vain.add((pool.tenant, job.shape))
 
 
-def _carry_out(cluster: Cluster, pool: Pool, job: Job, plan: Plan) -> bool:
+def _carry_out(cluster: Cluster, pool: Pool, job: ClusterJob, plan: Plan) -> bool:
     owned_milli = pool.owned.size_milli - sum(each.guest.size_milli for each in plan.merges if each.guest.is_owned)
     is_owned = owned_milli + job.size_milli <= pool.share_milli
     if not is_owned and job.turn_ns > cluster.settings.deadline_ns:
@@ -83,7 +83,7 @@ def _carry_out(cluster: Cluster, pool: Pool, job: Job, plan: Plan) -> bool:
     return True
 
 
-def _find_merges(cluster: Cluster, pool: Pool, job: Job) -> Plan | None:
+def _find_merges(cluster: Cluster, pool: Pool, job: ClusterJob) -> Plan | None:
     """What must join what for the job to find room; None if that is not possible, or costs as much as it gives."""
     hosts = [host for hosts in cluster.hosts.values() for host in hosts if cluster.pool_of(host) is pool]
     groups = {host: [host, *host.guests] for host in hosts}
@@ -144,7 +144,7 @@ def _clear(cluster: Cluster, plan: Plan, member: Request, node: int) -> bool:
     return True
 
 
-def _best_merge(cluster: Cluster, plan: Plan, guest: Job, node: int) -> Merge | None:
+def _best_merge(cluster: Cluster, plan: Plan, guest: ClusterJob, node: int) -> Merge | None:
     """The group elsewhere that a group loses least by joining; each of them must still add enough there."""
     total, party = cluster.rates.total_of, plan.mixtures[guest]
     alone, count = total(party), len(party[1])

@@ -13,7 +13,7 @@ Tie = int | tuple[int, ...]  # the further parts of a rank, and at the end a num
 Key = tuple[int, Tie]  # a job's place in its order: lower goes first; no two jobs have the same
 NO_KEY: Key = (-(1 << 91), -1)  # of a job whose order was not asked yet
 STARVED_FIRST = -(1 << 90)  # before every key of every order
-Entry = tuple[int, Tie, "Job"]  # a key as it stands among others, with its job
+Entry = tuple[int, Tie, "ClusterJob"]  # a key as it stands among others, with its job
 
 
 class State(StrEnum):
@@ -37,7 +37,7 @@ class ClusterSettings:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class ClusterJob:
     id: JobId
     number: int  # in order of arrival
     members: tuple[Request, ...]
@@ -67,8 +67,8 @@ class Job:
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
     places: tuple[Placement, ...] = ()
     leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then
-    host: Job | None = None
-    guests: list[Job] = field(default_factory=list)
+    host: ClusterJob | None = None
+    guests: list[ClusterJob] = field(default_factory=list)
 
     def parked_before(self, now: Nanos) -> tuple[int, ...]:
         """Who goes last in the order is parked first: its key, turned round."""

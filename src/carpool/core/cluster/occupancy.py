@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from carpool.core.cluster.inventory import Inventory
-from carpool.core.cluster.model import Job
+from carpool.core.cluster.model import ClusterJob
 from carpool.core.cluster.placement.requests import Placement, Request
 
-Rank = Callable[[Job], tuple[int, ...]]  # the lowest is parked first
-Choice = tuple[int, list[Job]]  # on which node, who leaves
+Rank = Callable[[ClusterJob], tuple[int, ...]]  # the lowest is parked first
+Choice = tuple[int, list[ClusterJob]]  # on which node, who leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Room:
     """A place for every member, and who had to leave for it."""
 
     places: tuple[Placement, ...]
-    left: tuple[Job, ...] = ()
+    left: tuple[ClusterJob, ...] = ()
 
 
 class Occupancy:
@@ -32,26 +32,26 @@ class Occupancy:
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.on_node: list[dict[Job, int]] = [{} for _ in range(inventory.nodes)]  # with their card time there
-        self.made_room: set[Job] = set()  # those for whom room was made in this decision
+        self.on_node: list[dict[ClusterJob, int]] = [{} for _ in range(inventory.nodes)]  # with their card time there
+        self.made_room: set[ClusterJob] = set()  # those for whom room was made in this decision
 
     def add_node(self) -> None:
         self.on_node.append({})
 
-    def put(self, job: Job, places: tuple[Placement, ...]) -> None:
+    def put(self, job: ClusterJob, places: tuple[Placement, ...]) -> None:
         """Enter a job whose places the inventory already holds."""
         job.places = places
         for member, place in zip(job.members, places, strict=True):
             jobs = self.on_node[place.node]
             jobs[job] = jobs.get(job, 0) + member.total_milli
 
-    def lift(self, job: Job) -> None:
+    def lift(self, job: ClusterJob) -> None:
         """Take a job off its cards; `job.places` still says where it was."""
         for member, place in zip(job.members, job.places, strict=True):
             self.inventory.give(member, place)
             self.on_node[place.node].pop(job, None)
 
-    def find(self, job: Job) -> Room | None:
+    def find(self, job: ClusterJob) -> Room | None:
         """Free places for all members, taken in the inventory; None if there are not enough."""
         if job.size_milli > self.inventory.free_milli:
             return None
@@ -64,10 +64,12 @@ class Occupancy:
             places.append(place)
         return Room(places=tuple(places))
 
-    def make_room(self, job: Job, rank: Rank, *, loans: Sequence[Job], moves_smaller: bool) -> Room | None:
+    def make_room(
+        self, job: ClusterJob, rank: Rank, *, loans: Sequence[ClusterJob], moves_smaller: bool
+    ) -> Room | None:
         """Places for all members after loans, and perhaps smaller owned jobs, left; None changes nothing."""
         loans = [loan for loan in loans if self._gives_way(loan, job)]
-        lifted: list[Job] = []
+        lifted: list[ClusterJob] = []
         places: list[Placement] = []
         for member in job.members:
             place = self.inventory.place(member)
@@ -83,7 +85,7 @@ class Occupancy:
             places.append(place)
         return Room(places=tuple(places), left=tuple(other for other in reversed(lifted) if not self._retake(other)))
 
-    def find_without(self, job: Job, others: Sequence[Job]) -> Room | None:
+    def find_without(self, job: ClusterJob, others: Sequence[ClusterJob]) -> Room | None:
         """Places for all members once these jobs have left, which are lifted; None changes nothing."""
         for other in others:
             self.lift(other)
@@ -93,14 +95,16 @@ class Occupancy:
                 self._restore(other)
         return room
 
-    def _gives_way(self, other: Job, job: Job) -> bool:
+    def _gives_way(self, other: ClusterJob, job: ClusterJob) -> bool:
         """O6: who made room for itself in this decision gives way in it only to a larger job."""
         return other not in self.made_room or other.size_milli < job.size_milli
 
-    def _by_loans(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+    def _by_loans(
+        self, job: ClusterJob, member: Request, rank: Rank, loans: Iterable[ClusterJob]
+    ) -> Iterator[Choice]:
         """For each node with loans enough: who leaves there; best where the most protected of them is least so."""
         nodes = {place.node: None for loan in loans for place in loan.places}
-        choices: list[tuple[tuple[int, ...], int, list[Job]]] = []
+        choices: list[tuple[tuple[int, ...], int, list[ClusterJob]]] = []
         for node in nodes:
             jobs = [other for other in self.on_node[node] if not other.is_owned and self._gives_way(other, job)]
             leaving = self._enough(member, node, sorted(jobs, key=rank))
@@ -110,7 +114,7 @@ class Occupancy:
         for _, node, leaving in sorted(choices, key=lambda choice: choice[:2]):
             yield node, leaving
 
-    def _by_size(self, job: Job, member: Request, rank: Rank, loans: Iterable[Job]) -> Iterator[Choice]:
+    def _by_size(self, job: ClusterJob, member: Request, rank: Rank, loans: Iterable[ClusterJob]) -> Iterator[Choice]:
         """For each node with enough loans and smaller jobs: who leaves; first where least of owned jobs must move.
 
         A node without loans needs the fewer moves the more of it is free, so of those only the first that will do is
@@ -134,7 +138,7 @@ class Occupancy:
             if leaving:
                 yield node, leaving
 
-    def _to_move(self, job: Job, member: Request, node: int) -> int | None:
+    def _to_move(self, job: ClusterJob, member: Request, node: int) -> int | None:
         """How much of the owned jobs must move for the member to fit on the node; None if it would not even then."""
         size_milli = job.size_milli
         missing_milli = member.total_milli - self.inventory.usable_milli(member, node)
@@ -146,7 +150,7 @@ class Occupancy:
                 smaller_milli += milli
         return missing_milli if missing_milli <= smaller_milli else None
 
-    def _clear(self, member: Request, choices: Iterator[Choice], lifted: list[Job]) -> Placement | None:
+    def _clear(self, member: Request, choices: Iterator[Choice], lifted: list[ClusterJob]) -> Placement | None:
         """Lift jobs from the first node where that is enough, and take the member's place there."""
         for node, leaving in choices:
             for other in leaving:
@@ -159,7 +163,7 @@ class Occupancy:
                 self._restore(other)
         return None
 
-    def _enough(self, member: Request, node: int, jobs: list[Job]) -> list[Job] | None:
+    def _enough(self, member: Request, node: int, jobs: list[ClusterJob]) -> list[ClusterJob] | None:
         """As many of the jobs, in their order, as must leave for the member to fit; None if all are too few."""
         missing_milli = member.total_milli - self.inventory.usable_milli(member, node)
         count = 0
@@ -180,25 +184,25 @@ class Occupancy:
             self._restore(other)
         return jobs[:count] if fits else None
 
-    def hold(self, job: Job, places: tuple[Placement, ...]) -> None:
+    def hold(self, job: ClusterJob, places: tuple[Placement, ...]) -> None:
         """Enter a job that is at these places as a matter of fact."""
         for member, place in zip(job.members, places, strict=True):
             self.inventory.hold(member, place)
         self.put(job, places)
 
-    def forget_places(self, job: Job) -> None:
+    def forget_places(self, job: ClusterJob) -> None:
         """A job that was lifted is no longer where it was."""
         job.places = ()
 
-    def note_places(self, job: Job, places: tuple[Placement, ...]) -> None:
+    def note_places(self, job: ClusterJob, places: tuple[Placement, ...]) -> None:
         """Where a job still is that was told to leave; the inventory has given its cards to others."""
         job.places = places
 
-    def _restore(self, job: Job) -> None:
+    def _restore(self, job: ClusterJob) -> None:
         """Put a lifted job back where it was; nobody came there meanwhile."""
         self.hold(job, job.places)
 
-    def _retake(self, job: Job) -> bool:
+    def _retake(self, job: ClusterJob) -> bool:
         """Put a lifted job back exactly where it was, if that is still free."""
         for number, (member, place) in enumerate(zip(job.members, job.places, strict=True)):
             if not self.inventory.retake(member, place):
@@ -207,7 +211,7 @@ class Occupancy:
         self.put(job, job.places)
         return True
 
-    def _give_all(self, job: Job, places: Iterable[Placement]) -> None:
+    def _give_all(self, job: ClusterJob, places: Iterable[Placement]) -> None:
         for member, place in zip(job.members, places, strict=False):
             self.inventory.give(member, place)
 

@@ -7,7 +7,7 @@ running job's key falls at a constant speed, or the key is asked anew when the j
 
 from __future__ import annotations
 
-from carpool.core.cluster.model import NO_KEY, Job, Key
+from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
 from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.policies.base import Policy
 from carpool.core.policies.levels import Levels
@@ -26,18 +26,18 @@ class Order:
         self._asks_speed = type(policy).speed is not Policy.speed
         self._changes = 0
 
-    def key(self, job: Job, *, now: Nanos) -> Key:
+    def key(self, job: ClusterJob, *, now: Nanos) -> Key:
         """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""
         self._count(job)
         rank = self.policy.rank(self.view_of(job), now=now)
         tie = job.standing if self._levels.keeps_standing else job.number
         return (rank[0], tie) if len(rank) == 1 else (rank[0], (*rank[1:], tie))
 
-    def speed(self, job: Job) -> int:
+    def speed(self, job: ClusterJob) -> int:
         """By how much the first part of its key falls in each nanosecond of running."""
         return (self.policy.speed(self.view_of(job)) or 0) if self._asks_speed else 0
 
-    def rest_ns(self, job: Job) -> Nanos | None:
+    def rest_ns(self, job: ClusterJob) -> Nanos | None:
         """After how much more run time its key must be asked anew; None for never."""
         if self._asks_speed and self.policy.speed(self.view_of(job)) is not None:
             return None
@@ -51,7 +51,7 @@ class Order:
         outlived_ns = -(-end // (size_milli * levels.step_ns)) * levels.step_ns
         return outlived_ns - job.attained_ns if job.size_milli else outlived_ns  # without cards it attains nothing
 
-    def view_of(self, job: Job) -> JobView:
+    def view_of(self, job: ClusterJob) -> JobView:
         """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
         levels, number = self._levels, job.level
         counted_ns = levels.begins_ns[number] if job.counts_as_running else levels.begins_ns[number] + 1
@@ -80,7 +80,7 @@ class Order:
         view: JobView = tuple.__new__(JobView, fields)  # the class's own constructor takes twice as long
         return view
 
-    def _count(self, job: Job) -> None:
+    def _count(self, job: ClusterJob) -> None:
         """Bring the job to the level of what it has attained, never down again, and note how it stands there."""
         levels, ends, is_new = self._levels, self._levels.ends, job.key == NO_KEY
         if is_new and job.level:

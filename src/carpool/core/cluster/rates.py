@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.cluster.events import RatesMeasured
-from carpool.core.cluster.model import Job
+from carpool.core.cluster.model import ClusterJob
 
 Mixture = tuple[int, tuple[str, ...]]  # the size of each job in thousandths of a card, and the sorted programs
 
@@ -21,26 +21,26 @@ class Rates:
         speeds = self._known[mixture] = dict(zip(event.programs, event.rates_milli, strict=True))
         self._totals[mixture] = sum(speeds[program] for program in event.programs)
 
-    def find(self, group: list[Job]) -> dict[str, int] | None:
+    def find(self, group: list[ClusterJob]) -> dict[str, int] | None:
         """The speed of each program of the group; None if nobody has measured it."""
         if len(group) == 1:
             return {group[0].program: 1000}
         return self._known.get(mixture_of(group))
 
-    def total(self, group: list[Job]) -> int | None:
+    def total(self, group: list[ClusterJob]) -> int | None:
         return self.total_of(mixture_of(group))
 
     def total_of(self, mixture: Mixture) -> int | None:
         """The summed speed of such a group; None if nobody has measured it."""
         return 1000 if len(mixture[1]) == 1 else self._totals.get(mixture)
 
-    def note_trial(self, group: list[Job]) -> None:
+    def note_trial(self, group: list[ClusterJob]) -> None:
         self._tried.add(mixture_of(group))
 
-    def was_tried(self, group: list[Job]) -> bool:
+    def was_tried(self, group: list[ClusterJob]) -> bool:
         return mixture_of(group) in self._tried
 
-    def gain(self, group: list[Job], guest: Job) -> int | None:
+    def gain(self, group: list[ClusterJob], guest: ClusterJob) -> int | None:
         """By how much the guest would raise the group's summed speed; None if that was never measured."""
         before, after = self.total(group), self.total([*group, guest])
         return None if before is None or after is None else after - before
@@ -58,7 +58,7 @@ def fault_of_rates(event: RatesMeasured) -> str:
     return ""
 
 
-def mixture_of(group: list[Job]) -> Mixture:
+def mixture_of(group: list[ClusterJob]) -> Mixture:
     return group[0].size_milli, tuple(sorted([job.program for job in group]))
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from carpool.core.cluster.cluster import Cluster
-from carpool.core.cluster.model import NO_KEY, Job, Key
+from carpool.core.cluster.events import ShareGiven, ShareWithdrawn, WeightGiven
+from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
 from carpool.core.cluster.occupancy import Room
 from carpool.core.cluster.side_by_side import find_host
 from carpool.core.cluster.tenants import Pool, victim_rank
 from carpool.core.kernel.ids import WEIGHT_ONE
-from carpool.errors import InternalError
 
-Head = tuple[Key, int, Job]  # a candidate for its pool's share; 1: it runs already, as a loan
+Head = tuple[Key, int, ClusterJob]  # a candidate for its pool's share; 1: it runs already, as a loan
 
 
 def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
-    """Settle all pools in which something changed; those with a job that is owed cards whenever there may be room."""
+    """Serve all pools in which something changed; those with a job that is owed cards whenever there may be room."""
+    fit_if_changed(cluster)
     while True:
         if is_room_new:
             for pool in cluster.owed:
@@ -28,6 +29,7 @@ def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
         before = len(cluster.effects)
         while cluster.touched:
             serve_pool(cluster, cluster.touched.popleft())
+            fit_if_changed(cluster)
         is_room_new = len(cluster.effects) > before
 
 
@@ -47,7 +49,7 @@ def serve_pool(cluster: Cluster, pool: Pool) -> None:
 def lend(cluster: Cluster) -> None:
     """Let waiting jobs use what is free, those of the tenant that is least above its share first (O3, O5)."""
     inventory, deadline_ns = cluster.inventory, cluster.settings.deadline_ns
-    heads: list[tuple[int, Key, Job]] = []
+    heads: list[tuple[int, Key, ClusterJob]] = []
 
     def add_head(pool: Pool, shape: int) -> None:
         for first, second, job in pool.waiting.rows.get(shape, [])[:1]:
@@ -68,19 +70,6 @@ def lend(cluster: Cluster) -> None:
         add_head(cluster.pool_of(job), job.shape)
 
 
-def disown_last(cluster: Cluster, pool: Pool) -> Job:
-    """The last of the owned jobs becomes a loan."""
-    last = pool.owned.last(cluster.now)
-    if last is None:
-        raise InternalError(f"O1: {pool.tenant} owns nothing it could give up")
-    key, job = last
-    pool.owned.remove(job)
-    job.key = key
-    job.is_owned = False
-    pool.loans.add(job, cluster.speed(job), cluster.now)
-    return job
-
-
 def split_by_weight(cluster: Cluster) -> None:
     """Give every tenant that has jobs its part of all cards, in whole cards.
 
@@ -94,7 +83,7 @@ def split_by_weight(cluster: Cluster) -> None:
         pool = cluster.pools[tenant]
         pool.share_milli = 1000 * (parts[tenant][0] + (number < left))
         while pool.owned.size_milli > pool.share_milli:
-            disown_last(cluster, pool)
+            cluster.disown_last(pool)
         cluster.touch(pool)
 
 
@@ -106,23 +95,75 @@ def least_level(cluster: Cluster, pool: Pool) -> int:
     return min((job.level for job in firsts), default=0)
 
 
+def fit_if_changed(cluster: Cluster) -> None:
+    """Fit the shares to the cluster if it has changed since they were."""
+    if cluster.inventory.capacity_milli != cluster.fitted_milli or not cluster.shares_are_fitted:
+        fit_shares(cluster)
+
+
 def fit_shares(cluster: Cluster) -> None:
     """Bring all shares to the size that the cluster has now (O7)."""
     capacity_milli = cluster.inventory.capacity_milli
+    cluster.fitted_milli = capacity_milli
+    cluster.shares_are_fitted = True
     if cluster.order.splits_by_weight:
         split_by_weight(cluster)
         return
-    given_milli = sum(pool.given_milli for pool in cluster.pools.values())
+    given_milli = sum(cluster.shares_milli.values())
     for pool in cluster.pools.values():
+        own_milli = cluster.shares_milli.get(pool.tenant, 0)
         if not cluster.has_shares:
             pool.share_milli = capacity_milli
         elif given_milli > capacity_milli:
-            pool.share_milli = pool.given_milli * capacity_milli // given_milli
+            pool.share_milli = own_milli * capacity_milli // given_milli
         else:
-            pool.share_milli = pool.given_milli
+            pool.share_milli = own_milli
         while pool.owned.size_milli > pool.share_milli:
-            disown_last(cluster, pool)
+            cluster.disown_last(pool)
         cluster.touch(pool)
+
+
+def give_share(cluster: Cluster, event: ShareGiven) -> str:
+    """A tenant owns so much from now on (O8); returns why not, empty if it does."""
+    before_milli = cluster.shares_milli.get(event.tenant, 0)
+    total_milli = sum(cluster.shares_milli.values()) - before_milli + event.share_milli
+    capacity_milli = cluster.inventory.total_milli
+    if cluster.order.splits_by_weight:
+        return f"the order {cluster.order.name} splits the cluster by weight; it takes no shares"
+    if event.share_milli < 0:
+        return f"tenant {event.tenant}: a share of {event.share_milli / 1000:g} cards is below 0"
+    if total_milli > capacity_milli and event.share_milli > before_milli and not cluster.is_syncing:
+        return f"the shares are {total_milli / 1000:g} cards, the cluster has {capacity_milli / 1000:g}"
+    cluster.shares_milli[event.tenant] = event.share_milli
+    if not cluster.has_shares:
+        cluster.move_to_pools()
+    cluster.need_pool(event.tenant)
+    fit_shares(cluster)
+    return ""
+
+
+def withdraw_share(cluster: Cluster, event: ShareWithdrawn) -> str:
+    """A tenant owns nothing from now on (O8); returns why not, empty if it does."""
+    if event.tenant not in cluster.shares_milli:
+        return f"tenant {event.tenant} has no share"
+    del cluster.shares_milli[event.tenant]
+    if not cluster.shares_milli:
+        cluster.move_to_pools()
+    elif not cluster.pools[event.tenant].jobs:
+        del cluster.pools[event.tenant]
+    fit_shares(cluster)
+    return ""
+
+
+def give_weight(cluster: Cluster, event: WeightGiven) -> str:
+    """A tenant counts for so much from now on, under fair; returns why not, empty if it does."""
+    if not cluster.order.splits_by_weight:
+        return f"the order {cluster.order.name} knows no weights of tenants; fair does"
+    if event.weight_milli <= 0:
+        return f"tenant {event.tenant}: a weight of {event.weight_milli / 1000:g} is not above 0"
+    cluster.weights[event.tenant] = event.weight_milli
+    split_by_weight(cluster)
+    return ""
 
 
 def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
@@ -143,37 +184,30 @@ def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
     return heads
 
 
-def _promote(cluster: Cluster, pool: Pool, key: Key, job: Job, heads: list[Head]) -> None:
+def _promote(cluster: Cluster, pool: Pool, key: Key, job: ClusterJob, heads: list[Head]) -> None:
     """A loan whose turn it is becomes owned where it stands."""
     behind = pool.loans.next_after(job, cluster.now)
     if behind is not None:
         heappush(heads, (behind[0], 1, behind[1]))
     while pool.owned.size_milli + job.size_milli > pool.share_milli:
-        disown_last(cluster, pool)
-    job.key = key
-    _own(cluster, pool, job)
+        cluster.disown_last(pool)
+    cluster.own(pool, job, key=key)
 
 
-def _own(cluster: Cluster, pool: Pool, job: Job) -> None:
-    pool.loans.remove(job)
-    job.is_owned = True
-    pool.owned.add(job, cluster.speed(job), cluster.now)
-
-
-def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
+def _claim(cluster: Cluster, pool: Pool, job: ClusterJob) -> bool:
     """Give a waiting job cards of its pool's share; False if the nodes are too broken up for it."""
     disowned = []
     while pool.owned.size_milli + job.size_milli > pool.share_milli:
-        disowned.append(disown_last(cluster, pool))
+        disowned.append(cluster.disown_last(pool))
     room = cluster.occupancy.find(job)
     host = find_host(cluster, job) if room is None and cluster.order.seats > 1 else None
-    if host is None and room is None:
+    if host is None and room is None and cluster.may_evict:
         room = _make_room(cluster, job)
     if room is None:
         if host is None:
             cluster.owed[pool] = None
         for other in disowned:
-            _own(cluster, pool, other)
+            cluster.own(pool, other)
         if host is not None:
             cluster.join(job, host)
         return host is not None
@@ -186,10 +220,10 @@ def _claim(cluster: Cluster, pool: Pool, job: Job) -> bool:
     return True
 
 
-def _make_room(cluster: Cluster, job: Job) -> Room | None:
+def _make_room(cluster: Cluster, job: ClusterJob) -> Room | None:
     """Room at the cost of others: of loans; if that is not enough, of smaller owned jobs too (O2)."""
 
-    def rank(other: Job) -> tuple[int, ...]:
+    def rank(other: ClusterJob) -> tuple[int, ...]:
         """Who is parked first: loans before owned jobs; of loans by O4, or by the order if nobody has a share."""
         if other.is_owned:
             return (1, -other.size_milli, other.number)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from heapq import merge
 
 from carpool.core.cluster.cluster import Cluster
-from carpool.core.cluster.model import Job, State
+from carpool.core.cluster.model import ClusterJob, State
 
 GAIN_MILLI = 50  # of one job's speed alone: what a guest must add to its group, or more elsewhere before it moves
 TRIED_MILLI = 2000  # what an unmeasured group is hoped to add: measure it before trusting a worse one
@@ -40,7 +40,7 @@ def fill_groups(cluster: Cluster) -> None:
             groups = _groups_with_room(cluster, hosts)
 
 
-def find_host(cluster: Cluster, job: Job) -> Job | None:
+def find_host(cluster: Cluster, job: ClusterJob) -> ClusterJob | None:
     """The group to which the job adds most, if it adds enough."""
     return _best_of(cluster, job, _groups_with_room(cluster, cluster.hosts.get(job.shape, {})))
 
@@ -88,7 +88,7 @@ def undo_losses(cluster: Cluster) -> None:
                 cluster.regrouped[host] = None
 
 
-def _set_speeds(cluster: Cluster, host: Job) -> None:
+def _set_speeds(cluster: Cluster, host: ClusterJob) -> None:
     """Count the members of a group at the speeds that were measured; until then, as equal parts of the cards."""
     group = [host, *host.guests]
     speeds = cluster.rates.find(group)
@@ -96,11 +96,11 @@ def _set_speeds(cluster: Cluster, host: Job) -> None:
         cluster.set_rate(job, speeds[job.program] if speeds else 1000 // len(group))
 
 
-def _best_move(cluster: Cluster, hosts: dict[Job, None]) -> tuple[Job, Job] | None:
+def _best_move(cluster: Cluster, hosts: dict[ClusterJob, None]) -> tuple[ClusterJob, ClusterJob] | None:
     """The guest and the host that together raise the summed speed of all groups most; None if not by enough."""
     rates = cluster.rates
     groups = _groups_with_room(cluster, hosts)
-    best: tuple[int, Job, Job] | None = None
+    best: tuple[int, ClusterJob, ClusterJob] | None = None
     seen: set[tuple[Programs, str]] = set()
     for host in hosts if groups else ():
         members = [host, *host.guests]
@@ -119,7 +119,7 @@ def _best_move(cluster: Cluster, hosts: dict[Job, None]) -> tuple[Job, Job] | No
     return best[1:] if best is not None else None
 
 
-def _expected_gain(cluster: Cluster, host: Job, guest: Job) -> int:
+def _expected_gain(cluster: Cluster, host: ClusterJob, guest: ClusterJob) -> int:
     """What the guest would add to the group of the host: as measured; hoped for once; then nothing until measured."""
     group = [host, *host.guests]
     gain = cluster.rates.gain(group, guest)
@@ -128,9 +128,9 @@ def _expected_gain(cluster: Cluster, host: Job, guest: Job) -> int:
     return 0 if cluster.rates.was_tried([*group, guest]) else TRIED_MILLI
 
 
-def _groups_with_room(cluster: Cluster, hosts: dict[Job, None]) -> dict[Programs, Job]:
+def _groups_with_room(cluster: Cluster, hosts: dict[ClusterJob, None]) -> dict[Programs, ClusterJob]:
     """The oldest host of each mixture of programs that may have one more guest."""
-    groups: dict[Programs, Job] = {}
+    groups: dict[Programs, ClusterJob] = {}
     for host in hosts:
         if len(host.guests) + 1 < cluster.order.seats:
             programs = tuple(sorted(job.program for job in (host, *host.guests)))
@@ -139,7 +139,7 @@ def _groups_with_room(cluster: Cluster, hosts: dict[Job, None]) -> dict[Programs
     return groups
 
 
-def _best_of(cluster: Cluster, job: Job, groups: dict[Programs, Job]) -> Job | None:
+def _best_of(cluster: Cluster, job: ClusterJob, groups: dict[Programs, ClusterJob]) -> ClusterJob | None:
     best: tuple[int, int] | None = None
     chosen = None
     for host in groups.values():

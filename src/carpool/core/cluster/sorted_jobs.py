@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from carpool.core.cluster.model import Entry, Job, Key
+from carpool.core.cluster.model import ClusterJob, Entry, Key
 from carpool.core.kernel.ids import Nanos
 from carpool.errors import InternalError
 
@@ -24,7 +24,7 @@ class RunningJobs:
         self._rows: dict[tuple[int, int], list[Entry]] = {}  # by size and speed
         self.size_milli = 0  # of all jobs
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[ClusterJob]:
         for row in self._rows.values():
             for entry in row:
                 yield entry[2]
@@ -32,7 +32,7 @@ class RunningJobs:
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
-    def add(self, job: Job, speed: int, now: Nanos) -> None:
+    def add(self, job: ClusterJob, speed: int, now: Nanos) -> None:
         job.speed = speed
         entry = job.entry = (job.key[0] + speed * now, job.key[1], job)
         row = self._rows.get((job.size_milli, speed))
@@ -41,7 +41,7 @@ class RunningJobs:
         insort(row, entry)
         self.size_milli += job.size_milli
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: ClusterJob) -> None:
         entry = job.entry
         if entry is None:
             raise InternalError(f"job {job.id} does not run")
@@ -59,9 +59,9 @@ class RunningJobs:
             size * bisect_left(row, (first + speed * now, second)) for (size, speed), row in self._rows.items()
         )
 
-    def last(self, now: Nanos) -> tuple[Key, Job] | None:
+    def last(self, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job that goes after all others, with its key now."""
-        worst: tuple[Key, Job] | None = None
+        worst: tuple[Key, ClusterJob] | None = None
         for (_, speed), row in self._rows.items():
             first, second, job = row[-1]
             key = (first - speed * now, second)
@@ -69,13 +69,13 @@ class RunningJobs:
                 worst = (key, job)
         return worst
 
-    def firsts(self, now: Nanos) -> Iterator[tuple[Key, Job]]:
+    def firsts(self, now: Nanos) -> Iterator[tuple[Key, ClusterJob]]:
         """The first job of each row, with its key now."""
         for (_, speed), row in self._rows.items():
             first, second, job = row[0]
             yield (first - speed * now, second), job
 
-    def next_after(self, job: Job, now: Nanos) -> tuple[Key, Job] | None:
+    def next_after(self, job: ClusterJob, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job behind this one in its row."""
         if job.entry is None:
             raise InternalError(f"job {job.id} does not run")
@@ -95,7 +95,7 @@ class WaitingJobs:
     def __init__(self) -> None:
         self.rows: dict[int, list[Entry]] = {}
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[ClusterJob]:
         for row in self.rows.values():
             for entry in row:
                 yield entry[2]
@@ -106,7 +106,7 @@ class WaitingJobs:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: ClusterJob) -> None:
         entry = job.entry = (*job.key, job)
         row = self.rows.get(job.shape)
         if row is None:
@@ -114,7 +114,7 @@ class WaitingJobs:
         else:
             insort(row, entry)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: ClusterJob) -> None:
         if job.entry is None:
             raise InternalError(f"job {job.id} is in no queue")
         row = self.rows[job.shape]
@@ -123,6 +123,6 @@ class WaitingJobs:
             del self.rows[job.shape]
         job.entry = None
 
-    def is_first(self, job: Job) -> bool:
+    def is_first(self, job: ClusterJob) -> bool:
         """Whether no other of its shape goes before the job."""
         return self.rows[job.shape][0][2] is job

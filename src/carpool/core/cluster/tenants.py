@@ -24,7 +24,7 @@ is whatever runs in a hole that nobody before it can use.
 
 from __future__ import annotations
 
-from carpool.core.cluster.model import Job, Key
+from carpool.core.cluster.model import ClusterJob, Key
 from carpool.core.cluster.sorted_jobs import RunningJobs, WaitingJobs
 from carpool.core.kernel.ids import Nanos, TenantId
 from carpool.errors import InternalError
@@ -38,18 +38,18 @@ class Pool:
     def __init__(self, tenant: TenantId, share_milli: int) -> None:
         self.tenant = tenant
         self.share_milli = share_milli  # less than what was given while nodes are missing (O7)
-        self.jobs: dict[Job, None] = {}  # all of them, whatever their state
+        self.jobs: dict[ClusterJob, None] = {}  # all of them, whatever their state
         self.waiting = WaitingJobs()
         self.owned = RunningJobs()
         self.loans = RunningJobs()
-        self.moving: list[Job] = []  # owned jobs on their way to other cards: their part of the share is theirs
+        self.moving: list[ClusterJob] = []  # owned, on their way to other cards: their part of the share is theirs
 
     @property
     def over_milli(self) -> int:
         """How far it is above its share; below zero is room."""
         return self.owned.size_milli + self.loans.size_milli - self.share_milli
 
-    def owns(self, job: Job, key: Key, now: Nanos) -> bool:
+    def owns(self, job: ClusterJob, key: Key, now: Nanos) -> bool:
         """Whether the job fits into the share beside those that go before it (O2)."""
         kept_milli = sum(other.size_milli for other in self.moving if other.key < key)
         room_milli = self.share_milli - kept_milli - job.size_milli
@@ -71,6 +71,6 @@ class Pool:
             raise InternalError(f"O1 broken: {self.tenant} owns {owned_milli} m of a share of {self.share_milli} m")
 
 
-def victim_rank(job: Job, pool: Pool) -> tuple[int, int, int, int, int]:
+def victim_rank(job: ClusterJob, pool: Pool) -> tuple[int, int, int, int, int]:
     """Who is parked first (O4): the lowest."""
     return (-pool.over_milli, job.turn_ns, job.attained_ns, job.size_milli, -job.number)
