@@ -5,7 +5,9 @@ All rules hold after every event, and what the effects add up to never asks a ma
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -27,11 +29,18 @@ from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
+    JobFound,
     JobSuspended,
     NodeAdded,
+    NodeCordoned,
+    NodeDrained,
     NodeRemoved,
+    NodeUncordoned,
     RatesMeasured,
     ShareGiven,
+    ShareWithdrawn,
+    SyncFinished,
+    SyncStarted,
     Tick,
 )
 from carpool.core.cluster.model import ClusterSettings, State
@@ -86,24 +95,31 @@ class ClusterMachine(RuleBasedStateMachine):
         self.machines = {f"n{number}": each for number, each in enumerate(nodes)}
         self.names = list(self.machines)
         self.gone: set[str] = set()
-        self.fleet = Fleet([self._spec(name) for name in self.names])
-        self.scheduler = ClusterScheduler(
-            PlacerInventory(Placer(self.fleet, make_rule("best_fit"))),
-            POLICIES[self.order],
-            ClusterSettings(parks_at_once=not is_slow),
-        )
         self.is_slow = is_slow
+        self.make_scheduler([self._spec(name) for name in self.names])
         self.now = 0
         self.count = 0
         self.holding: dict[str, Holding] = {}
         self.riding: dict[str, str] = {}
+        self.arrived: dict[str, JobArrived] = {}
+        self.closed: set[str] = set()  # cards
+        self.shares: dict[str, int] = {}
         self.requests: dict[str, tuple[Request, ...]] = {}
         self.unmeasured: list[RatesMeasured] = []
         self.tenants: tuple[str, ...] = TENANTS
         if shares and self.order != "fair" and sum(shares) * 1000 <= self.fleet.capacity_milli:
             self.tenants = TENANTS[: len(shares)]
             for tenant, share in zip(self.tenants, shares, strict=True):
+                self.shares[tenant] = 1000 * share
                 self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=1000 * share))
+
+    def make_scheduler(self, nodes: list[NodeSpec]) -> None:
+        self.fleet = Fleet(nodes)
+        self.scheduler = ClusterScheduler(
+            PlacerInventory(Placer(self.fleet, make_rule("best_fit"))),
+            POLICIES[self.order],
+            ClusterSettings(parks_at_once=not self.is_slow),
+        )
 
     def _spec(self, name: str) -> NodeSpec:
         spec = self.machines[name]
@@ -130,6 +146,7 @@ class ClusterMachine(RuleBasedStateMachine):
             program="p",
             service_ns=(1 + self.count * 7 % 50) * SECOND,
         )
+        self.arrived[job] = arrived
         self.tell(arrived)
 
     @precondition(lambda self: self.requests)
@@ -242,8 +259,94 @@ class ClusterMachine(RuleBasedStateMachine):
             assert (job in self.riding) == (state is State.RIDING), (job, state)
 
 
+class LivingClusterMachine(ClusterMachine):
+    """The same with nodes and cards that are cordoned and drained, shares that change, and restarts."""
+
+    def _cards(self, name: str) -> list[str]:
+        return [f"{name}/{card}" for card in range(self.machines[name].cards)]
+
+    def try_to_tell(self, event: Event) -> bool:
+        """Tell what may be rejected; whether it was not."""
+        effects = self.scheduler.handle(event, now=self.now)
+        is_rejected = bool(effects) and isinstance(effects[0], RejectEvent)
+        for effect in effects[1:] if is_rejected else effects:
+            self.perform(effect)
+        while self.unmeasured:
+            self.tell(self.unmeasured.pop())
+        return not is_rejected
+
+    @precondition(lambda self: len(self.gone) < len(self.names))
+    @rule(index=st.integers(0, 5), card=st.sampled_from([None, 0, 1]), is_drained=st.booleans(), by=st.booleans())
+    def cordon_or_drain(self, index: int, card: int | None, is_drained: bool, by: bool) -> None:
+        here = [name for name in self.names if name not in self.gone]
+        name = here[index % len(here)]
+        chosen = None if card is None else f"{name}/{card % self.machines[name].cards}"
+        by_ns = self.now + 40 * SECOND if by else None
+        event = (
+            NodeDrained(name=name, card=chosen, by_ns=by_ns) if is_drained else NodeCordoned(name=name, card=chosen)
+        )
+        self.closed |= {chosen} if chosen else set(self._cards(name))
+        self.try_to_tell(event)
+
+    @rule(index=st.integers(0, 5), card=st.sampled_from([None, None, 0, 1]))
+    def uncordon(self, index: int, card: int | None) -> None:
+        name = self.names[index % len(self.names)]
+        chosen = None if card is None else f"{name}/{card % self.machines[name].cards}"
+        self.closed -= {chosen} if chosen else set(self._cards(name))
+        self.try_to_tell(NodeUncordoned(name=name, card=chosen))
+
+    @precondition(lambda self: self.order != "fair")
+    @rule(tenant=st.sampled_from(TENANTS), cards=st.sampled_from([None, 0, 1, 2, 5]))
+    def change_a_share(self, tenant: str, cards: int | None) -> None:
+        name = TenantId(tenant)
+        if cards is None:
+            if self.try_to_tell(ShareWithdrawn(tenant=name)):
+                del self.shares[tenant]
+        elif self.try_to_tell(ShareGiven(tenant=name, share_milli=1000 * cards)):
+            self.shares[tenant] = 1000 * cards
+
+    @rule(lots=st.randoms(use_true_random=False))
+    def restart(self, lots: Random) -> None:
+        """The scheduler is gone; a new one is told what there is, in any order, and moves nobody for it."""
+        self.make_scheduler([])
+        facts: list[Event] = []
+        for name in self.names:
+            if name not in self.gone:
+                facts.append(NodeAdded(node=self._spec(name), is_cordoned=set(self._cards(name)) <= self.closed))
+        for tenant, share_milli in self.shares.items():
+            facts.append(ShareGiven(tenant=TenantId(tenant), share_milli=share_milli))
+        for job in self.requests:
+            arrived = self.arrived[job]
+            fields = {each.name: getattr(arrived, each.name) for each in dataclasses.fields(JobArrived)}
+            if job in self.holding:
+                held = self.holding[job]
+                facts.append(JobFound(**fields, places=held.places, is_leaving=held.is_told and self.is_slow))
+            elif job not in self.riding:
+                facts.append(arrived)
+        lots.shuffle(facts)
+        for job, host in self.riding.items():
+            fields = {each.name: getattr(self.arrived[job], each.name) for each in dataclasses.fields(JobArrived)}
+            facts.append(JobFound(**fields, places=self.holding[host].places, host=JobId(host)))
+        before = {job: held.places for job, held in self.holding.items()}
+        riding = dict(self.riding)
+        self.closed = {
+            card for name in self.names for card in self._cards(name) if set(self._cards(name)) <= self.closed
+        }
+        for event in [SyncStarted(), *facts, SyncFinished()]:
+            self.tell(event)
+        assert {job: held.places for job, held in self.holding.items() if job in before} == before
+        assert {job: self.riding.get(job) for job in riding} == riding
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["fifo", "las", "fair", "priority", "srtf", "pack"])
 def test_no_rule_of_the_cluster_is_ever_broken_and_no_machine_overfull(order: str) -> None:
     machine = type(f"Machine_{order}", (ClusterMachine,), {"order": order})
+    run_machine(machine, settings=settings(max_examples=share_of_profile(45), stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["fifo", "las", "fair", "priority", "pack"])
+def test_no_rule_is_broken_by_cordons_drains_changing_shares_and_restarts(order: str) -> None:
+    machine = type(f"Living_{order}", (LivingClusterMachine,), {"order": order})
     run_machine(machine, settings=settings(max_examples=share_of_profile(45), stateful_step_count=40, deadline=None))

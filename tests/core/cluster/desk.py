@@ -17,11 +17,18 @@ from carpool.core.cluster.events import (
     Event,
     JobArrived,
     JobEnded,
+    JobFound,
     JobSuspended,
     NodeAdded,
+    NodeCordoned,
+    NodeDrained,
     NodeRemoved,
+    NodeUncordoned,
     RatesMeasured,
     ShareGiven,
+    ShareWithdrawn,
+    SyncFinished,
+    SyncStarted,
     Tick,
     WeightGiven,
 )
@@ -85,6 +92,53 @@ class Desk:
     def lose_node(self, name: str, *, at: float = 0) -> list[str]:
         return self.tell(NodeRemoved(name=name), at)
 
+    def cordon(self, name: str, card: str | None = None, *, at: float = 0) -> list[str]:
+        return self.tell(NodeCordoned(name=name, card=card), at)
+
+    def drain(self, name: str, card: str | None = None, *, by: float | None = None, at: float = 0) -> list[str]:
+        return self.tell(NodeDrained(name=name, card=card, by_ns=None if by is None else int(by * SECOND)), at)
+
+    def uncordon(self, name: str, card: str | None = None, *, at: float = 0) -> list[str]:
+        return self.tell(NodeUncordoned(name=name, card=card), at)
+
+    def find(
+        self,
+        job: str,
+        *places: str,
+        at: float = 0,
+        tenant: str = DEFAULT_TENANT,
+        had: float = 0,
+        priority: int = 0,
+        program: str = "",
+        is_leaving: bool = False,
+        host: str | None = None,
+    ) -> list[str]:
+        """A job that runs already; a place is written n0:0,1 or n0:GPU-a."""
+        found = JobFound(
+            job=JobId(job),
+            members=tuple(Request(cards=len(_cards(place)), card_milli=1000) for place in places),
+            places=tuple(Place(node=place.partition(":")[0], cards=_cards(place)) for place in places),
+            tenant=TenantId(tenant),
+            attained_ns=int(had * SECOND),
+            priority=priority,
+            program=program,
+            is_leaving=is_leaving,
+            host=None if host is None else JobId(host),
+        )
+        return self.tell(found, at)
+
+    def share(self, tenant: str, cards: float, *, at: float = 0) -> list[str]:
+        return self.tell(ShareGiven(tenant=TenantId(tenant), share_milli=int(1000 * cards)), at)
+
+    def withdraw(self, tenant: str, *, at: float = 0) -> list[str]:
+        return self.tell(ShareWithdrawn(tenant=TenantId(tenant)), at)
+
+    def begin_sync(self, *, at: float = 0) -> list[str]:
+        return self.tell(SyncStarted(), at)
+
+    def end_sync(self, *, at: float = 0) -> list[str]:
+        return self.tell(SyncFinished(), at)
+
     def end(self, job: str, *, at: float = 0) -> list[str]:
         return self.tell(JobEnded(job=JobId(job)), at)
 
@@ -111,6 +165,11 @@ class Desk:
 
     def state(self, job: str) -> State | None:
         return self.scheduler.state_of(JobId(job))
+
+
+def _cards(place: str) -> tuple[str, ...]:
+    node, _, cards = place.partition(":")
+    return tuple(f"{node}/{card}" if card.isdigit() else card for card in cards.split(","))
 
 
 def short(place: Place) -> str:

@@ -20,7 +20,7 @@ def arrive(cluster: Cluster, event: JobArrived) -> str:
     if event.job in cluster.jobs:
         return "a job with this id is here already"
     job = _make_job(cluster, event)
-    reason = None if cluster.is_syncing else refusal_of(cluster, job)
+    reason = fault_of(job) or (None if cluster.is_syncing else refusal_of(cluster, job))
     if reason:
         cluster.effects.append(RefuseJob(job=job.id, reason=reason))
         return ""
@@ -51,22 +51,21 @@ def find(cluster: Cluster, event: JobFound) -> str:
     return ""
 
 
-def refuse_impossible(cluster: Cluster) -> None:
-    """After a sync: those of the waiting jobs are refused that could never run."""
-    for job in [job for job in cluster.jobs.values() if job.state is State.WAITING]:
-        reason = refusal_of(cluster, job)
-        if reason:
-            cluster.remove(job)
-            cluster.effects.append(RefuseJob(job=job.id, reason=reason))
-
-
-def refusal_of(cluster: Cluster, job: ClusterJob) -> str | None:
-    """Why the job can never run, or None."""
-    total_milli = cluster.inventory.total_milli
+def fault_of(job: ClusterJob) -> str | None:
+    """What is wrong with the job itself, or None."""
     if not job.members:
         return f"job {job.id} can never run: it has no members; name what it wants of each node"
     if job.weight_milli <= 0 or job.turn_ns < 0 or (job.service_ns or 0) < 0:
         return f"job {job.id} can never run: its weight is above 0, its times are not below 0; correct them"
+    return None
+
+
+def refusal_of(cluster: Cluster, job: ClusterJob) -> str | None:
+    """Why the job can never run here, or None.
+
+    Not asked of jobs that are told in a sync: they were here before, and nodes or shares may come back.
+    """
+    total_milli = cluster.inventory.total_milli
     if job.size_milli > total_milli:
         return (
             f"job {job.id} can never run: it wants {job.size_milli / 1000:g} cards, the cluster has "

@@ -240,7 +240,6 @@ class ClusterScheduler:
         cluster.is_syncing = False
         cluster.may_evict = False
         cluster.review_ns = cluster.now + REVIEW_NS
-        arrivals.refuse_impossible(cluster)
         nodes.carry_out_drains(cluster)
         sharing.fit_shares(cluster)
         return ""

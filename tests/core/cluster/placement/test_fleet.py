@@ -1,11 +1,14 @@
-"""The books of a fleet: what fits, what is taken, and that broken rules are noticed."""
+"""A fleet: what fits, what is taken, and that broken rules are noticed."""
 
 from __future__ import annotations
 
 import pytest
 
+from carpool.core.cluster.placement.base import Outlook
 from carpool.core.cluster.placement.fleet import CHANGES_KEPT, Fleet
-from carpool.core.cluster.placement.requests import NodeSpec, Request
+from carpool.core.cluster.placement.placer import Placer
+from carpool.core.cluster.placement.requests import CardSpec, NodeSpec, Request, node_of
+from carpool.core.cluster.placement.rules import RULES, make_rule
 from carpool.errors import InternalError, UsageError
 from carpool.units import GIB
 from tests.core.cluster.placement.fleets import at, cpu_only, memory, node, share, whole
@@ -362,3 +365,78 @@ def test_f5_two_exclusion_labels_on_a_card_are_noticed(other: str) -> None:
     enter_unchecked(fleet, share(1, exclusion=other), 1)
     with pytest.raises(InternalError, match="F5 broken"):
         fleet.check_invariants()
+
+
+# --- cards of one node that differ -------------------------------------------------------------------------------
+
+MIXED = node_of(
+    "m",
+    (
+        CardSpec(id="GPU-a", model="T4", card_bytes=16 * GIB),
+        CardSpec(id="GPU-b", model="A100", card_bytes=80 * GIB),
+        CardSpec(id="GPU-c", model="A100", card_bytes=40 * GIB),
+        CardSpec(id="GPU-d", model="K80"),
+    ),
+    cpu_milli=64_000,
+)
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "random_fit"])
+def test_models_and_bytes_are_asked_of_each_card_of_a_mixed_node(rule: str) -> None:
+    fleet = Fleet([MIXED])
+    placer = Placer(fleet, make_rule(rule))
+    assert placer.place(Request(cards=2, card_milli=1000, models=frozenset({"A100"}))) == at(0, 1, 2)
+    assert placer.place(Request(cards=1, card_milli=500, card_bytes=20 * GIB)) == at(0, 3), "its size is unknown"
+    assert placer.place(Request(cards=1, card_milli=500, models=frozenset({"T4"}), card_bytes=17 * GIB)) is None
+    assert placer.place(Request(cards=1, card_milli=500, models=frozenset({"T4"}), card_bytes=16 * GIB)) == at(0, 0)
+    fleet.check_invariants()
+    assert fleet.free_bytes == [[0, 0, 0, 0]]
+    assert not fleet.could_ever_fit(Request(cards=3, card_milli=1000, models=frozenset({"A100"})))
+    assert fleet.could_ever_fit(Request(cards=4, card_milli=1000))
+
+
+@pytest.mark.parametrize("rule", ["fragmentation", "tidy"])
+def test_a_mixed_node_whose_cards_are_alike_after_all_is_rated_as_a_plain_one(rule: str) -> None:
+    """Fragmentation of cards that differ is computed another way; where they hardly differ both must agree."""
+    nearly = tuple(CardSpec(id=f"c{number}", card_bytes=0 if number else 1 << 60) for number in range(4))
+    demand = {share(300): 5, whole(1): 3, whole(2): 1, share(500, cpus=2): 2}
+    plain, mixed = Fleet([node(4, cpus=8, card_gib=0)]), Fleet([node_of("n", nearly, cpu_milli=8000)])
+    assert mixed.mixed[0]
+    assert not plain.mixed[0]
+    placers = [Placer(fleet, make_rule(rule, Outlook(demand=demand))) for fleet in (plain, mixed)]
+    for request in (share(300), share(500, cpus=2), whole(1), share(300), share(600), whole(1), share(300)):
+        first, second = (each.place(request) for each in placers)
+        assert first == second
+
+
+def test_ids_of_cards_are_made_of_the_name_unless_they_are_given() -> None:
+    assert [card.id for card in NodeSpec(name="n7", cards=2).card_specs] == ["n7/0", "n7/1"]
+    assert [card.id for card in MIXED.card_specs] == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    with pytest.raises(UsageError, match="node n: 2 cards need as many different ids"):
+        node_of("n", (CardSpec(id="x"), CardSpec(id="x")))
+    with pytest.raises(UsageError, match="node n with less than nothing"):
+        NodeSpec(name="n", cards=-1)
+
+
+def test_f8_a_closed_card_counts_for_what_is_taken_of_it() -> None:
+    fleet = Fleet([node(2)])
+    fleet.take(share(300), at(0, 0))
+    fleet.close(0, [0])
+    assert fleet.capacity_milli == 1300
+    assert fleet.usable_cards(share(300), 0) == [1]
+    fleet.check_invariants()
+    fleet.give(share(300), at(0, 0))
+    assert fleet.capacity_milli == 1000
+    fleet.check_invariants()
+    fleet.open(0, [0])
+    assert fleet.capacity_milli == 2000
+    assert fleet.shapes == [(1000, 1000)]
+    fleet.check_invariants()
+
+
+def test_a_request_keeps_off_the_nodes_it_avoids() -> None:
+    fleet = Fleet([node(2, name="x"), node(2, name="y")])
+    request = Request(cards=1, card_milli=1000, avoids=frozenset({"x"}))
+    assert Placer(fleet, make_rule("best_fit")).place(request) == at(1, 0)
+    assert fleet.could_ever_fit(request)
+    assert not fleet.could_ever_fit(Request(cards=1, card_milli=1000, avoids=frozenset({"x", "y"})))

@@ -148,6 +148,10 @@ class Fleet:
     def is_closed(self, node: int, card: int) -> bool:
         return (node, card) in self._hidden
 
+    def closed_somewhere(self) -> set[int]:
+        """The nodes that are closed, or have a closed card."""
+        return self.closed_nodes | {node for node, _ in self._hidden}
+
     def _idle_milli(self, node: int, card: int) -> int:
         """What nobody uses of a closed card."""
         return max(0, self._hidden[node, card]) * WHOLE_MILLI // self.limit_milli

@@ -128,9 +128,10 @@ class Placer:
         """The cost on every node; nodes of one kind with nothing on them are alike, and rated once."""
         fleet = self.fleet
         alike: dict[int, int | None] = {}
+        closed = fleet.closed_somewhere()
         costs = []
         for node, members in enumerate(fleet.members):
-            if members:
+            if members or request.avoids or node in closed:
                 costs.append(self._cost(request, node))
                 continue
             kind = fleet.kinds[node]
