@@ -46,6 +46,11 @@ def _is_share_given_later(answers: Answers) -> bool:
     return answers.event[0] == "ShareGiven" and "before the first job" in str(before)
 
 
+def _is_rejected_instead_of_ignored(answers: Answers) -> bool:
+    is_rejected = [each[0] for each in answers.now] == ["RejectEvent"]
+    return answers.event[0] == "JobForgotten" and not answers.before and is_rejected
+
+
 CHANGES = (
     Change(
         name="looked at after its turn",
@@ -58,6 +63,11 @@ CHANGES = (
         why="shares of the cluster are given, changed and withdrawn while jobs are there",
         is_this=_is_share_given_later,
         ends_session=True,
+    ),
+    Change(
+        name="rejected instead of ignored",
+        why="forgetting a job was a call, which did nothing for a job that is live or not there; now it is an event",
+        is_this=_is_rejected_instead_of_ignored,
     ),
     Change(
         name="rejected instead of raised",

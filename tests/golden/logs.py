@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.golden.under_test import EFFECTS, EVENTS, FORGOTTEN, NODE, Plain, fields_of
+from tests.golden.under_test import EFFECTS, EVENTS, Plain, fields_of
 
 DIRECTORY = Path(__file__).parent / "logs"
 SUFFIX = ".jsonl.xz"
@@ -43,7 +43,6 @@ def known_fields() -> Fields:
     found = {kind: {name: fields_of(each) for name, each in types.items()} for kind, types in EVENTS.items()}
     for kind, types in EFFECTS.items():
         found[kind] |= {name: fields_of(each) for name, each in types.items()}
-    found[NODE].setdefault(FORGOTTEN, ("job",))
     return found
 
 

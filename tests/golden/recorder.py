@@ -12,7 +12,7 @@ import msgspec
 from carpool.errors import CarpoolError
 from tests.golden import under_test
 from tests.golden.logs import Session
-from tests.golden.under_test import FORGOTTEN, RAISED, ClusterScheduler, NodeScheduler, Plain, fact_as_plain
+from tests.golden.under_test import RAISED, ClusterScheduler, NodeScheduler, Plain, fact_as_plain
 
 _KEPT = "_golden"  # the attribute of a scheduler that has its tape
 
@@ -89,8 +89,6 @@ class Recorder:
             self._wrap(NodeScheduler, "handle", _handled),
             self._wrap(ClusterScheduler, "handle", _handled),
         ]
-        if hasattr(NodeScheduler, "forget"):
-            undo.append(self._wrap(NodeScheduler, "forget", _forgot))
         try:
             yield self
         finally:
@@ -134,14 +132,3 @@ def _handled(inner: Any, scheduler: Any, event: Any, *, now: int) -> Any:
     tape.note_feature(said, state, answer)
     tape.note(scheduler, now, said, answer)
     return effects
-
-
-def _forgot(inner: Any, scheduler: Any, job: Any) -> Any:
-    tape: Tape | None = getattr(scheduler, _KEPT, None)
-    if tape is None:
-        return inner(scheduler, job)
-    said = [FORGOTTEN, str(job)]
-    tape.note_feature(said, str(scheduler.state_of(job) or "none"), [])
-    done = inner(scheduler, job)
-    tape.note(scheduler, tape.now, said, [])
-    return done

@@ -22,7 +22,6 @@ from carpool.core.cluster.placement.requests import NodeSpec, Placement
 from carpool.core.cluster.placement.rules import RULES, make_rule
 from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
-from carpool.core.kernel.ids import JobId
 from carpool.core.node import effects as node_effects
 from carpool.core.node import events as node_events
 from carpool.core.node.scheduler import Scheduler as NodeScheduler
@@ -33,7 +32,6 @@ Plain = Any  # what JSON holds
 Scheduler = NodeScheduler | ClusterScheduler
 
 NODE, CLUSTER = "node", "cluster"
-FORGOTTEN = "JobForgotten"  # a call of `forget`, written as the event it stands for
 RAISED = "raised"  # instead of effects: the scheduler raised an error
 
 NAMES_IN_LOGS: dict[type, str] = {  # types that were renamed after the logs were recorded
@@ -168,11 +166,6 @@ def make_event(scheduler: str, name: str, values: dict[str, Plain]) -> Any:
 
 
 def tell(scheduler: Scheduler, kind: str, name: str, values: dict[str, Plain], now: int) -> list[Any]:
-    """One event, or one call of what will be an event."""
-    if name == FORGOTTEN and name not in EVENTS[kind]:
-        assert isinstance(scheduler, NodeScheduler)
-        scheduler.forget(JobId(values["job"]))
-        return []
     return list(scheduler.handle(make_event(kind, name, values), now=now))
 
 

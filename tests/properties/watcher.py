@@ -36,6 +36,7 @@ from carpool.core.node.events import (
     JobAdopted,
     JobDetached,
     JobExited,
+    JobForgotten,
     JobParked,
     JobResized,
     JobSubmitted,
@@ -45,6 +46,7 @@ from carpool.core.node.events import (
     MigrateAsked,
     MoveFailed,
     NeedsMeasured,
+    NodeConfigured,
     ProgressSeen,
     Tick,
 )
@@ -147,7 +149,7 @@ class WatchedScheduler:
     def forget(self, job: JobId) -> None:
         if self.state(job) in ENDED:
             self.forgotten_ns += self.job(job).served_ns
-        self.scheduler.forget(job)
+        self.send(JobForgotten(job=job))
 
     def replay(self) -> None:
         """The same events at the same times give the same effects."""
@@ -184,7 +186,7 @@ class WatchedScheduler:
 
     def _is_legal(self, event: Event) -> bool:
         match event:
-            case DeviceAdded() | HistoryLoaded() | Tick():
+            case NodeConfigured() | DeviceAdded() | HistoryLoaded() | Tick():
                 return True
             case JobSubmitted():
                 return self.state(event.job) is None

@@ -142,7 +142,7 @@ def test_a_half_written_file_is_an_error(tmp_path: Path) -> None:
     [
         ("delete from log", "row 1: the journal is empty"),
         ("delete from log where rowid <= 3", "the beginning of run 1 is not there|an effect without its event"),
-        ("update log set body = '{' where rowid = 2", "row 2: JobSubmitted cannot be read"),
+        ("update log set body = '{' where rowid = 2", "row 2: DeviceAdded cannot be read"),
         ("update log set name = 'Magic' where rowid = 2", "row 2: nobody knows the event 'Magic'"),
         ("update runs set config = '{'", "the daemon's configuration in it cannot be read"),
         ('update runs set config = \'{"policy": "best"}\'', "recorded under the policy 'best'"),

@@ -39,7 +39,7 @@ from carpool.core.node.effects import (
     TrimJob,
     UnparkJob,
 )
-from carpool.core.node.events import Event, LeaseAsked, LeaseReturned, ProgressSeen, Tick
+from carpool.core.node.events import Event, JobForgotten, LeaseAsked, LeaseReturned, ProgressSeen, Tick
 from carpool.core.node.model import Account, JobState
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import parking, progress
@@ -411,4 +411,4 @@ class Driver:
             self.journal.note_job(live.file.number, picture, live.file.argv, refusals=refusals(live))
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
-            self.scheduler.forget(self._ended.popleft())
+            self.tell(JobForgotten(job=self._ended.popleft()))

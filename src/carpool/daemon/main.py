@@ -18,7 +18,7 @@ import msgspec
 
 from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
-from carpool.core.node.events import DeviceAdded, HistoryLoaded
+from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes
 from carpool.daemon.config import DaemonConfig
@@ -106,7 +106,8 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         broken.set()
         stopped.set()
 
-    driver = Driver(Scheduler(POLICIES[config.policy], config.settings()), journal, starter, give_up)
+    driver = Driver(Scheduler(POLICIES[config.policy]), journal, starter, give_up)
+    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
     for device in devices:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in journal.histories().items():

@@ -30,6 +30,7 @@ from carpool.core.node.events import (
     LeaseAsked,
     LeaseReturned,
     NeedsMeasured,
+    NodeConfigured,
     Tick,
 )
 from carpool.core.node.model import JobSpec, Needs
@@ -40,7 +41,7 @@ from carpool.policies import POLICIES
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import SECOND, parse_duration_ns, parse_tenants
 
-EVENTS = {kind.__name__: kind for kind in (*get_args(JobEvent), DeviceAdded, HistoryLoaded, Tick)}
+EVENTS = {kind.__name__: kind for kind in (*get_args(JobEvent), NodeConfigured, DeviceAdded, HistoryLoaded, Tick)}
 EFFECTS = {kind.__name__: kind for kind in get_args(Effect)}
 
 
@@ -117,7 +118,7 @@ def read(path: Path, *, run: int | None = None) -> Recording:
     if row is None:
         raise UsageError(f"{path} has no run {chosen}")
     calls = list(_calls(path, rows))
-    if not calls or not isinstance(calls[0].event, DeviceAdded):
+    if not calls or not isinstance(calls[0].event, NodeConfigured | DeviceAdded):
         raise UsageError(f"{path} row {calls[0].row if calls else 1}: the beginning of run {chosen} is not there")
     return Recording(source=str(path), run=chosen, config=_config(path, row[0]), calls=calls)
 

@@ -37,6 +37,7 @@ from carpool.core.node.events import (
     LeaseAsked,
     LeaseReturned,
     NeedsMeasured,
+    NodeConfigured,
     ProgressSeen,
     Tick,
 )
@@ -124,7 +125,8 @@ class NodeEngine:
     def __init__(
         self, policy: str, machine: Machine, *, settings: Settings | None = None, watch: Watch | None = None
     ) -> None:
-        self._scheduler = Scheduler(POLICIES[policy], settings)
+        self._scheduler = Scheduler(POLICIES[policy])
+        self._settings = settings or Settings()
         self._policy = policy
         self._machine = machine
         self._watch = watch
@@ -160,6 +162,7 @@ class NodeEngine:
         raise InternalError(f"{len(self._jobs) - len(self._done)} jobs of the simulation wait for ever")
 
     def _begin(self, scripts: Sequence[Script]) -> None:
+        self._tell(NodeConfigured(policy=self._policy, settings=self._settings), 0)
         for name, device in self._devices.items():
             self._tell(DeviceAdded(device=DeviceId(name), capacity_bytes=device.capacity_bytes), 0)
         at = -1

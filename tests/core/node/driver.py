@@ -15,6 +15,7 @@ from carpool.core.node.events import (
     JobAdopted,
     JobDetached,
     JobExited,
+    JobForgotten,
     JobParked,
     JobResized,
     JobSubmitted,
@@ -237,6 +238,9 @@ class CoreDriver:
 
     def cancel(self, job: str, *, is_told: bool = False) -> list[Effect]:
         return self.send(CancelAsked(job=JobId(job), is_told=is_told))
+
+    def forget(self, job: str) -> list[Effect]:
+        return self.send(JobForgotten(job=JobId(job)))
 
     def resize(
         self, job: str, cap_bytes: int | None = None, *, weight_milli: int | None = None, may_end: bool = False

@@ -218,11 +218,11 @@ def test_a_queued_job_whose_process_is_gone_leaves_the_queue(core: CoreDriver) -
 
 def test_an_ended_job_can_be_forgotten_and_its_name_used_again(core: CoreDriver) -> None:
     core.submit("a")
-    core.scheduler.forget(A)
-    assert core.state("a") is JobState.STARTING, "a live job is not forgotten"
+    assert only(core.forget("a"), RejectEvent), "a live job is not forgotten"
+    assert core.state("a") is JobState.STARTING
     core.exit("a")
     assert only(core.submit("a"), RejectEvent)
-    core.scheduler.forget(A)
+    assert core.forget("a") == []
     assert core.scheduler.picture_job(A, now=core.now) is None
     assert only(core.submit("a"), StartJob)
 

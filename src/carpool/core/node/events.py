@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.kernel.ids import Tick as Tick
 from carpool.core.node.model import Account, History, JobSpec, Needs
+from carpool.core.node.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfigured:
+    """What this node runs by: the first fact of all, so that a record of the facts is complete."""
+
+    policy: str  # of which the scheduler was made, as its user named it
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +180,13 @@ class MoveFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForgotten:
+    """Nobody asks for this ended job any more; what was learnt of its program stays."""
+
+    job: JobId
+
+
 JobEvent = (
     JobSubmitted
     | JobAdopted
@@ -188,5 +204,6 @@ JobEvent = (
     | JobParked
     | JobUnparked
     | MoveFailed
+    | JobForgotten
 )
-Event = DeviceAdded | HistoryLoaded | JobEvent | Tick
+Event = NodeConfigured | DeviceAdded | HistoryLoaded | JobEvent | Tick

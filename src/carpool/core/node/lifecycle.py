@@ -38,6 +38,7 @@ from carpool.core.node.events import (
     CancelAsked,
     JobDetached,
     JobExited,
+    JobForgotten,
     JobParked,
     JobResized,
     JobUnparked,
@@ -115,6 +116,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
     **{(state, MigrateAsked): state for state in _MANAGED},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
+    **{(state, JobForgotten): state for state in ENDED},  # it is then in no state at all
 }
 
 # Moves that the facts decide: whether the job wants more, how its program ended, whether its needs are known, whether

@@ -25,6 +25,7 @@ from carpool.core.node.events import (
     JobDetached,
     JobEvent,
     JobExited,
+    JobForgotten,
     JobParked,
     JobResized,
     JobSubmitted,
@@ -34,13 +35,14 @@ from carpool.core.node.events import (
     MigrateAsked,
     MoveFailed,
     NeedsMeasured,
+    NodeConfigured,
     ProgressSeen,
     ResumeAsked,
     SuspendAsked,
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
-from carpool.core.node.model import AWAY, ENDED, WAITING, Account, Device, Job, JobSpec, JobState
+from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec, JobState
 from carpool.core.node.moves import departures, migration, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
@@ -248,13 +250,6 @@ class Scheduler:
         lane = self._node.lane_of(self._node.jobs[job])
         return len([other for other in self._node.waiting_in(lane) if other.id != job]) if lane else 0
 
-    def forget(self, job: JobId) -> None:
-        """Drop an ended job from the state; what was learnt of its program stays."""
-        found = self._node.jobs.get(job)
-        if found is not None and found.state in ENDED:
-            lifecycle.forget(self._node, found)
-            packing.forget(self._node, job)
-
     def check_invariants(self) -> None:
         """Assert every numbered rule; for tests and for a driver that wants to be sure."""
         node = self._node
@@ -273,6 +268,8 @@ class Scheduler:
         match event:
             case Tick():
                 return self._on_tick(now)
+            case NodeConfigured():
+                return self._on_configured(event)
             case DeviceAdded():
                 return self._on_device(event)
             case HistoryLoaded():
@@ -303,15 +300,13 @@ class Scheduler:
                 return self._on_measured(job, event, now)
             case ProgressSeen():
                 return self._on_seen(job, event, now)
-            case JobDetached():
-                endings.detach(self._node, job, event, now=now)
+            case JobDetached() | JobForgotten():
+                self._let_go(job, event, now)
                 return []
             case JobExited():
                 return endings.end(self._node, job, event, now=now)
             case CancelAsked():
-                was_queued = job.state is JobState.QUEUED
-                effects = endings.cancel(self._node, job, event, now=now)
-                return effects if was_queued else effects + waiting.give_up(job, now=now)
+                return self._on_cancelled(job, event, now)
             case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
                 departures.take(self._node, job, event, now=now)
                 return []
@@ -327,6 +322,12 @@ class Scheduler:
 
     def _reject(self, event: JobEvent, reason: str) -> RejectEvent:
         return RejectEvent(job=event.job, event=type(event).__name__, reason=reason)
+
+    def _on_configured(self, event: NodeConfigured) -> list[Effect]:
+        if self._node.devices or self._node.jobs:
+            raise InternalError("a node is configured before it has devices and jobs")
+        self._node.settings = event.settings
+        return []
 
     def _on_device(self, event: DeviceAdded) -> list[Effect]:
         if event.device in self._node.devices:
@@ -380,6 +381,19 @@ class Scheduler:
             lifecycle.move_lease(node, job, LeaseReturned, now=now)
         lifecycle.move(node, job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
         return []
+
+    def _let_go(self, job: Job, event: JobDetached | JobForgotten, now: Nanos) -> None:
+        """It takes no more turns, or is over and nobody asks for it any more."""
+        if isinstance(event, JobDetached):
+            endings.detach(self._node, job, event, now=now)
+        else:
+            lifecycle.forget(self._node, job)
+            packing.forget(self._node, job.id)
+
+    def _on_cancelled(self, job: Job, event: CancelAsked, now: Nanos) -> list[Effect]:
+        was_queued = job.state is JobState.QUEUED
+        effects = endings.cancel(self._node, job, event, now=now)
+        return effects if was_queued else effects + waiting.give_up(job, now=now)
 
     def _on_measured(self, job: Job, event: NeedsMeasured, now: Nanos) -> list[Effect]:
         """Its first turns were measured, or it outgrew what was known of it."""
