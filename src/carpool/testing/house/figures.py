@@ -25,16 +25,12 @@ BOUNDS = {
 }
 # Where a bound is not met yet: what the figure was when it was last improved. The tests let nothing become worse.
 RATCHET = {
-    "core_imports_max": 17,
-    "core_depth": 15,
-    "fields_with_several_writers": 40,
-    "job_fields_max": 68,
-    "modules_of_handover": 11,
-    "modules_of_suspend": 19,
-    "modules_of_waiting_allocation": 20,
-    "rules_defined_twice": 0,
-    "rules_untested": 26,
-    "words_undefined": 0,
+    "core_imports_max": 13,
+    "core_depth": 9,
+    "modules_of_handover": 9,
+    "modules_of_suspend": 12,
+    "modules_of_waiting_allocation": 13,
+    "rules_untested": 21,
 }
 WHAT = {
     "core_imports_max": "most imports of one core module, the two schedulers left out",
