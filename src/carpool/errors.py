@@ -2,14 +2,19 @@
 
 CarpoolError
 ├── UsageError      you: a wrong argument, name or size; nothing was changed        exit 2
+│   └── RowError           a row of a trace that is no job; noted with its line     exit 2
 ├── PeerError       the other side: a process, page or message that cannot be used  exit 1
-│   └── UnreachableError   no daemon answers                                        exit 3
+│   ├── UnreachableError   no daemon answers                                        exit 3
+│   ├── LinkLostError      in a job: the daemon is gone, the program goes on        exit 1
+│   └── UnwantedError      in a job: the daemon does not take this process          exit 1
 ├── RefusedError    the state of things: no room, jobs still run, a failed start    exit 1
+│   └── DivergedError      a replay does something else than was recorded           exit 1
 ├── AnsweredError   the daemon's no, one of these at its end                        exit as it chose
-└── InternalError   a bug in carpool; carries the last events of the job            exit 1
+└── InternalError   a bug in carpool; carries the last events of its job            exit 1
 
 The message says what, with the numbers, and what to do. What the operating system refuses (OSError) is a sentence and
-exit 1 too (cli/main.py); anything else that escapes is a bug, and keeps its traceback.
+exit 1 too (cli/main.py); anything else that escapes is a bug, and keeps its traceback. The scripts that benches run
+as jobs (bench/programs) are programs of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +32,10 @@ class UsageError(CarpoolError):
     exit_code = 2
 
 
+class RowError(UsageError):
+    """A row of a trace that is no job; the text says why, and who reads the trace adds the line."""
+
+
 class PeerError(CarpoolError):
     """A process, page or message on the other side cannot be used."""
 
@@ -37,8 +46,20 @@ class UnreachableError(PeerError):
     exit_code = 3
 
 
+class LinkLostError(PeerError):
+    """Inside a job: the daemon cannot be reached or closed the connection."""
+
+
+class UnwantedError(PeerError):
+    """Inside a job: the daemon does not take this process; it goes on without turns."""
+
+
 class RefusedError(CarpoolError):
     """What was asked makes sense, but cannot be done as things are; the message says what is in the way."""
+
+
+class DivergedError(RefusedError):
+    """A program that is replayed does something else than it did when it was recorded."""
 
 
 class AnsweredError(CarpoolError):

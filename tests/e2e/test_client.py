@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import carpool
 from carpool import calls
 from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
-from tests.e2e.node import PROGRAMS, PYTHON, Node, wait_until
+from tests.e2e.node import PROGRAMS, PYTHON, Node, Started, wait_until
 
 pytestmark = pytest.mark.slow
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SLEEP = ["/bin/sleep", "100"]
 LOOP = [PYTHON, "plain_loop.py", "--steps", "1000000"]
 
@@ -115,6 +119,36 @@ def test_a_daemon_that_dies_is_no_end_but_an_error(node: Node) -> None:
     node.kill_daemon()
     with pytest.raises(UnreachableError):
         list(changes)
+
+
+def test_the_snippets_of_the_page_run_and_print_what_they_say(node: Node) -> None:
+    node.start()
+    first, second = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    ended = Started(node, [PYTHON, "-c", first]).wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.lines[0].startswith("nightly-1 ")
+    assert ended.lines[-2:] == ["finished done", ""]
+    streaming = Started(node, [PYTHON, "-c", second.replace("seconds=5", "seconds=60")])
+    wait_until(lambda: _is_streaming(streaming), "its stream is open")
+    node.submit("/bin/true", options=["--name", "short"])
+    ended = streaming.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert re.fullmatch(r"short-2 \w+ -> finished .*exit code 0.*", ended.lines[-1]), ended.lines
+
+
+def _is_streaming(started: Started) -> bool:
+    """Whether the process has its connection: one socket."""
+    for path in Path(f"/proc/{started.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed just now
+            if str(path.readlink()).startswith("socket:"):
+                return True
+    return False
+
+
+def test_every_call_of_the_client_is_on_its_page() -> None:
+    calls_of = {name for name, value in vars(carpool.Client).items() if callable(value) and not name.startswith("_")}
+    page = PAGE.read_text()
+    assert {name for name in calls_of if f"client.{name}(" not in page} <= {"call", "describe"}
 
 
 def test_importing_carpool_loads_no_client() -> None:

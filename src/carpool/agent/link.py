@@ -17,18 +17,10 @@ from pathlib import Path
 from carpool import __version__
 from carpool.agent.turns.bell import DIRECTORY, Bell, open_bell
 from carpool.agent.turns.hot_path import make_turn_state
-from carpool.errors import PeerError
+from carpool.errors import LinkLostError, UnwantedError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
 from carpool.wire.protocol import ATTACH_SECONDS
-
-
-class LinkLostError(PeerError):
-    """The daemon cannot be reached or closed the connection."""
-
-
-class RefusedError(PeerError):
-    """The daemon does not want this process."""
 
 
 class Link:
@@ -71,7 +63,7 @@ class Link:
         return self._socket is not None
 
     def connect(self, *, holding: bool) -> None:
-        """Attach to the daemon; raises LinkLostError or RefusedError."""
+        """Attach to the daemon; raises LinkLostError or UnwantedError."""
         self._tried_ns = time.monotonic_ns()
         peer = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -97,10 +89,10 @@ class Link:
             raise
         if isinstance(answer, m.Refuse):
             self.close()
-            raise RefusedError(answer.reason)
+            raise UnwantedError(answer.reason)
         if not isinstance(answer, m.Attached):
             self.close()
-            raise RefusedError(f"the daemon answered an attach with {type(answer).__name__}")
+            raise UnwantedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
         self.state.peer, self.state.rung = peer.fileno(), 0
         self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.state)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from carpool.errors import UsageError
+from carpool.errors import RowError, UsageError
 from carpool.units import BYTES_MAX, MIB, MS, SECOND, parse_bytes
 
 WHOLE_CARD = 1000  # thousandths of a card
@@ -65,10 +65,6 @@ class Trace:
     jobs: tuple[TraceJob, ...]
     bad_rows: tuple[BadRow, ...] = ()
     is_public: bool = False  # one of ours: its bad rows are known, and nobody can correct them
-
-
-class RowError(ValueError):
-    """A row that is no job; the text says why."""
 
 
 Row = dict[str, str]

@@ -8,7 +8,8 @@ import numpy
 import pytest
 
 from carpool.agent.checkpoint import read_log as read_log
-from carpool.agent.checkpoint.read_log import DivergedError, ReadLog
+from carpool.agent.checkpoint.read_log import ReadLog
+from carpool.errors import DivergedError
 
 VALUES = [0.1, -0.0, math.inf, 7, -(2**60), True, "tensor(1.)", [[1, 2.5], [True, -3]], list(range(5000)), "x" * 2000]
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from carpool.agent.checkpoint.read_log import DivergedError, ReadLog
+from carpool.agent.checkpoint.read_log import ReadLog
 from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
+from carpool.errors import DivergedError
 
 
 def make(mode: Mode, log: ReadLog) -> tuple[ReadRecorder, Callable[[torch.Tensor], Any]]:

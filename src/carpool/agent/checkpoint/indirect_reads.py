@@ -12,8 +12,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from carpool.agent.checkpoint.read_log import DivergedError
 from carpool.agent.checkpoint.tensor_names import is_program_file
+from carpool.errors import DivergedError
 
 if TYPE_CHECKING:
     from carpool.agent.checkpoint.read_recorder import ReadRecorder

@@ -12,17 +12,13 @@ import struct
 import zlib
 from typing import Any
 
-from carpool.errors import RefusedError
+from carpool.errors import DivergedError
 
 LOG_BYTES_MAX = 256 << 20
 STEP = 255  # the kind of a step; lower numbers are kinds of reads
 SMALL_BYTES = 512  # shorter texts are not worth compressing
 
 _FLOAT, _INT, _BOOL, _PLAIN, _ARRAY, _TEXT = range(6)
-
-
-class DivergedError(RefusedError):
-    """The program does something else than it did when it was recorded."""
 
 
 class ReadLog:

@@ -30,8 +30,9 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from carpool.agent.checkpoint import indirect_reads
-from carpool.agent.checkpoint.read_log import DivergedError, ReadLog
+from carpool.agent.checkpoint.read_log import ReadLog
 from carpool.agent.checkpoint.tensor_names import is_program_file
+from carpool.errors import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

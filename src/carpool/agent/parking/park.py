@@ -22,8 +22,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from carpool.agent.link import Link, LinkLostError, say
+from carpool.agent.link import Link, say
 from carpool.agent.threads import compute_threads
+from carpool.errors import LinkLostError
 from carpool.wire import messages as m
 from carpool.wire import page
 

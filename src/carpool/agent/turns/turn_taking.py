@@ -25,13 +25,13 @@ from contextlib import contextmanager, suppress
 from threading import RLock, current_thread, get_ident
 from time import monotonic_ns
 
-from carpool.agent.link import Link, LinkLostError, say
+from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.parking.park import Parking
 from carpool.agent.turns.profile import CLEAN_SLACK_BYTES, Profile
 from carpool.agent.turns.program_errors import is_raised_by_program
 from carpool.agent.turns.waiting import Waiting
-from carpool.errors import PeerError, UsageError
+from carpool.errors import LinkLostError, PeerError, UsageError
 from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.page import H_WAITERS, LAPSED, S_BOUNDARY_NS, S_RECALL, S_STEPS
