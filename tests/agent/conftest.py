@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from carpool.agent.turns import hot_path
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    made = Desk()
+def daemon() -> Iterator[FakeDaemon]:
+    made = FakeDaemon()
     yield made
     made.close()
 

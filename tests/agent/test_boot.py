@@ -15,7 +15,7 @@ import pytest
 import carpool
 from carpool.devices import cpu
 from carpool.wire import caps, page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 STAND_IN = """
@@ -33,15 +33,17 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def run(site: Path, code: str, *, job: str = "", desk: Desk | None = None, **more: str) -> tuple[list[str], str]:
+def run(
+    site: Path, code: str, *, job: str = "", daemon: FakeDaemon | None = None, **more: str
+) -> tuple[list[str], str]:
     """Run code in a Python as `carpool run` starts it; its lines on stdout, and its stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "PYTHON"))}
     environment["PYTHONPATH"] = f"{INJECT}:{site}"
     if job:
         environment["CARPOOL_JOB"] = job
-    if desk is not None:
-        environment["CARPOOL_SOCKET"] = str(desk.directory / "socket")
-        environment["CARPOOL_PAGE"] = str(desk.directory / "page")
+    if daemon is not None:
+        environment["CARPOOL_SOCKET"] = str(daemon.directory / "socket")
+        environment["CARPOOL_PAGE"] = str(daemon.directory / "page")
     done = subprocess.run(
         [sys.executable, "-c", code], env={**environment, **more}, capture_output=True, text=True, timeout=60
     )
@@ -125,13 +127,13 @@ def test_a_torch_that_fails_to_import_may_be_tried_again(site: Path) -> None:
     assert run(site, code, job="x-1", FAIL="1")[0] == ["broken", "torch runs", "True"]
 
 
-def test_a_torch_that_cannot_be_hooked_is_said_once_and_the_program_runs_on(site: Path, desk: Desk) -> None:
+def test_a_torch_that_cannot_be_hooked_is_said_once_and_the_program_runs_on(site: Path, daemon: FakeDaemon) -> None:
     def act() -> None:
-        desk.accept()
-        desk.take()
+        daemon.accept()
+        daemon.take()
 
-    with desk.playing(act):
-        lines, err = run(site, "import torch; print('on it goes')", job="x-1", desk=desk)
+    with daemon.playing(act):
+        lines, err = run(site, "import torch; print('on it goes')", job="x-1", daemon=daemon)
     assert lines == ["torch runs", "on it goes"]
     assert err.startswith("carpool: job x-1 runs unmanaged: torch 0.0-stand-in could not be hooked (")
     assert err.count("\n") == 1
@@ -152,7 +154,7 @@ def test_a_broken_sitecustomize_is_named_and_breaks_nothing_else(site: Path) -> 
     assert "Traceback" not in err
 
 
-def test_y5_the_meter_knows_which_thread_takes_the_turns(site: Path, desk: Desk) -> None:
+def test_y5_the_meter_knows_which_thread_takes_the_turns(site: Path, daemon: FakeDaemon) -> None:
     meter = cpu.meter_path()
     if meter is None:
         pytest.skip("the meter is not built; install gcc, then 'make native'")
@@ -177,11 +179,11 @@ go.set()
 other.join()
 words[page.H_CAP] = 0
 """
-    lines, _ = run(site, code, job="x-1", desk=desk, LD_PRELOAD=meter, CARPOOL_DEVICE_KIND="cpu")
+    lines, _ = run(site, code, job="x-1", daemon=daemon, LD_PRELOAD=meter, CARPOOL_DEVICE_KIND="cpu")
     assert lines == ["the thread that takes turns has it", "another thread is refused"]
 
 
-def test_torch_is_not_imported_where_the_cap_has_no_room_for_it(site: Path, desk: Desk) -> None:
+def test_torch_is_not_imported_where_the_cap_has_no_room_for_it(site: Path, daemon: FakeDaemon) -> None:
     """Its C++ would end the whole process; a program can catch this."""
     meter = cpu.meter_path()
     if meter is None:
@@ -193,18 +195,18 @@ except MemoryError as error:
     print(error)
 """
     more = {"LD_PRELOAD": meter, "CARPOOL_DEVICE_KIND": "cpu", "CARPOOL_IS_CAPPED": "1", "CARPOOL_SOCKET": "/no"}
-    desk.words[page.H_CAP] = 16 << 20
-    lines, _ = run(site, code, job="x-1", desk=desk, **more)
+    daemon.words[page.H_CAP] = 16 << 20
+    lines, _ = run(site, code, job="x-1", daemon=daemon, **more)
     assert len(lines) == 1
     assert lines[0].startswith("importing torch takes about 40.0 MiB; job x-1 may hold 16.0 MiB and holds ")
     assert lines[0].endswith(": raise the cap with --memory")
-    desk.words[page.H_CAP] = 64 << 20
-    assert run(site, code, job="x-1", desk=desk, **more)[0] == ["torch runs"]
+    daemon.words[page.H_CAP] = 64 << 20
+    assert run(site, code, job="x-1", daemon=daemon, **more)[0] == ["torch runs"]
     del more["CARPOOL_IS_CAPPED"]
-    desk.words[page.H_CAP] = 16 << 20  # drawn with carpool resize: the job was started without one, so it may wait
-    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=False)
-    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    daemon.words[page.H_CAP] = 16 << 20  # drawn with carpool resize: the job was started without one, so it may wait
+    caps.tell(daemon.words, 1 << 30, 16 << 20, may_wait=False)
+    lines, _ = run(site, code, job="x-1", daemon=daemon, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
     assert [line[:28] for line in lines] == ["importing torch takes about "]
-    caps.tell(desk.words, 1 << 30, 16 << 20, may_wait=True)
-    lines, _ = run(site, code, job="x-1", desk=desk, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
+    caps.tell(daemon.words, 1 << 30, 16 << 20, may_wait=True)
+    lines, _ = run(site, code, job="x-1", daemon=daemon, CARPOOL_WAIT_MEMORY_NS="1000000000", **more)
     assert lines == ["torch runs"], "a larger cap may come"

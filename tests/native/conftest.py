@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.wire.page import Page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def daemon() -> Iterator[FakeDaemon]:
     """The daemon's side, played by the test; whoever was connected may be gone when it closes."""
-    desk = Desk()
-    yield desk
-    desk.close()
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.close()
 
 
 @pytest.fixture

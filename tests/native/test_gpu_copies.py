@@ -13,7 +13,7 @@ import pytest
 
 from carpool.wire import messages as m
 from carpool.wire.page import slot_base
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import Built, environment
 from tests.native.probe import NATIVE
 from tests.native.test_gpu_turns import job
@@ -86,27 +86,27 @@ def test_whatever_the_form_the_bytes_arrive(built: Built, tmp_path: Path) -> Non
             assert (form, program.line()) == (form, good_end(form))
 
 
-def test_a_large_one_waits_for_the_turn_and_a_small_one_does_not(built: Built, desk: Desk) -> None:
-    with talking(job(built, desk)) as program:
+def test_a_large_one_waits_for_the_turn_and_a_small_one_does_not(built: Built, daemon: FakeDaemon) -> None:
+    with talking(job(built, daemon)) as program:
         assert program.line() == "begun"
         program.prepare(FORMS[0], LARGE)
         program.tell("")
-        message = desk.accept()
+        message = daemon.accept()
         assert isinstance(message, m.Attach)
-        desk.base = slot_base(message.slot)
-        desk.answer(m.Ask)
+        daemon.base = slot_base(message.slot)
+        daemon.answer(m.Ask)
         assert program.line() == "right"
         for form in FORMS:
-            desk.recall()
+            daemon.recall()
             if not re.search("Batch|3DWith", form):  # they wait whatever is in them
                 program.prepare(form, SMALL)
                 program.tell("")
                 assert (form, program.line()) == (form, "right")
             program.prepare(form, LARGE)
             has_gone = (
-                not desk.is_silent()
+                not daemon.is_silent()
             )  # who brought bytes back waited for the device: a recalled turn goes there
             program.tell("")
-            desk.take_until(m.Ask if has_gone else m.Return)
-            desk.grant()
+            daemon.take_until(m.Ask if has_gone else m.Return)
+            daemon.grant()
             assert (form, program.line()) == (form, good_end(form))

@@ -14,7 +14,7 @@ import pytest
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page, slot_base
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import MIB, SHARED, Built, busy_ns, environment, live_bytes, true_bytes
 from tests.native.probe import compile_c
 from tests.native.scripts import PRELUDE, Script
@@ -199,23 +199,23 @@ launch_for(1.0, kernel), wait()
 
 
 @pytest.fixture
-def hold(built: Built, desk: Desk) -> Iterator[Callable[[str], Script]]:
+def hold(built: Built, daemon: FakeDaemon) -> Iterator[Callable[[str], Script]]:
     """A program that has its first turn; it waits then."""
     with ExitStack() as stack:
 
         def start(text: str) -> Script:
-            script = stack.enter_context(Script(job(built, desk), STREAMS + 'launch(b"busy_1us"), wait()\n' + text))
-            attached = desk.accept()
+            script = stack.enter_context(Script(job(built, daemon), STREAMS + 'launch(b"busy_1us"), wait()\n' + text))
+            attached = daemon.accept()
             assert isinstance(attached, m.Attach)
-            desk.base = slot_base(attached.slot)
-            desk.answer(m.Ask)
+            daemon.base = slot_base(attached.slot)
+            daemon.answer(m.Ask)
             assert script.line() == "ready"
             return script
 
         yield start
 
 
-def test_a_capture_whose_stream_was_destroyed_is_over(hold: Callable[[str], Script], desk: Desk) -> None:
+def test_a_capture_whose_stream_was_destroyed_is_over(hold: Callable[[str], Script], daemon: FakeDaemon) -> None:
     script = hold("""
 into = stream()
 cuda.cuStreamBeginCapture_v2(into, 2), cuda.cuStreamDestroy_v2(into)
@@ -224,13 +224,15 @@ print(launch(b"busy_1us"))
 """)
     script.go()
     assert script.line() == "ready"
-    desk.recall()
+    daemon.recall()
     script.go()
-    desk.answer(m.Return)
+    daemon.answer(m.Return)
     assert script.line() == "0"
 
 
-def test_the_end_of_a_capture_that_never_began_ends_no_other(hold: Callable[[str], Script], desk: Desk) -> None:
+def test_the_end_of_a_capture_that_never_began_ends_no_other(
+    hold: Callable[[str], Script], daemon: FakeDaemon
+) -> None:
     script = hold("""
 into, graph = stream(), P()
 print(cuda.cuStreamBeginCapture_v2(into, 0), cuda.cuStreamEndCapture(stream(), ctypes.byref(graph)) != 0)
@@ -241,14 +243,14 @@ print(cuda.cuStreamEndCapture(into, ctypes.byref(graph)))
 """)
     script.go()
     assert script.line() == "0 True"
-    desk.recall()
+    daemon.recall()
     assert script.line() == "ready"
     script.go()
     assert script.line() == "[0, 0, 0]", "nothing waits in a capture"
     assert script.line() == "0"
 
 
-def test_a_copy_back_to_the_host_is_a_wait_for_the_device(hold: Callable[[str], Script], desk: Desk) -> None:
+def test_a_copy_back_to_the_host_is_a_wait_for_the_device(hold: Callable[[str], Script], daemon: FakeDaemon) -> None:
     script = hold("""
 host = (ctypes.c_char * 4096)()
 assert allocate(4096) == 0 and launch(b"busy_1ms") == 0
@@ -258,8 +260,8 @@ cuda.cuCtxSynchronize(), wait()
     for steps in (1, 1):  # a second wait, with nothing launched since, is no other step
         script.go()
         assert script.line() == "ready"
-        assert desk.words[desk.base + wire.S_FLAGS] & wire.FLAG_IDLE
-        assert desk.steps == steps
+        assert daemon.words[daemon.base + wire.S_FLAGS] & wire.FLAG_IDLE
+        assert daemon.steps == steps
 
 
 def test_a_forked_child_keeps_the_programs_files(hold: Callable[[str], Script]) -> None:
@@ -276,7 +278,7 @@ os.wait()
     assert script.line() == "[0, 0, 0, 0, 0, 0]"
 
 
-def test_the_agents_mark_is_of_one_program_and_gone_in_the_next(built: Built, desk: Desk) -> None:
+def test_the_agents_mark_is_of_one_program_and_gone_in_the_next(built: Built, daemon: FakeDaemon) -> None:
     """A torch program that executes another CUDA program in its place."""
     text = """
 import os
@@ -289,13 +291,13 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
     other = PRELUDE + 'print(launch(b"busy_1us"), flush=True)\n'
     with subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + text, other], env=job(built, desk), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRELUDE + text, other], env=job(built, daemon), stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "0\n", "nobody answered the desk's socket: it asked nobody"
-        attached = desk.accept()
+        assert process.stdout.readline() == "0\n", "nobody answered the daemon's socket: it asked nobody"
+        attached = daemon.accept()
         assert isinstance(attached, m.Attach) and attached.pid == process.pid
-        desk.answer(m.Ask)
+        daemon.answer(m.Ask)
         assert process.stdout.readline() == "0\n"
 
 

@@ -15,7 +15,7 @@ from carpool.testing import doors
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page, slot_base
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import MIB, Built, busy_ns, environment, live_bytes, true_bytes
 from tests.native.probe import NATIVE
 from tests.native.scripts import Script
@@ -147,30 +147,30 @@ def test_a_memory_node_added_as_any_node_is_refused_beyond_the_cap_and_counted_w
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
-    yield desk
-    desk.close()
+def daemon() -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.close()
 
 
 @pytest.fixture
-def job(built: Built, desk: Desk) -> Iterator[Run]:
-    env = environment(built, desk.directory / "books", page=desk.page.path, cards="2x4GiB") | {
+def job(built: Built, daemon: FakeDaemon) -> Iterator[Run]:
+    env = environment(built, daemon.directory / "books", page=daemon.page.path, cards="2x4GiB") | {
         "CARPOOL_JOB": "job-1",
-        "CARPOOL_SOCKET": str(desk.directory / "socket"),
+        "CARPOOL_SOCKET": str(daemon.directory / "socket"),
         "CARPOOL_VERSION": "1.2.3",
     }
-    desk.words[wire.H_CAP] = CAP
+    daemon.words[wire.H_CAP] = CAP
     with ExitStack() as stack:
         yield lambda text: stack.enter_context(Script(env, text))
 
 
-def let_in(desk: Desk) -> None:
+def let_in(daemon: FakeDaemon) -> None:
     """The program's first turn."""
-    message = desk.accept()
+    message = daemon.accept()
     assert isinstance(message, m.Attach)
-    desk.base = slot_base(message.slot)
-    desk.answer(m.Ask)
+    daemon.base = slot_base(message.slot)
+    daemon.answer(m.Ask)
 
 
 COPIES = """
@@ -201,18 +201,18 @@ print("equal")
 """
 
 
-def test_large_copies_for_per_thread_streams_wait_for_the_turn_and_copy(job: Run, desk: Desk) -> None:
+def test_large_copies_for_per_thread_streams_wait_for_the_turn_and_copy(job: Run, daemon: FakeDaemon) -> None:
     script = job(COPIES.replace("sent, size", "ctypes.cast(sent, ctypes.c_void_p), size"))
     assert script.line() == "begun"
     for number in range(9):
         assert script.line() == "ready"
         if number:
-            desk.recall()
+            daemon.recall()
         script.go()
         if number:
-            desk.answer(m.Return)
+            daemon.answer(m.Return)
         else:
-            let_in(desk)
+            let_in(daemon)
         assert script.line() == "copied"
     assert script.line() == "equal"
 
@@ -253,23 +253,25 @@ wait()
 """
 
 
-def test_every_form_of_capture_lets_launches_pass_and_its_graph_waits_for_the_turn(job: Run, desk: Desk) -> None:
+def test_every_form_of_capture_lets_launches_pass_and_its_graph_waits_for_the_turn(
+    job: Run, daemon: FakeDaemon
+) -> None:
     script = job(CAPTURES)
     for number in range(5):
         assert script.line() == "ready"
         if number:
-            desk.recall()
+            daemon.recall()
         script.go()
         assert script.line() == "captured 1"  # though the turn is recalled, or was never had
         if number:
-            desk.answer(m.Return)
+            daemon.answer(m.Return)
         else:
-            let_in(desk)
+            let_in(daemon)
         assert script.line() == "launched"
     assert script.line() == "ready"
-    desk.recall()
+    daemon.recall()
     script.go()
-    desk.answer(m.Return)
+    daemon.answer(m.Return)
     assert script.line() == "launched"
 
 
@@ -298,18 +300,18 @@ wait()
 
 
 def test_a_launch_on_several_devices_waits_for_the_turn_and_a_wait_for_a_context_is_a_step(
-    job: Run, desk: Desk
+    job: Run, daemon: FakeDaemon
 ) -> None:
     script = job(LAUNCHES)
     assert script.line() == "ready"
     script.go()
-    let_in(desk)
+    let_in(daemon)
     assert script.line() == "ready"
-    busy = [busy_ns(desk.directory / "books", script.process.pid, card) for card in range(2)]
+    busy = [busy_ns(daemon.directory / "books", script.process.pid, card) for card in range(2)]
     assert busy == [20_000_000, 20_000_000]
     script.go()
     assert script.line() == "done"
-    assert desk.steps == 1  # the second wait found nothing launched since the first
+    assert daemon.steps == 1  # the second wait found nothing launched since the first
 
 
 OLD_LAUNCHES = """
@@ -326,25 +328,25 @@ wait()
 """
 
 
-def test_the_launches_of_cuda_2_reach_the_device_only_in_a_turn(job: Run, desk: Desk) -> None:
+def test_the_launches_of_cuda_2_reach_the_device_only_in_a_turn(job: Run, daemon: FakeDaemon) -> None:
     script = job(OLD_LAUNCHES)
     for number in range(6):
         assert script.line() == "ready"
         if number:
-            desk.recall()
+            daemon.recall()
         script.go()
         if number:
-            assert isinstance(desk.take_until(m.Return), m.Return)
+            assert isinstance(daemon.take_until(m.Return), m.Return)
         else:
-            message = desk.accept()
+            message = daemon.accept()
             assert isinstance(message, m.Attach)
-            desk.base = slot_base(message.slot)
-            desk.take_until(m.Ask)
+            daemon.base = slot_base(message.slot)
+            daemon.take_until(m.Ask)
         # It waits for the grant: nothing of this launch has reached the device.
-        assert busy_ns(desk.directory / "books", script.process.pid) == number * 1_000_000
-        desk.grant()
+        assert busy_ns(daemon.directory / "books", script.process.pid) == number * 1_000_000
+        daemon.grant()
         assert script.line() == "launched"
-    assert busy_ns(desk.directory / "books", script.process.pid) == 6_000_000
+    assert busy_ns(daemon.directory / "books", script.process.pid) == 6_000_000
 
 
 # What pays for its device time.

@@ -12,7 +12,7 @@ import pytest
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import slot_base
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import Built
 from tests.native.scripts import Script
 from tests.native.test_gpu_turns import job
@@ -49,19 +49,19 @@ Start = Callable[[str], Script]
 
 
 @pytest.fixture
-def start(built: Built, desk: Desk) -> Iterator[Start]:
+def start(built: Built, daemon: FakeDaemon) -> Iterator[Start]:
     with ExitStack() as stack:
-        yield lambda text: stack.enter_context(Script(job(built, desk), HELPERS + text))
+        yield lambda text: stack.enter_context(Script(job(built, daemon), HELPERS + text))
 
 
-def attach(desk: Desk) -> None:
-    message = desk.accept()
+def attach(daemon: FakeDaemon) -> None:
+    message = daemon.accept()
     assert isinstance(message, m.Attach)
-    desk.base = slot_base(message.slot)
+    daemon.base = slot_base(message.slot)
 
 
-def is_idle(desk: Desk) -> bool:
-    return bool(desk.words[desk.base + wire.S_FLAGS] & wire.FLAG_IDLE)
+def is_idle(daemon: FakeDaemon) -> bool:
+    return bool(daemon.words[daemon.base + wire.S_FLAGS] & wire.FLAG_IDLE)
 
 
 BUSY = {
@@ -109,30 +109,32 @@ run('busy_20ms', None, cuda.cuLaunchKernel_ptsz), cuda.cuCtxSynchronize()""",
 
 @pytest.mark.parametrize("text", BUSY.values(), ids=BUSY.keys())
 def test_u2_a_process_with_a_kernel_in_flight_is_not_idle_after_a_wait_for(
-    start: Start, desk: Desk, text: str
+    start: Start, daemon: FakeDaemon, text: str
 ) -> None:
     script = start(f"{text}\nwait()")
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "ready"
-    assert desk.words[desk.base + wire.S_STEPS] == 1  # a wait it was
-    assert not is_idle(desk)
+    assert daemon.words[daemon.base + wire.S_STEPS] == 1  # a wait it was
+    assert not is_idle(daemon)
 
 
 @pytest.mark.parametrize("text", IDLE.values(), ids=IDLE.keys())
-def test_u2_a_process_is_idle_after_it_waited_for(start: Start, desk: Desk, text: str) -> None:
+def test_u2_a_process_is_idle_after_it_waited_for(start: Start, daemon: FakeDaemon, text: str) -> None:
     script = start(f"{text}\nwait()\nrun('busy_1us', a)\nwait()")
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "ready"
-    assert is_idle(desk)
+    assert is_idle(daemon)
     script.go()
     assert script.line() == "ready"
-    assert not is_idle(desk)  # it launched again
+    assert not is_idle(daemon)  # it launched again
 
 
 @pytest.mark.parametrize("then", ["run('busy_1us')", "cuda.cuStreamSynchronize(None)"], ids=["a launch", "a wait"])
-def test_u2_a_recalled_turn_goes_back_when_every_context_has_finished(start: Start, desk: Desk, then: str) -> None:
+def test_u2_a_recalled_turn_goes_back_when_every_context_has_finished(
+    start: Start, daemon: FakeDaemon, then: str
+) -> None:
     script = start(f"""
 there = stream()
 other = second_context()
@@ -142,15 +144,15 @@ cuda.cuCtxSetCurrent(context), run('busy_800ms', there), cuda.cuCtxSetCurrent(ot
 wait()
 {then}
 """)
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "ready"
     script.go()
     assert script.line() == "ready"
     started = time.monotonic()
-    desk.recall()
+    daemon.recall()
     script.go()
-    desk.take_until(m.Return)
+    daemon.take_until(m.Return)
     assert time.monotonic() - started > 0.6
 
 
@@ -163,24 +165,28 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0""",
 
 
 @pytest.mark.parametrize("text", ENDS.values(), ids=ENDS.keys())
-def test_turns_are_taken_again_after_a_context_ended_during_a_capture(start: Start, desk: Desk, text: str) -> None:
+def test_turns_are_taken_again_after_a_context_ended_during_a_capture(
+    start: Start, daemon: FakeDaemon, text: str
+) -> None:
     script = start(f"{text}\ncuda.cuCtxSetCurrent(context)\nrun('busy_1us')\nwait()")
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "ready"
 
 
-def test_u3_a_launch_beside_a_capture_asks_for_a_turn_and_leaves_the_capture_whole(start: Start, desk: Desk) -> None:
+def test_u3_a_launch_beside_a_capture_asks_for_a_turn_and_leaves_the_capture_whole(
+    start: Start, daemon: FakeDaemon
+) -> None:
     script = start("assert begin(a) == 0; run('busy_1us', a); wait(); run('busy_1us', b); print(end(a)); wait()")
     assert script.line() == "ready"  # the captured launch passed
     script.go()
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "0"
     assert script.line() == "ready"
 
 
-def test_u3_a_turn_that_is_recalled_during_a_capture_goes_back_after_it(start: Start, desk: Desk) -> None:
+def test_u3_a_turn_that_is_recalled_during_a_capture_goes_back_after_it(start: Start, daemon: FakeDaemon) -> None:
     script = start("""
 run('busy_1us', b), begin(a)
 wait()
@@ -189,14 +195,14 @@ wait()
 run('busy_1us', b)
 wait()
 """)
-    attach(desk)
-    desk.answer(m.Ask)
+    attach(daemon)
+    daemon.answer(m.Ask)
     assert script.line() == "ready"
-    desk.recall()
+    daemon.recall()
     script.go()
     assert script.line() == "0"  # nothing broke it
     assert script.line() == "ready"
-    assert desk.lease == wire.LEASE_HELD
+    assert daemon.lease == wire.LEASE_HELD
     script.go()
-    desk.answer(m.Return)
+    daemon.answer(m.Return)
     assert script.line() == "ready"

@@ -13,7 +13,7 @@ import pytest
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import GUEST, MIB, SHARED, Built, Probe, environment
 from tests.native.probe import NATIVE, compile_c
 from tests.native.test_gpu_turns import attach, job
@@ -104,14 +104,16 @@ def test_a_compute_limit_that_comes_changes_and_goes_is_clean(probe: Probe, page
 
 
 @pytest.mark.parametrize("price", [0, 2 * PRICE_ONE])
-def test_turns_of_four_threads_that_launch_are_clean(built: Built, desk: Desk, tmp_path: Path, price: int) -> None:
-    desk.words[wire.H_PRICE] = price
-    with clean(built, job(built, desk), tmp_path / "log") as probe:
+def test_turns_of_four_threads_that_launch_are_clean(
+    built: Built, daemon: FakeDaemon, tmp_path: Path, price: int
+) -> None:
+    daemon.words[wire.H_PRICE] = price
+    with clean(built, job(built, daemon), tmp_path / "log") as probe:
         probe.tell("launchers 800")
-        attach(desk, probe)
-        desk.answer(m.Ask)
+        attach(daemon, probe)
+        daemon.answer(m.Ask)
         for _ in range(8):
             time.sleep(0.05)
-            desk.recall()
-            desk.answer_return()
+            daemon.recall()
+            daemon.answer_return()
         assert probe.answer()[0] == 0

@@ -17,7 +17,7 @@ import pytest
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.native.gpu import MIB, OUT_OF_MEMORY, Built, Probe, environment, live_bytes, true_bytes
 from tests.native.scripts import Script
 from tests.native.test_gpu_turns import attach, job
@@ -187,20 +187,20 @@ def test_a_thousand_cycles_and_fifty_forks_leave_no_descriptor_open(env: Env) ->
 
 
 @pytest.mark.slow
-def test_a_thousand_cycles_in_turns_need_one_descriptor(built: Built, desk: Desk) -> None:
+def test_a_thousand_cycles_in_turns_need_one_descriptor(built: Built, daemon: FakeDaemon) -> None:
     """The connection is the only one; a child closes its copy of it: one less, which the exit code 255 says."""
-    desk.words[wire.H_CAP] = CAP
-    with Script(job(built, desk), f"MUST_LOSE, IN_TURNS = 255, True\n{CYCLES}") as script:
-        message = desk.accept()
+    daemon.words[wire.H_CAP] = CAP
+    with Script(job(built, daemon), f"MUST_LOSE, IN_TURNS = 255, True\n{CYCLES}") as script:
+        message = daemon.accept()
         assert isinstance(message, m.Attach)
-        desk.base = wire.slot_base(message.slot)
-        desk.answer(m.Ask)
+        daemon.base = wire.slot_base(message.slot)
+        daemon.answer(m.Ask)
         turns = 0
         while (line := script.line()) == "turn":
             turns += 1
-            desk.recall()
+            daemon.recall()
             script.go()
-            desk.answer_return()
+            daemon.answer_return()
         before, after = line.split()
         assert (before, turns) == (after, 32)
 
@@ -263,14 +263,14 @@ def test_launches_that_are_paid_for_make_no_system_call_while_there_is_time_to_s
 
 
 @pytest.mark.slow
-def test_launches_in_a_turn_make_no_system_call(built: Built, desk: Desk, tmp_path: Path) -> None:
+def test_launches_in_a_turn_make_no_system_call(built: Built, daemon: FakeDaemon, tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("no strace: the guest's system calls are NOT counted")
     with ExitStack() as stack:
-        probe = stack.enter_context(Probe(built, job(built, desk), tmp_path / "log"))
+        probe = stack.enter_context(Probe(built, job(built, daemon), tmp_path / "log"))
         probe.tell("launch plain nothing")
-        attach(desk, probe)
-        desk.answer(m.Ask)
+        attach(daemon, probe)
+        daemon.answer(m.Ask)
         assert probe.answer()[0] == 0
         trace = tmp_path / "trace"
         command = ["strace", "-o", str(trace), "-p", str(probe.pid)]

@@ -43,7 +43,7 @@ def only_these_threads_compute(*threads: threading.Thread) -> None:
     """Say which threads touch tensors; without arguments it is the calling one.
 
     A program with threads that might touch tensors is not parked. After this call only the named threads are looked
-    at. If another one computes all the same, it waits for its tensors, and the program is not parked again.
+    at. If another thread computes, it waits until the tensors are there, and the program is not parked again.
     """
     if os.environ.get("CARPOOL_JOB"):
         compute_threads.declare(*(threads or (threading.current_thread(),)))

@@ -1,8 +1,8 @@
 """Everything that is special to a job on an NVIDIA GPU: no other module of the agent calls torch.cuda.
 
-Thin: allocator statistics, one cap, two calls at hand-over; for tensors that leave the card, page-locked memory and
-what keeps them there; the card's random states. Figures are kept on the host by torch's caching allocator, so reading
-them never waits for the device.
+It is little: the allocator's figures, one cap, two calls at a hand-over; page-locked memory for tensors that leave
+the card, and what keeps them there; the card's random states. Torch's caching allocator keeps its figures on the
+host, so reading them never waits for the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a job's bytes are measured at its boundaries (turns/profile.py learns from them).
 
-Three sources, one interface: the C meter's words in the shared page (CPU device), the operating system's
-high-water mark where the meter could not be built, and torch's allocator statistics on a GPU (cuda.py).
+There are three sources with one interface: the C meter's words in the shared page (CPU device), the kernel's
+high-water mark where the meter could not be built, and the figures of torch's allocator on a GPU (cuda.py).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _status_kib(field: str) -> int:
 
 
 def explain_out_of_memory(link: Link, source: Source) -> None:
-    """Add carpool's sentence to an uncaught out-of-memory error at a cap that the user drew, by now."""
+    """Add carpool's sentence to an uncaught out-of-memory error if the user has set a cap by now."""
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -122,7 +122,7 @@ def explain_out_of_memory(link: Link, source: Source) -> None:
 
 
 def say_cap_reached(link: Link, live_bytes: int) -> None:
-    """Once a process, where its user drew a cap: whoever handles the error himself may meet it again and again."""
+    """Once a process, and only at a cap that the user set: a program that handles the error may meet it often."""
     global _is_cap_said
     if not caps.is_own(link.words) or _is_cap_said:
         return

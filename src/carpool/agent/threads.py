@@ -50,7 +50,7 @@ class ComputeThreads:
             act()
 
     def when_declared(self, act: Callable[[], None]) -> None:
-        """The hooks look at threads only after this, so that nobody pays for it who declares nothing."""
+        """Act once the program named threads. Until then no hook looks at them, so nobody else pays for it."""
         self._when_declared.append(act)
         if self._named is not None:
             act()
@@ -139,7 +139,9 @@ def _idle_by(thread: threading.Thread) -> set[object]:
     target, arguments = thread._target, thread._args  # type: ignore[attr-defined]  # no other door
     given: dict[str, Any] = inspect.signature(target).bind(*arguments).arguments
     match target.__qualname__:
-        case "Queue._feed":  # it takes out of the buffer what it pickles; who waits for more stands in that list
+        case (
+            "Queue._feed"
+        ):  # it takes out of the buffer what it pickles; a thread that waits for more stands in that list
             return {thread} if not given["buffer"] and given["notempty"]._waiters else set()
         case "Pool._handle_tasks" | "Pool._handle_results":
             return {thread} if not given["cache"] else set()  # a task is in there until its callback has run

@@ -1,13 +1,13 @@
 """Makes torch's vector functions on the CPU repeatable: each is called once, on one number, before the program's own.
 
 In MKL 2024.2, which torch 2.13 has in it, a vector function looks up its code at its first call. Where two threads
-make that call, one of them may compute its half with the code of the lowest accuracy: relative errors of 3e-4 in the
-square root of the first step of Adam, in one of seventy to one of six hundred starts, and the more often the busier
-the processors are (docs/design/0015-first-calls.md, pytorch issue 188792). Sharing makes processors busy, so this is
-ours to prevent; one number is computed by one thread.
+make that call at once, one of them may compute its half with the code of the lowest accuracy. The square root of the
+first step of Adam then has relative errors of 3e-4, in one of seventy to one of six hundred starts, more often where
+the processors are busier (docs/design/0015-first-calls.md, pytorch issue 188792). Sharing makes processors busy, so
+carpool prevents it: one number is computed by one thread.
 
-At its first operation torch also reads a few settings for good. A program that makes them after its import of torch
-is told that they come too late in a job.
+At its first operation torch also reads a few settings for good. A program that sets one of them after its import of
+torch is told that this is too late in a job.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from carpool.agent.parking.storages import Storages
 from carpool.agent.turns.turn_taking import Turns
 from carpool.wire import messages as m
 from carpool.wire import page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.agent.turns.test_turn_taking import FakeSource
 
 COUNT = 5000
@@ -55,10 +55,10 @@ def weights() -> torch.Tensor:
 
 
 @pytest.fixture
-def turns(desk: Desk, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+def turns(daemon: FakeDaemon, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """The daemon is played by a thread of this process, which touches no tensor."""
     monkeypatch.setattr(threads, "HARMLESS", (*threads.HARMLESS, "concurrent.futures"))
-    link = desk.link()
+    link = daemon.link()
     yield Turns(link, Memory(FakeSource(), overhead_bytes=0, movable=Storages(torch, "cpu", buffer)))
     link.close()
     link.page.close()
@@ -80,15 +80,15 @@ def came() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def begin(desk: Desk, then: Callable[[], None]) -> None:
+def begin(daemon: FakeDaemon, then: Callable[[], None]) -> None:
     """The first connection and its ask; then what the test wants."""
-    assert isinstance(desk.accept(), m.Attach)
-    assert isinstance(desk.take(), m.Ask)
+    assert isinstance(daemon.accept(), m.Attach)
+    assert isinstance(daemon.take(), m.Ask)
     then()
 
 
 def test_k3_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
-    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
+    daemon: FakeDaemon, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     own = signal.getsignal(signal.SIGUSR1)
 
@@ -99,20 +99,20 @@ def test_k3_a_move_that_fails_leaves_the_handlers_and_runs_what_came_meanwhile(
     buffer.on_reserve = fill_up
 
     def act() -> None:
-        desk.send(PARK)
-        answer = desk.take()
+        daemon.send(PARK)
+        answer = daemon.take()
         assert isinstance(answer, m.Parked) and "the disk is full" in answer.reason
         assert came == [signal.SIGUSR1]
-        desk.grant()
+        daemon.grant()
 
-    with desk.playing(lambda: begin(desk, act)):
+    with daemon.playing(lambda: begin(daemon, act)):
         turns.begin()
     assert signal.getsignal(signal.SIGUSR1) is own
     assert weights.sum().item() == COUNT
 
 
 def test_a_bug_in_a_move_leaves_the_handlers_too(
-    desk: Desk, turns: Turns, buffer: Buffer, came: list[int], capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, buffer: Buffer, came: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = signal.getsignal(signal.SIGUSR1)
 
@@ -123,13 +123,13 @@ def test_a_bug_in_a_move_leaves_the_handlers_too(
     buffer.on_reserve = stumble
 
     def act() -> None:
-        desk.send(PARK)
-        assert desk.is_closed()
-        assert isinstance(desk.accept(), m.Attach)
-        message = desk.take()
+        daemon.send(PARK)
+        assert daemon.is_closed()
+        assert isinstance(daemon.accept(), m.Attach)
+        message = daemon.take()
         assert isinstance(message, m.Detach) and "a bug" in message.reason
 
-    with desk.playing(lambda: begin(desk, act)):
+    with daemon.playing(lambda: begin(daemon, act)):
         turns.begin()
     assert "runs unmanaged: unexpected KeyError: 'a bug'" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGUSR1) is own
@@ -137,7 +137,7 @@ def test_a_bug_in_a_move_leaves_the_handlers_too(
 
 
 def test_k1_a_handler_that_raises_keeps_no_other_from_running(
-    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
+    daemon: FakeDaemon, turns: Turns, buffer: Buffer, weights: torch.Tensor, came: list[int]
 ) -> None:
     class EnoughError(Exception):
         """The program's own."""
@@ -148,19 +148,19 @@ def test_k1_a_handler_that_raises_keeps_no_other_from_running(
     signal.signal(signal.SIGUSR1, leave)
 
     def act() -> None:
-        desk.send(PARK)
-        assert isinstance(desk.take(), m.Parked)
+        daemon.send(PARK)
+        assert isinstance(daemon.take(), m.Parked)
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR2)
 
-    with desk.playing(lambda: begin(desk, act)), pytest.raises(EnoughError):
+    with daemon.playing(lambda: begin(daemon, act)), pytest.raises(EnoughError):
         turns.begin()
     assert came == [signal.SIGUSR2]
     assert weights.sum().item() == COUNT
 
 
 def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is_back(
-    desk: Desk, turns: Turns, buffer: Buffer, weights: torch.Tensor
+    daemon: FakeDaemon, turns: Turns, buffer: Buffer, weights: torch.Tensor
 ) -> None:
     """What else this process holds may be dropped meanwhile, so the handler makes as much as was reserved anew."""
     more: list[torch.Tensor] = []
@@ -169,20 +169,20 @@ def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is
 
     def act() -> None:
         nonlocal reserved_bytes
-        desk.send(PARK)
-        answer = desk.take()
+        daemon.send(PARK)
+        answer = daemon.take()
         assert isinstance(answer, m.Parked) and answer.moved_bytes >= weights.nbytes
         reserved_bytes = answer.moved_bytes
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert desk.is_closed()
-        assert isinstance(desk.accept(), m.Attach)
-        assert isinstance(desk.take(), m.Ask)
-        assert desk.lease == page.LEASE_ASKED
-        assert desk.words[desk.base + page.S_PARKED] == 0
-        desk.grant()
+        assert daemon.is_closed()
+        assert isinstance(daemon.accept(), m.Attach)
+        assert isinstance(daemon.take(), m.Ask)
+        assert daemon.lease == page.LEASE_ASKED
+        assert daemon.words[daemon.base + page.S_PARKED] == 0
+        daemon.grant()
 
     try:
-        with desk.playing(lambda: begin(desk, act)):
+        with daemon.playing(lambda: begin(daemon, act)):
             turns.begin()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -192,7 +192,7 @@ def test_a_program_that_cannot_leave_again_after_its_handler_ran_says_that_it_is
 
 
 def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes(
-    desk: Desk,
+    daemon: FakeDaemon,
     buffer: Buffer,
     weights: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +207,7 @@ def test_a_return_that_fails_is_said_once_and_again_only_when_the_reason_changes
             raise MemoryError(reasons.pop(0))
 
     buffer.on_read = fail
-    link = desk.link()
+    link = daemon.link()
     parking = Parking(link, Storages(torch, "cpu", buffer), lambda: 0)
     assert parking.park(PARK.limit_bytes).reason == ""
     parking.come_back()

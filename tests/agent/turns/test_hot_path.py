@@ -27,7 +27,7 @@ from carpool.agent.turns.turn_taking import Turns
 from carpool.wire import messages as m
 from carpool.wire import page
 from carpool.wire.protocol import RESAMPLE_MASK, STALL_NS
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 from tests.agent.turns.test_turn_taking import FakeSource, run_elsewhere
 
 needs_c = pytest.mark.skipif(hot_path.native is None, reason="the C points are not built: install gcc, 'make native'")
@@ -49,8 +49,8 @@ class Module:
 class Program:
     """A process with the hooks in it; the test is the daemon."""
 
-    def __init__(self, desk: Desk, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.desk, self.source = desk, source
+    def __init__(self, daemon: FakeDaemon, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.daemon, self.source = daemon, source
         self.has_grad = True
         self.is_worker = False
         data = SimpleNamespace(get_worker_info=lambda: "worker" if self.is_worker else None)
@@ -75,7 +75,7 @@ class Program:
         self.model = Module()
 
     def attach(self) -> Turns:
-        self.made.append(Turns(self.desk.link(), Memory(self.source, overhead_bytes=0)))
+        self.made.append(Turns(self.daemon.link(), Memory(self.source, overhead_bytes=0)))
         return self.made[-1]
 
     @property
@@ -106,11 +106,11 @@ class Program:
 
     def first_turn(self) -> None:
         def act() -> None:
-            self.desk.accept()
-            self.desk.take()
-            self.desk.grant()
+            self.daemon.accept()
+            self.daemon.take()
+            self.daemon.grant()
 
-        with self.desk.playing(act):
+        with self.daemon.playing(act):
             self.model(0)
 
     def settle(self) -> None:
@@ -120,12 +120,12 @@ class Program:
         for _ in range(STEPS_TO_TRUST + 2):
             self.model(0)
             self.step()
-        assert isinstance(self.desk.take(), m.Measured)
+        assert isinstance(self.daemon.take(), m.Measured)
         assert self.hooks._pre_hook is None
 
     def while_granted(self, wanted: type[m.Message], act: Callable[[], Any]) -> Any:
         """Act; the turn is asked for or given back meanwhile, and granted."""
-        with self.desk.playing(lambda: self.desk.answer(wanted)):
+        with self.daemon.playing(lambda: self.daemon.answer(wanted)):
             return act()
 
     def close(self) -> None:
@@ -140,32 +140,32 @@ def source() -> FakeSource:
 
 @pytest.fixture
 def program(
-    desk: Desk, source: FakeSource, implementation: str, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, source: FakeSource, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Program]:
-    made = Program(desk, source, monkeypatch)
+    made = Program(daemon, source, monkeypatch)
     assert (type(made.call).__name__ == "ModuleCall") == (implementation == "c")
     yield made
     made.close()
 
 
-def boundary_ns(desk: Desk) -> int:
-    return desk.words[desk.base + page.S_BOUNDARY_NS]
+def boundary_ns(daemon: FakeDaemon) -> int:
+    return daemon.words[daemon.base + page.S_BOUNDARY_NS]
 
 
 # The optimizer's step.
 
 
-def test_every_step_is_counted_and_stamped_with_the_monotonic_clock(program: Program, desk: Desk) -> None:
+def test_every_step_is_counted_and_stamped_with_the_monotonic_clock(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
     for _ in range(100):
-        steps, stamp = desk.steps, boundary_ns(desk)
+        steps, stamp = daemon.steps, boundary_ns(daemon)
         program.step()
-        assert (desk.steps, boundary_ns(desk) > stamp) == (steps + 1, True)
-    assert abs(boundary_ns(desk) - time.monotonic_ns()) < 1_000_000_000
+        assert (daemon.steps, boundary_ns(daemon) > stamp) == (steps + 1, True)
+    assert abs(boundary_ns(daemon) - time.monotonic_ns()) < 1_000_000_000
 
 
 def test_of_two_optimizers_only_the_one_at_the_clean_point_counts(
-    program: Program, desk: Desk, source: FakeSource
+    program: Program, daemon: FakeDaemon, source: FakeSource
 ) -> None:
     other = object()
 
@@ -179,119 +179,125 @@ def test_of_two_optimizers_only_the_one_at_the_clean_point_counts(
     program.first_turn()
     for _ in range(2 * STEPS_TO_TRUST):
         iterate()
-    before = desk.steps
+    before = daemon.steps
     for _ in range(10):
         iterate()
-    assert desk.steps == before + 10
+    assert daemon.steps == before + 10
 
 
-def test_a_new_optimizer_is_learnt_and_the_old_one_is_known_no_more(program: Program, desk: Desk) -> None:
+def test_a_new_optimizer_is_learnt_and_the_old_one_is_known_no_more(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
-    before, successor = desk.steps, object()
+    before, successor = daemon.steps, object()
     for _ in range(5):
         program.step(successor)
-    assert isinstance(desk.take(), m.Measured)
-    assert desk.steps == before + 5
+    assert isinstance(daemon.take(), m.Measured)
+    assert daemon.steps == before + 5
     assert program.turns._points == {id(successor): True}
     program.step()  # not taken for a boundary: it is learnt anew
     assert program.turns._profile.is_learning
 
 
-def test_more_optimizers_than_c_remembers_are_counted_all_the_same(program: Program, desk: Desk) -> None:
+def test_more_optimizers_than_c_remembers_are_counted_all_the_same(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
     many = [object() for _ in range(20)]
     for _ in range(4):
         for optimizer in many:
             program.step(optimizer)
-    assert isinstance(desk.take(), m.Measured)
-    before = desk.steps
+    assert isinstance(daemon.take(), m.Measured)
+    before = daemon.steps
     for _ in range(3):
         for optimizer in many:
             program.step(optimizer)
-    assert desk.steps == before + 3, "one of them ends the iteration"
+    assert daemon.steps == before + 3, "one of them ends the iteration"
 
 
-def test_a_recall_is_obeyed_at_its_step(program: Program, desk: Desk) -> None:
+def test_a_recall_is_obeyed_at_its_step(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
-    desk.recall(at=desk.steps + 3)
+    daemon.recall(at=daemon.steps + 3)
     program.step()
     program.step()
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     program.while_granted(m.Return, program.step)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     program.step()
 
 
-def test_a_lapsed_turn_is_handed_over_at_the_step(program: Program, desk: Desk) -> None:
+def test_a_lapsed_turn_is_handed_over_at_the_step(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
-    desk.recall(at=page.LAPSED)
+    daemon.recall(at=page.LAPSED)
     program.while_granted(m.Return, program.step)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_a_job_that_grows_says_so_at_every_32nd_step(program: Program, desk: Desk, source: FakeSource) -> None:
+def test_a_job_that_grows_says_so_at_every_32nd_step(
+    program: Program, daemon: FakeDaemon, source: FakeSource
+) -> None:
     program.settle()
     source.live, source.peak = 3000, 9000
-    while (desk.steps + 1) & RESAMPLE_MASK:
+    while (daemon.steps + 1) & RESAMPLE_MASK:
         program.step()
     assert source.calls.count("reset") == 2, "it has not looked yet"
     program.step()
-    grown = desk.take()
+    grown = daemon.take()
     assert isinstance(grown, m.Measured)
     assert (grown.persistent_bytes, grown.ephemeral_bytes) == (3000, 6000)
 
 
-def test_steps_in_an_explicit_turn_or_another_thread_or_when_off_do_not_count(program: Program, desk: Desk) -> None:
+def test_steps_in_an_explicit_turn_or_another_thread_or_when_off_do_not_count(
+    program: Program, daemon: FakeDaemon
+) -> None:
     program.settle()
-    before = desk.steps
+    before = daemon.steps
     elsewhere = threading.Thread(target=program.step)
     elsewhere.start()
     elsewhere.join(20)
-    assert desk.steps == before
+    assert daemon.steps == before
     program.turns.state.depth += 1
     program.step()
     program.turns.state.depth -= 1
-    assert desk.steps == before
+    assert daemon.steps == before
     program.step()
-    assert desk.steps == before + 1
+    assert daemon.steps == before + 1
     program.turns.finish()
     program.step()
-    assert desk.steps == before + 1
+    assert daemon.steps == before + 1
 
 
-def test_a_forked_child_counts_nothing_for_its_parent_and_makes_its_own_turns(program: Program, desk: Desk) -> None:
+def test_a_forked_child_counts_nothing_for_its_parent_and_makes_its_own_turns(
+    program: Program, daemon: FakeDaemon
+) -> None:
     program.settle()
-    before = desk.steps
+    before = daemon.steps
     program.turns.after_fork()
     program.hooks.forget_after_fork()
     program.first_turn()
     assert len(program.made) == 2
     assert program.made[0].state.is_off
     program.step()
-    assert desk.steps == before + 1, "by the second turns, which start with learning"
+    assert daemon.steps == before + 1, "by the second turns, which start with learning"
     assert program.turns._profile.is_learning
 
 
 # The module call.
 
 
-def test_only_the_outermost_call_asks_for_a_lapsed_turn(program: Program, desk: Desk) -> None:
+def test_only_the_outermost_call_asks_for_a_lapsed_turn(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
     inner = Module()
 
     def forward(value: int) -> int:
-        desk.recall(at=page.LAPSED)
+        daemon.recall(at=page.LAPSED)
         return int(inner(value)) + 1
 
     outer = Module(forward)
     assert outer(1) == 2
     assert program.while_granted(m.Ask, lambda: program.model(5)) == 5
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_another_thread_is_let_through(program: Program, desk: Desk) -> None:
+def test_another_thread_is_let_through(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
-    desk.recall(at=page.LAPSED)
+    daemon.recall(at=page.LAPSED)
     results: list[int] = []
     elsewhere = threading.Thread(target=lambda: results.append(program.model(3)))
     elsewhere.start()
@@ -312,14 +318,14 @@ def test_a_forward_that_raises_is_over(program: Program) -> None:
 
 
 def test_an_interrupted_wait_for_the_turn_is_the_programs_own_and_the_next_call_asks_again(
-    program: Program, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    program: Program, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program.settle()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    desk.recall(at=page.LAPSED)
+    daemon.recall(at=page.LAPSED)
     with monkeypatch.context() as patch:
         patch.setattr(program.turns, "_acquire", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -328,28 +334,30 @@ def test_an_interrupted_wait_for_the_turn_is_the_programs_own_and_the_next_call_
     program.while_granted(m.Ask, lambda: program.model(0))
 
 
-def test_without_gradients_and_optimizer_the_end_of_a_call_is_a_boundary(program: Program, desk: Desk) -> None:
+def test_without_gradients_and_optimizer_the_end_of_a_call_is_a_boundary(
+    program: Program, daemon: FakeDaemon
+) -> None:
     program.hooks._step_patience = 0
     program.has_grad = False
     program.first_turn()
     for _ in range(20):
         program.model(0)
-    assert desk.steps == 21
+    assert daemon.steps == 21
     inner = Module()
     Module(lambda value: inner(inner(value)))(0)
-    assert desk.steps == 22
-    desk.recall()
+    assert daemon.steps == 22
+    daemon.recall()
     program.while_granted(m.Return, lambda: program.model(0))
 
 
-def test_an_evaluation_gives_a_recalled_turn_back_but_counts_nothing(program: Program, desk: Desk) -> None:
+def test_an_evaluation_gives_a_recalled_turn_back_but_counts_nothing(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
-    before = desk.steps
+    before = daemon.steps
     program.has_grad = False
     program.model(0)
-    desk.recall()
+    daemon.recall()
     program.while_granted(m.Return, lambda: program.model(0))
-    assert desk.steps == before
+    assert daemon.steps == before
 
 
 def test_a_data_worker_has_no_turns_and_its_calls_pass(program: Program) -> None:
@@ -412,7 +420,9 @@ def test_a_pickled_module_is_called_through_whatever_hooks_its_process_has(progr
     assert pickle.loads(pickle.dumps(Module(abs).__call__))(-5) == 5
 
 
-def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(program: Program, desk: Desk) -> None:
+def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(
+    program: Program, daemon: FakeDaemon
+) -> None:
     def train() -> int:
         program.step()
         return 1
@@ -423,23 +433,23 @@ def test_an_evaluation_without_a_loader_takes_turns_after_training_with_one(prog
     program.settle()
     for batch in (program.loader(train) for _ in range(3 * STEPS_TO_TRUST)):
         next(batch)
-    desk.recall()
+    daemon.recall()
     with pytest.raises(StopIteration):
         next(program.loader(end))
-    assert isinstance(desk.take_until(m.Return), m.Return), "the end of the data gives the turn back"
-    assert desk.lease == page.LEASE_NONE
+    assert isinstance(daemon.take_until(m.Return), m.Return), "the end of the data gives the turn back"
+    assert daemon.lease == page.LEASE_NONE
     program.has_grad = False
     program.while_granted(m.Ask, lambda: program.model(0))
-    assert desk.lease == page.LEASE_HELD
-    desk.recall()
+    assert daemon.lease == page.LEASE_HELD
+    daemon.recall()
     program.while_granted(m.Return, lambda: program.model(0))
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
 # The next batch.
 
 
-def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Program, desk: Desk) -> None:
+def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Program, daemon: FakeDaemon) -> None:
     def fetch() -> int:
         time.sleep(0.02)
         return 7
@@ -448,17 +458,17 @@ def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Progr
     loader = program.loader(fetch)
     for _ in range(8):
         assert next(loader) == 7
-    assert desk.lease == page.LEASE_HELD, "nobody waits"
-    stalled = desk.words[desk.base + page.S_STALL_NS]
+    assert daemon.lease == page.LEASE_HELD, "nobody waits"
+    stalled = daemon.words[daemon.base + page.S_STALL_NS]
     assert stalled > 8 * 10_000_000
     assert program.turns.state.stall_ns > STALL_NS
-    desk.words[page.H_WAITERS] = 1
+    daemon.words[page.H_WAITERS] = 1
     assert program.while_granted(m.Ask, lambda: next(loader)) == 7
-    assert desk.words[desk.base + page.S_STALL_NS] > stalled
+    assert daemon.words[daemon.base + page.S_STALL_NS] > stalled
     assert program.hooks._fetches.count == 9
 
 
-def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, desk: Desk) -> None:
+def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
     loader, stalls = program.loader(lambda: 7), list[int]()
     program.turns.state.stall_ns = 100 * STALL_NS
@@ -466,10 +476,10 @@ def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, des
         assert next(loader) == 7
         stalls.append(program.turns.state.stall_ns)
     assert min(stalls) <= STALL_NS // 10
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, desk: Desk) -> None:
+def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, daemon: FakeDaemon) -> None:
     def fetch() -> None:
         until = time.thread_time_ns() + 1_000_000
         while time.thread_time_ns() < until:
@@ -484,45 +494,45 @@ def test_input_that_is_computed_in_this_thread_is_no_wait(program: Program, desk
     assert min(stalls) <= 100_000
 
 
-def test_a_recalled_turn_goes_before_the_fetch_and_comes_back_after_it(program: Program, desk: Desk) -> None:
+def test_a_recalled_turn_goes_before_the_fetch_and_comes_back_after_it(program: Program, daemon: FakeDaemon) -> None:
     leases: list[int] = []
     program.settle()
-    loader = program.loader(lambda: leases.append(desk.lease))
-    desk.recall()
+    loader = program.loader(lambda: leases.append(daemon.lease))
+    daemon.recall()
     program.while_granted(m.Ask, lambda: next(loader))
-    desk.recall(at=page.LAPSED)
+    daemon.recall(at=page.LAPSED)
     program.while_granted(m.Ask, lambda: next(loader))
     next(loader)
     assert leases == [page.LEASE_NONE, page.LEASE_NONE, page.LEASE_HELD]
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_the_end_of_the_data_asks_for_no_turn_and_is_no_item(program: Program, desk: Desk) -> None:
+def test_the_end_of_the_data_asks_for_no_turn_and_is_no_item(program: Program, daemon: FakeDaemon) -> None:
     def end() -> None:
         raise StopIteration
 
     program.settle()
-    desk.recall()
+    daemon.recall()
     assert list(program.loader(end)) == []
-    assert desk.lease == page.LEASE_NONE
+    assert daemon.lease == page.LEASE_NONE
     assert program.hooks._fetches.count == 0
-    desk.take_until(m.Return)
+    daemon.take_until(m.Return)
     program.while_granted(m.Ask, lambda: program.model(0))
 
 
-def test_a_data_worker_and_the_first_fetch(program: Program, desk: Desk) -> None:
+def test_a_data_worker_and_the_first_fetch(program: Program, daemon: FakeDaemon) -> None:
     program.is_worker = True
     assert next(program.loader(lambda: 1)) == 1
     assert (program.made, program.hooks._fetches.count) == ([], 0)
     program.is_worker = program.hooks._is_worker = False
 
     def act() -> None:
-        desk.accept()
-        desk.answer(m.Ask)
+        daemon.accept()
+        daemon.answer(m.Ask)
 
-    with desk.playing(act):
+    with daemon.playing(act):
         assert next(program.loader(lambda: 2)) == 2
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
 # What only C can get wrong.
@@ -588,23 +598,23 @@ def test_what_refers_to_itself_is_collected() -> None:
     ids=["plain", "in a dict", "graph", "one graph", "nothing", "empty"],
 )
 def test_a_call_whose_result_has_no_graph_ends_an_iteration_though_gradients_are_on(
-    program: Program, desk: Desk, result: Any, counted: bool
+    program: Program, daemon: FakeDaemon, result: Any, counted: bool
 ) -> None:
     program.hooks._step_patience = 0
     program.model.act = lambda _: result
     program.first_turn()
     for _ in range(9):
         assert program.model(0) is result
-    assert desk.steps == (10 if counted else 0)
+    assert daemon.steps == (10 if counted else 0)
 
 
-def test_a_program_that_never_goes_backward_is_inference_after_a_while(program: Program, desk: Desk) -> None:
+def test_a_program_that_never_goes_backward_is_inference_after_a_while(program: Program, daemon: FakeDaemon) -> None:
     program.hooks._step_patience = 0
     program.model.act = lambda _: SimpleNamespace(requires_grad=True)
     program.first_turn()
     for _ in range(GRADED_PATIENCE + 9):
         program.model(0)
-    assert desk.steps == 10
+    assert daemon.steps == 10
 
 
 class Odd:
@@ -614,7 +624,9 @@ class Odd:
         raise KeyError(name)
 
 
-def test_what_cannot_be_looked_at_and_what_torch_func_computes_end_nothing(program: Program, desk: Desk) -> None:
+def test_what_cannot_be_looked_at_and_what_torch_func_computes_end_nothing(
+    program: Program, daemon: FakeDaemon
+) -> None:
     program.hooks._step_patience = 0
     endless: list[Any] = []
     endless.append(endless)
@@ -625,12 +637,12 @@ def test_what_cannot_be_looked_at_and_what_torch_func_computes_end_nothing(progr
     program.level = 1
     program.model.act = lambda _: SimpleNamespace(requires_grad=False)
     program.model(0)
-    assert desk.steps == 0
+    assert daemon.steps == 0
 
 
 @pytest.mark.parametrize("happened", ["optimizer", "backward", "grad"])
 def test_a_program_that_trains_has_no_boundaries_at_forwards_with_gradients(
-    program: Program, desk: Desk, happened: str
+    program: Program, daemon: FakeDaemon, happened: str
 ) -> None:
     program.hooks._step_patience = 0
     program.model.act = lambda _: SimpleNamespace(requires_grad=False)
@@ -641,13 +653,13 @@ def test_a_program_that_trains_has_no_boundaries_at_forwards_with_gradients(
         program.first_turn()
         wrap = program.hooks.wrap_backward if happened == "backward" else program.hooks.wrap_grad
         wrap(lambda: None)()
-    before = desk.steps
+    before = daemon.steps
     for _ in range(2 * STEP_PATIENCE):
         program.model(0)
-    assert desk.steps == before
+    assert daemon.steps == before
 
 
-def test_accumulation_gives_a_recalled_turn_back_after_a_backward(program: Program, desk: Desk) -> None:
+def test_accumulation_gives_a_recalled_turn_back_after_a_backward(program: Program, daemon: FakeDaemon) -> None:
     backward = program.backward(lambda: None)
     program.first_turn()
     for _ in range(STEPS_TO_TRUST + 2):
@@ -655,11 +667,11 @@ def test_accumulation_gives_a_recalled_turn_back_after_a_backward(program: Progr
             program.model(0)
             backward()
         program.step()
-    assert isinstance(desk.take(), m.Measured)
+    assert isinstance(daemon.take(), m.Measured)
     assert program.torch.autograd.backward is backward, "it goes backward more often than it steps"
-    desk.recall(at=desk.steps)
+    daemon.recall(at=daemon.steps)
     program.while_granted(m.Return, backward)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
 def test_where_every_backward_has_its_step_backward_is_left_alone(program: Program) -> None:
@@ -675,21 +687,21 @@ def test_where_every_backward_has_its_step_backward_is_left_alone(program: Progr
     assert program.torch.autograd.backward is real
 
 
-def test_the_only_backward_of_a_step_keeps_the_turn_for_it(program: Program, desk: Desk) -> None:
+def test_the_only_backward_of_a_step_keeps_the_turn_for_it(program: Program, daemon: FakeDaemon) -> None:
     backward = program.backward(lambda: None)
     program.first_turn()
     for _ in range(STEPS_TO_TRUST - 1):
         program.model(0)
         backward()
         program.step()
-    assert isinstance(desk.take(), m.Measured)
-    desk.recall(at=desk.steps)
+    assert isinstance(daemon.take(), m.Measured)
+    daemon.recall(at=daemon.steps)
     backward()
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     program.while_granted(m.Return, program.step)
 
 
-def test_a_backward_inside_a_backward_is_a_part_of_it(program: Program, desk: Desk) -> None:
+def test_a_backward_inside_a_backward_is_a_part_of_it(program: Program, daemon: FakeDaemon) -> None:
     """As activation checkpoints do it; what the outer one has left to do is alive there."""
     inner = program.backward(lambda: None)
     outer = program.backward(lambda: [inner() for _ in range(30)])

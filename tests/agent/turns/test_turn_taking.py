@@ -19,7 +19,7 @@ from carpool.agent.turns.turn_taking import OUTSIDE_LOOP, Turns
 from carpool.errors import UsageError
 from carpool.wire import messages as m
 from carpool.wire import page
-from tests.agent.desk import Desk
+from tests.agent.fake_daemon import FakeDaemon
 
 POINT = 7
 
@@ -51,205 +51,205 @@ def source() -> FakeSource:
 
 
 @pytest.fixture
-def turns(desk: Desk, source: FakeSource, implementation: str) -> Iterator[Turns]:
-    link = desk.link()
+def turns(daemon: FakeDaemon, source: FakeSource, implementation: str) -> Iterator[Turns]:
+    link = daemon.link()
     made = Turns(link, Memory(source, overhead_bytes=0))
     yield made
     link.close()
     link.page.close()
 
 
-def first_turn(desk: Desk, turns: Turns) -> None:
+def first_turn(daemon: FakeDaemon, turns: Turns) -> None:
     """The first begin point: attach, ask, granted."""
 
     def act() -> None:
-        assert isinstance(desk.accept(), m.Attach)
-        assert isinstance(desk.take(), m.Ask)
-        desk.grant()
+        assert isinstance(daemon.accept(), m.Attach)
+        assert isinstance(daemon.take(), m.Ask)
+        daemon.grant()
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.begin()
 
 
-def learn(desk: Desk, turns: Turns) -> m.Measured:
+def learn(daemon: FakeDaemon, turns: Turns) -> m.Measured:
     for _ in range(2):
         turns.boundary(POINT)
-    message = desk.take()
+    message = daemon.take()
     assert isinstance(message, m.Measured)
     return message
 
 
-def test_the_first_begin_point_attaches_asks_and_waits_for_the_grant(desk: Desk, turns: Turns) -> None:
+def test_the_first_begin_point_attaches_asks_and_waits_for_the_grant(daemon: FakeDaemon, turns: Turns) -> None:
     seen: list[int] = []
 
     def act() -> None:
-        attach = desk.accept()
+        attach = daemon.accept()
         assert isinstance(attach, m.Attach)
-        assert (attach.job, attach.slot, attach.holding) == ("job-1", desk.slot, False)
-        assert isinstance(desk.take(), m.Ask)
-        seen.append(desk.lease)
-        desk.grant()
+        assert (attach.job, attach.slot, attach.holding) == ("job-1", daemon.slot, False)
+        assert isinstance(daemon.take(), m.Ask)
+        seen.append(daemon.lease)
+        daemon.grant()
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.begin()
     assert seen == [page.LEASE_ASKED]
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     turns.begin()  # it holds the turn: no message
-    learn(desk, turns)
+    learn(daemon, turns)
 
 
-def test_t1_a_held_turn_sends_nothing_and_counts_in_the_page(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    needs = learn(desk, turns)
+def test_t1_a_held_turn_sends_nothing_and_counts_in_the_page(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    needs = learn(daemon, turns)
     assert (needs.persistent_bytes, needs.ephemeral_bytes) == (1000, 4000)
     for _ in range(100):
         turns.begin()
         turns.boundary(POINT)
-    assert desk.steps == 102
-    assert desk.words[desk.base + page.S_BOUNDARY_NS] > 0
-    desk.recall()
-    with desk.playing(lambda: desk.answer(m.Return)):
+    assert daemon.steps == 102
+    assert daemon.words[daemon.base + page.S_BOUNDARY_NS] > 0
+    daemon.recall()
+    with daemon.playing(lambda: daemon.answer(m.Return)):
         turns.boundary(POINT)  # the first message since the measurement
 
 
 def test_a_recalled_turn_is_given_back_at_the_boundary_and_waited_for(
-    desk: Desk, turns: Turns, source: FakeSource
+    daemon: FakeDaemon, turns: Turns, source: FakeSource
 ) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall()
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall()
     turns.begin()  # inside an iteration a recall changes nothing
     returned: list[m.Message] = []
 
     def act() -> None:
-        returned.append(desk.take())
-        returned.append(m.Stop() if desk.lease == page.LEASE_ASKED else m.Ask())
-        desk.grant(is_shared=True)
+        returned.append(daemon.take())
+        returned.append(m.Stop() if daemon.lease == page.LEASE_ASKED else m.Ask())
+        daemon.grant(is_shared=True)
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.boundary(POINT)
     assert returned == [m.Return(steps=3, wants_more=True), m.Stop()]
     assert source.calls[-2:] == ["finished", "reset"]
-    desk.recall()
-    with desk.playing(lambda: desk.answer(m.Return)):
+    daemon.recall()
+    with daemon.playing(lambda: daemon.answer(m.Return)):
         turns.boundary(POINT)
     assert "gave back" in source.calls, "the second grant said that the lane is shared"
 
 
-def test_a_recall_names_the_step_at_which_all_ranks_stop(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall(at=5)
+def test_a_recall_names_the_step_at_which_all_ranks_stop(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall(at=5)
     turns.boundary(POINT)
     turns.boundary(POINT)
-    assert desk.lease == page.LEASE_HELD
-    with desk.playing(lambda: desk.answer(m.Return)):
+    assert daemon.lease == page.LEASE_HELD
+    with daemon.playing(lambda: daemon.answer(m.Return)):
         turns.boundary(POINT)
-    assert desk.steps == 5
+    assert daemon.steps == 5
 
 
-def test_a_lapsed_turn_is_asked_for_before_the_next_computation(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.words[desk.base + page.S_RECALL] = page.LAPSED
-    with desk.playing(lambda: desk.answer(m.Ask)):
+def test_a_lapsed_turn_is_asked_for_before_the_next_computation(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.words[daemon.base + page.S_RECALL] = page.LAPSED
+    with daemon.playing(lambda: daemon.answer(m.Ask)):
         turns.begin()
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_slow_input_gives_the_turn_back_only_while_somebody_waits(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+def test_slow_input_gives_the_turn_back_only_while_somebody_waits(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
     for _ in range(10):
         turns.before_data()
         turns.after_data(50_000_000)
-    assert desk.lease == page.LEASE_HELD, "nobody waits"
-    desk.words[page.H_WAITERS] = 1
+    assert daemon.lease == page.LEASE_HELD, "nobody waits"
+    daemon.words[page.H_WAITERS] = 1
     turns.before_data()
-    assert desk.take() == m.Return(steps=2, wants_more=False)
-    assert desk.lease == page.LEASE_NONE
-    with desk.playing(lambda: desk.answer(m.Ask)):
+    assert daemon.take() == m.Return(steps=2, wants_more=False)
+    assert daemon.lease == page.LEASE_NONE
+    with daemon.playing(lambda: daemon.answer(m.Ask)):
         turns.after_data(50_000_000)
-    assert desk.words[desk.base + page.S_STALL_NS] == 11 * 50_000_000
+    assert daemon.words[daemon.base + page.S_STALL_NS] == 11 * 50_000_000
 
 
-def test_scratch_memory_in_use_keeps_the_turn(desk: Desk, turns: Turns, source: FakeSource) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall()
+def test_scratch_memory_in_use_keeps_the_turn(daemon: FakeDaemon, turns: Turns, source: FakeSource) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall()
     source.live = 4_000_000  # a graph is alive
     turns.before_data()
     for _ in range(OUTSIDE_LOOP):
         turns.yield_point(0)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     source.live = 1000
-    with desk.playing(lambda: desk.answer(m.Return)):
+    with daemon.playing(lambda: daemon.answer(m.Return)):
         turns.yield_point(0)
 
 
 def test_t5_what_a_program_holds_outside_its_loop_is_told_before_the_turn_goes(
-    desk: Desk, turns: Turns, source: FakeSource
+    daemon: FakeDaemon, turns: Turns, source: FakeSource
 ) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+    first_turn(daemon, turns)
+    learn(daemon, turns)
     for _ in range(OUTSIDE_LOOP - 1):
         turns.yield_point(0)  # nobody wants the turn
     turns.boundary(POINT)  # it is still in its loop
     source.live = 4_000_000
-    desk.recall(at=desk.steps)
+    daemon.recall(at=daemon.steps)
     for backwards in range(3):  # and still
         for _ in range(OUTSIDE_LOOP):
             turns.yield_point(backwards)
     elsewhere = threading.Thread(target=turns.yield_point, args=(2,))
     elsewhere.start()
     elsewhere.join(20)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     told: list[m.Message] = []
 
     def act() -> None:
-        told.append(desk.take())
-        desk.answer(m.Return)
+        told.append(daemon.take())
+        daemon.answer(m.Return)
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.yield_point(2)
     assert isinstance(told[0], m.Measured)
     assert told[0].persistent_bytes == 4_000_000
-    desk.recall(at=desk.steps)
-    with desk.playing(lambda: desk.answer(m.Return)):
+    daemon.recall(at=daemon.steps)
+    with daemon.playing(lambda: daemon.answer(m.Return)):
         turns.yield_point(0)  # it is what the daemon knows
 
 
-def test_a_job_that_grows_says_so_once_in_a_while(desk: Desk, turns: Turns, source: FakeSource) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+def test_a_job_that_grows_says_so_once_in_a_while(daemon: FakeDaemon, turns: Turns, source: FakeSource) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
     source.live, source.peak = 3000, 9000
     for _ in range(64):
         turns.boundary(POINT)
-    grown = desk.take()
+    grown = daemon.take()
     assert isinstance(grown, m.Measured)
     assert (grown.persistent_bytes, grown.ephemeral_bytes) == (3000, 6000)
 
 
-def test_points_inside_an_explicit_turn_are_part_of_it(desk: Desk, turns: Turns) -> None:
+def test_points_inside_an_explicit_turn_are_part_of_it(daemon: FakeDaemon, turns: Turns) -> None:
     def act() -> None:
-        desk.accept()
-        desk.take()
-        desk.grant()
+        daemon.accept()
+        daemon.take()
+        daemon.grant()
 
-    with desk.playing(act), turns.turn():
+    with daemon.playing(act), turns.turn():
         turns.boundary(POINT)
         turns.begin()
-        assert desk.steps == 0
-    assert desk.steps == 1
+        assert daemon.steps == 0
+    assert daemon.steps == 1
     with pytest.raises(ZeroDivisionError), turns.turn():
         raise ZeroDivisionError
-    assert desk.steps == 2, "a turn that failed is over too"
+    assert daemon.steps == 2, "a turn that failed is over too"
 
 
-def test_t4_another_thread_takes_no_turns(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall()
+def test_t4_another_thread_takes_no_turns(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall()
 
     def elsewhere() -> None:
         turns.begin()
@@ -262,8 +262,8 @@ def test_t4_another_thread_takes_no_turns(desk: Desk, turns: Turns) -> None:
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
-    assert desk.steps == 2
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.steps == 2
+    assert daemon.lease == page.LEASE_HELD
 
 
 def run_elsewhere(act: Callable[[], object], *, name: str = "elsewhere") -> None:
@@ -290,13 +290,13 @@ def enter(turns: Turns) -> None:
 
 
 def test_t4_a_turn_in_another_thread_says_once_that_it_took_none(
-    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_turn(desk, turns)
+    first_turn(daemon, turns)
     for _ in range(2):
         run_elsewhere(lambda: enter(turns), name="server")
     enter(turns)
-    assert desk.is_silent()
+    assert daemon.is_silent()
     assert capsys.readouterr().err == (
         "carpool: job job-1: carpool.turn() took no turn in thread server: another thread takes the turns;"
         " call carpool.take_turns_here() in the thread that computes\n"
@@ -304,35 +304,37 @@ def test_t4_a_turn_in_another_thread_says_once_that_it_took_none(
 
 
 def test_t4_a_thread_that_is_named_takes_the_turns_and_the_one_that_is_held(
-    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+    first_turn(daemon, turns)
+    learn(daemon, turns)
 
     def elsewhere() -> None:
         turns.take_here()
         enter(turns)
-        desk.recall()
-        with desk.playing(lambda: desk.answer(m.Return)):
+        daemon.recall()
+        with daemon.playing(lambda: daemon.answer(m.Return)):
             turns.boundary(POINT)
 
     run_elsewhere(elsewhere)
-    assert desk.lease == page.LEASE_HELD
-    before = desk.steps
+    assert daemon.lease == page.LEASE_HELD
+    before = daemon.steps
     assert before >= 3
     turns.boundary(POINT)
-    assert desk.steps == before, "the thread that took them before counts nothing any more"
+    assert daemon.steps == before, "the thread that took them before counts nothing any more"
     assert capsys.readouterr().err == ""
 
 
-def test_t4_a_thread_takes_no_turn_out_of_the_middle_of_anothers(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
+def test_t4_a_thread_takes_no_turn_out_of_the_middle_of_anothers(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
     with turns.turn(), pytest.raises(UsageError, match=r"before or after that"):
         run_elsewhere(turns.take_here)
     assert turns.state.taker == threading.get_ident()
 
 
-def test_t4_a_thread_that_is_named_waits_until_the_other_one_has_what_it_asked_for(desk: Desk, turns: Turns) -> None:
+def test_t4_a_thread_that_is_named_waits_until_the_other_one_has_what_it_asked_for(
+    daemon: FakeDaemon, turns: Turns
+) -> None:
     order: list[str] = []
 
     def take_over() -> None:
@@ -341,68 +343,72 @@ def test_t4_a_thread_that_is_named_waits_until_the_other_one_has_what_it_asked_f
         turns.begin()
 
     def act() -> None:
-        desk.accept()
-        desk.take()
+        daemon.accept()
+        daemon.take()
         other = threading.Thread(target=take_over)
         other.start()
         other.join(0.1)
         order.append("granted")
-        desk.grant()
+        daemon.grant()
         other.join(20)
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.begin()
     assert order == ["granted", "named"]
-    assert desk.is_silent(), "one ask, and one turn"
+    assert daemon.is_silent(), "one ask, and one turn"
 
 
-def test_a_turn_that_is_not_kept_goes_back_when_its_block_ends(desk: Desk, turns: Turns, source: FakeSource) -> None:
-    first_turn(desk, turns)
+def test_a_turn_that_is_not_kept_goes_back_when_its_block_ends(
+    daemon: FakeDaemon, turns: Turns, source: FakeSource
+) -> None:
+    first_turn(daemon, turns)
     for _ in range(4):
         with (
-            desk.playing(lambda: desk.answer(m.Ask)) if not turns.state.held else nullcontext(),
+            daemon.playing(lambda: daemon.answer(m.Ask)) if not turns.state.held else nullcontext(),
             turns.turn(keep=False),
         ):
-            assert desk.lease == page.LEASE_HELD
-        returned = desk.take_until(m.Return)
-        assert returned == m.Return(steps=desk.steps, wants_more=False, passed=0)
-        assert desk.lease == page.LEASE_NONE
-    assert desk.steps == 4
-    assert desk.is_silent()
+            assert daemon.lease == page.LEASE_HELD
+        returned = daemon.take_until(m.Return)
+        assert returned == m.Return(steps=daemon.steps, wants_more=False, passed=0)
+        assert daemon.lease == page.LEASE_NONE
+    assert daemon.steps == 4
+    assert daemon.is_silent()
 
 
-def test_a_turn_that_is_not_kept_does_not_wait_for_the_next_one_if_it_was_recalled(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
+def test_a_turn_that_is_not_kept_does_not_wait_for_the_next_one_if_it_was_recalled(
+    daemon: FakeDaemon, turns: Turns
+) -> None:
+    first_turn(daemon, turns)
     for _ in range(4):
         enter(turns)
     with turns.turn(keep=False):
-        desk.recall()
-    returned = desk.take_until(m.Return)
+        daemon.recall()
+    returned = daemon.take_until(m.Return)
     assert isinstance(returned, m.Return)
-    assert (returned.wants_more, returned.steps, desk.lease) == (False, 5, page.LEASE_NONE)
-    assert desk.is_silent()
+    assert (returned.wants_more, returned.steps, daemon.lease) == (False, 5, page.LEASE_NONE)
+    assert daemon.is_silent()
 
 
 def test_a_turn_that_is_not_kept_goes_back_after_an_error_and_only_with_the_outermost_block(
-    desk: Desk, turns: Turns
+    daemon: FakeDaemon, turns: Turns
 ) -> None:
-    first_turn(desk, turns)
+    first_turn(daemon, turns)
     with turns.turn():
         with turns.turn(keep=False):
             pass
-        assert desk.lease == page.LEASE_HELD
-    assert desk.lease == page.LEASE_HELD
+        assert daemon.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
     with pytest.raises(ZeroDivisionError), turns.turn(keep=False):
         raise ZeroDivisionError
-    assert desk.lease == page.LEASE_NONE
-    assert desk.steps == 2
+    assert daemon.lease == page.LEASE_NONE
+    assert daemon.steps == 2
 
 
 def test_a_turn_that_is_not_kept_works_without_a_daemon(
-    desk: Desk, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(turn_taking, "STOPPED_PATIENCE_NS", 0)
-    desk.die(leave_socket=False)
+    daemon.die(leave_socket=False)
     for _ in range(3):
         with turns.turn(keep=False):
             assert turns.state.held
@@ -410,14 +416,14 @@ def test_a_turn_that_is_not_kept_works_without_a_daemon(
 
 
 @pytest.fixture
-def job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def job(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
     """This process is part of a job whose daemon the test plays."""
-    values = {"JOB": "job-1", "SOCKET": desk.directory / "socket", "PAGE": desk.directory / "page"}
+    values = {"JOB": "job-1", "SOCKET": daemon.directory / "socket", "PAGE": daemon.directory / "page"}
     for name, value in values.items():
         monkeypatch.setenv(f"CARPOOL_{name}", str(value))
     for name, fresh in (("_current", None), ("_is_unmanaged", False), ("_named_taker", 0), ("_followers", [])):
         monkeypatch.setattr(process, name, fresh)
-    yield desk
+    yield daemon
     turns = process._current
     if turns is not None:
         atexit.unregister(turns.finish)
@@ -426,7 +432,7 @@ def job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 def test_t4_a_thread_that_is_named_before_the_first_turn_is_the_one_that_takes_it(
-    job: Desk, capsys: pytest.CaptureFixture[str]
+    job: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     followed: list[int] = []
     process.follow_taker(followed.append)
@@ -458,7 +464,7 @@ def test_outside_a_job_nobody_takes_turns(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_interrupted_wait_is_withdrawn_and_a_late_grant_is_not_mistaken_for_the_next(
-    desk: Desk, turns: Turns
+    daemon: FakeDaemon, turns: Turns
 ) -> None:
     class InterruptedInTestError(Exception):
         pass
@@ -468,157 +474,157 @@ def test_an_interrupted_wait_is_withdrawn_and_a_late_grant_is_not_mistaken_for_t
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        first_turn(desk, turns)
-        learn(desk, turns)
-        desk.words[desk.base + page.S_RECALL] = page.LAPSED
+        first_turn(daemon, turns)
+        learn(daemon, turns)
+        daemon.words[daemon.base + page.S_RECALL] = page.LAPSED
 
         def act() -> None:
-            desk.take_until(m.Ask)
+            daemon.take_until(m.Ask)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            assert desk.is_closed()
+            assert daemon.is_closed()
 
-        with desk.playing(act), pytest.raises(InterruptedInTestError):
+        with daemon.playing(act), pytest.raises(InterruptedInTestError):
             turns.begin()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert desk.lease == page.LEASE_NONE
+    assert daemon.lease == page.LEASE_NONE
     asked: list[m.Message] = []
 
     def act_again() -> None:
-        asked.append(desk.accept())
-        desk.take_until(m.Ask)
-        desk.grant()
+        asked.append(daemon.accept())
+        daemon.take_until(m.Ask)
+        daemon.grant()
 
-    with desk.playing(act_again):
+    with daemon.playing(act_again):
         turns.begin()
     assert isinstance(asked[0], m.Attach)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
-def test_a_holder_goes_on_without_a_daemon_and_comes_back_to_the_next(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.die()
+def test_a_holder_goes_on_without_a_daemon_and_comes_back_to_the_next(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.die()
     for _ in range(100):
         turns.begin()
         turns.boundary(POINT)
-    assert (desk.steps, desk.lease) == (102, page.LEASE_HELD)
-    desk.come_back()
-    desk.recall()
+    assert (daemon.steps, daemon.lease) == (102, page.LEASE_HELD)
+    daemon.come_back()
+    daemon.recall()
 
     def act() -> None:
-        attach = desk.accept()
+        attach = daemon.accept()
         assert isinstance(attach, m.Attach)
         assert not attach.holding, "it has just given its turn back"
-        assert isinstance(desk.take(), m.Ask)
-        assert isinstance(desk.take(), m.Measured)
-        desk.grant()
+        assert isinstance(daemon.take(), m.Ask)
+        assert isinstance(daemon.take(), m.Measured)
+        daemon.grant()
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.boundary(POINT)
-    assert (desk.steps, desk.lease) == (103, page.LEASE_HELD)
+    assert (daemon.steps, daemon.lease) == (103, page.LEASE_HELD)
 
 
-def test_a_waiting_job_waits_for_the_next_daemon(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall()
+def test_a_waiting_job_waits_for_the_next_daemon(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall()
 
     def act() -> None:
-        desk.take_until(m.Return)
-        desk.die()
-        desk.come_back()
-        desk.accept()
-        desk.take_until(m.Ask)
-        desk.grant()
+        daemon.take_until(m.Return)
+        daemon.die()
+        daemon.come_back()
+        daemon.accept()
+        daemon.take_until(m.Ask)
+        daemon.grant()
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.boundary(POINT)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
 def test_after_a_daemon_that_was_stopped_the_job_goes_on_alone_and_says_so_once(
-    desk: Desk, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(turn_taking, "STOPPED_PATIENCE_NS", 1)
-    first_turn(desk, turns)
-    learn(desk, turns)
-    desk.recall()
+    first_turn(daemon, turns)
+    learn(daemon, turns)
+    daemon.recall()
 
     def act() -> None:
-        desk.take_until(m.Return)
-        desk.die(leave_socket=False)
+        daemon.take_until(m.Return)
+        daemon.die(leave_socket=False)
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.boundary(POINT)
     for _ in range(5):
         turns.begin()
         turns.boundary(POINT)
-    assert desk.steps == 8
+    assert daemon.steps == 8
     said = capsys.readouterr().err
     assert said.count("the program goes on without taking turns") == 1
-    desk.come_back()
-    desk.words[desk.base + page.S_RECALL] = 1
+    daemon.come_back()
+    daemon.words[daemon.base + page.S_RECALL] = 1
 
     def act_again() -> None:
-        desk.accept()
-        desk.take_until(m.Ask)
-        desk.grant()
+        daemon.accept()
+        daemon.take_until(m.Ask)
+        daemon.grant()
 
-    with desk.playing(act_again):
+    with daemon.playing(act_again):
         turns.boundary(POINT)
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.lease == page.LEASE_HELD
 
 
 def test_a_daemon_that_does_not_want_it_leaves_the_program_alone(
-    desk: Desk, turns: Turns, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def act() -> None:
-        desk.accept(attach=False)
-        desk.send(m.Refuse(reason="the daemon does not know job job-1"))
+        daemon.accept(attach=False)
+        daemon.send(m.Refuse(reason="the daemon does not know job job-1"))
 
-    with desk.playing(act):
+    with daemon.playing(act):
         turns.begin()
     turns.begin()
     turns.boundary(POINT)
-    assert desk.steps == 0
+    assert daemon.steps == 0
     assert capsys.readouterr().err == "carpool: job job-1 runs unmanaged: the daemon does not know job job-1\n"
 
 
 def test_t3_a_bug_of_the_agent_is_said_once_and_the_program_runs_on(
-    desk: Desk, turns: Turns, source: FakeSource, capsys: pytest.CaptureFixture[str]
+    daemon: FakeDaemon, turns: Turns, source: FakeSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_turn(desk, turns)
+    first_turn(daemon, turns)
 
     def broken() -> int:
         raise RuntimeError("no such counter")
 
     source.live_bytes = broken  # type: ignore[method-assign]  # a fault is what this test is about
     turns.boundary(POINT)
-    assert desk.take() == m.Detach(reason="unexpected RuntimeError: no such counter")
+    assert daemon.take() == m.Detach(reason="unexpected RuntimeError: no such counter")
     turns.boundary(POINT)
     turns.begin()
     assert capsys.readouterr().err == "carpool: job job-1 runs unmanaged: unexpected RuntimeError: no such counter\n"
 
 
-def test_at_its_end_the_program_gives_the_turn_back_with_its_last_steps(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+def test_at_its_end_the_program_gives_the_turn_back_with_its_last_steps(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
     for _ in range(5):
         turns.boundary(POINT)
     turns.finish()
-    assert desk.take() == m.Return(steps=7, wants_more=False)
+    assert daemon.take() == m.Return(steps=7, wants_more=False)
     turns.begin()  # whatever runs at exit takes no turn any more
 
 
-def test_a_forked_child_leaves_the_turn_to_its_parent(desk: Desk, turns: Turns) -> None:
-    first_turn(desk, turns)
-    learn(desk, turns)
+def test_a_forked_child_leaves_the_turn_to_its_parent(daemon: FakeDaemon, turns: Turns) -> None:
+    first_turn(daemon, turns)
+    learn(daemon, turns)
     turns.after_fork()
     turns.begin()
     turns.boundary(POINT)
-    assert desk.steps == 2
-    assert desk.lease == page.LEASE_HELD
+    assert daemon.steps == 2
+    assert daemon.lease == page.LEASE_HELD
 
 
 def test_outside_a_job_a_turn_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Ways out of a tensor that are no reads: shapes that depend on values, copies as bytes, addresses.
+"""Indirect reads: values leave a tensor as the shape of a result, as copied bytes, or as an address.
 
-A shape goes in the log like a read, and in a replay the result gets the recorded one. Bytes and addresses cannot be
-answered from a log: a program that takes them can only be computed again.
+A shape goes into the log like a read, and in a replay the result gets the recorded shape. Bytes and addresses cannot
+be answered from the log: the steps of a program that takes them cannot be skipped, only computed again.
 """
 
 from __future__ import annotations

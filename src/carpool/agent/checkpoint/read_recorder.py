@@ -57,7 +57,7 @@ READS = (
 FUNCTIONS = ("equal", "allclose", "is_nonzero")  # of torch itself, with the same meaning
 REAL_FIRST = 3  # rounds over all optimizers that are computed at the beginning of a replay …
 REAL_LAST = 2  # … and before its end
-OPTIMIZERS_MAX = 8  # more are not in one round: a program with so many uses them one after the other
+OPTIMIZERS_MAX = 8  # a program with more of them uses them one after the other, not all in one round
 
 
 class Mode(Enum):

@@ -1,7 +1,7 @@
-"""Stands between a program and the world in a job that can be checkpointed; begins before the program's first line.
+"""Guards what a program does outside of itself, in a job that can be checkpointed; begins before its first line.
 
-While a replay goes on, what the program writes to its terminal was written before, so it is held back, and nothing
-may be written to files or started. In a run that is recorded, what could not be replayed is noted with its reason.
+During a replay the program writes to its terminal what it wrote before. So its output is held back, and it may write
+no files and start no processes. In a run that is recorded, the first deed that could not be replayed is noted.
 """
 
 from __future__ import annotations

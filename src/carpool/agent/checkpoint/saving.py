@@ -27,7 +27,7 @@ from carpool.errors import RefusedError
 from carpool.wire import page
 from carpool.wire.checkpoint import CheckpointWriter
 
-TRIES_MAX = 64  # so many steps without a moment at which no backward pass is due: then it is refused
+TRIES_MAX = 64  # it is refused if a backward pass was due at each of this many steps
 REST_SECONDS = 10.0  # for the command that gave the order to cancel the job
 KILL_AFTER_SECONDS = 10.0  # as the daemon does it
 

@@ -1,8 +1,8 @@
 """The state of a program at one of its steps: taken, hashed, written to a checkpoint, put back into another process.
 
-What is in it: every tensor the program has, byte for byte and with its views and ties (storages are saved once); the
-random states of torch, numpy and Python and of every generator of the program; the plain values of its modules and
-optimizers. What cannot be put into a file faithfully is refused with a reason.
+It holds every tensor of the program byte for byte, with its views and ties (a storage is saved once). It holds the
+random states of torch, numpy, Python and every generator of the program, and the plain values of its modules and
+optimizers. A state that cannot be put into a file faithfully is refused with a reason.
 """
 
 from __future__ import annotations

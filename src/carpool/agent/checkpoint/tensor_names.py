@@ -1,11 +1,12 @@
 """Gives every tensor of a program a name: the way by which the program's own variables lead to it.
 
-Two runs of one program that did the same have the same variables, so the same names: that is how a tensor of a
-checkpoint finds its place in another process. Followed are the locals of every function that is being called, the
-globals of the program's modules, its generators and data loaders, and from there attributes, containers, closures.
+Two runs of one program that did the same have the same variables, so their tensors have the same names. That is how a
+tensor of a checkpoint finds its place in another process. The search begins at the locals of every function that is
+being called, the globals of the program's modules, its generators and its data loaders. From there it follows
+attributes, containers and closures.
 
-On the way the plain values are noted: those of modules and optimizers, which skipped computation would have changed
-(they are put back), and whole numbers of the program's own variables (they must be the same on arrival).
+On the way it notes plain values. Those of modules and optimizers are put back, because skipped computation would have
+changed them. Whole numbers of the program's own variables must be the same on arrival.
 """
 
 from __future__ import annotations
@@ -249,8 +250,8 @@ def _locals_of(frame: FrameType) -> dict[str, Any]:
     """A copy of a function's variables that leaves nothing behind.
 
     Up to Python 3.12 the frame keeps the dict it was asked for, and so would keep this step's tensors alive for as
-    long as the function runs. It is emptied, unless the program has it too (it called `locals()`): the next who asks
-    gets it filled anew, and the variables themselves are elsewhere.
+    long as the function runs. It is emptied, unless the program has it too (it called `locals()`): Python
+    fills it anew when it is asked for, and the variables themselves are elsewhere.
     """
     kept = frame.f_locals
     found = dict(kept)

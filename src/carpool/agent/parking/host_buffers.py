@@ -40,7 +40,7 @@ T = TypeVar("T")
 WORKERS_MAX = 4  # more do not make memory faster
 PIECE_BYTES = 4 << 20  # large enough for a copy at full speed, small enough to be shared out evenly
 TMPFS = 0x01021994  # as statfs names its type
-KEPT_PART = 4  # pages are kept while at least so many times as much is free beside them
+KEPT_PART = 4  # pages are kept while at least four times as much memory is free beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class HostBuffer(Protocol):
     """Memory of the host, or of its disk, that a program's bytes are copied to."""
 
     def reserve(self, count: int) -> None:
-        """Have room for so many bytes; an OSError or MemoryError if there is none, and then nothing has changed."""
+        """Have room for this many bytes, or raise OSError or MemoryError; then nothing has changed."""
 
     def write(self, moves: Sequence[Moved]) -> None: ...
 

@@ -1,7 +1,8 @@
-"""Pages of memory: how the kernel is asked for them, so that a move does not wait for it more than it must.
+"""Pages of memory: how the kernel is asked for them, so that a move waits for the kernel as little as possible.
 
-New memory is what a move waits for most. Large pages (2 MiB) are got and mapped five hundred times less often than
-small ones, so both ends of a copy get them where the kernel has them; one that has not only takes longer.
+A move waits for new memory most of all. The kernel hands out and maps a large page (2 MiB) once where it does so five
+hundred times for small ones. So both ends of a copy get large pages if the kernel has them; if not, a move only takes
+longer.
 """
 
 from __future__ import annotations

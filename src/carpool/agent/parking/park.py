@@ -5,7 +5,7 @@ turns/waiting.py calls this when the daemon says so; only a program that waits i
 Rules
   K1  The program's own code never runs while its tensors are away: touching one would crash it. Whatever ends the
       wait (a grant, a dead daemon, an interrupt) brings them back first. Signal handlers of the program are held
-      back until its tensors are there again.
+      back until its tensors are there again, unless they run in a thread that does not compute (K2).
   K2  A program with threads that may touch tensors is not parked; the answer names the thread. Which threads may is
       what the program said (`carpool.only_these_threads_compute`), else what threads.py knows of them.
   K3  A move that fails changes nothing and is answered with the reason.
@@ -28,7 +28,7 @@ from carpool.errors import LinkLostError
 from carpool.wire import messages as m
 from carpool.wire import page
 
-LOOK_MS = 200  # how long a signal handler of a parked program may be held back
+LOOK_MS = 200  # a signal handler of a parked program is held back for this long at most
 AGAIN_SECONDS = 0.5
 
 

@@ -1,7 +1,7 @@
 """Moves a program's tensors to the host and back, byte for byte, at the level of their storages.
 
 A storage's bytes are copied out and the storage is resized to nothing; later it gets its size and its bytes back. The
-object stays, so every tensor that is a window on it stays valid, whoever holds it (docs/parking.md says what is
+object stays, so every tensor that is a window on it stays valid (docs/parking.md says what is
 exact, what best effort).
 
 Parking moves everything (`make_storages`). To move one model of several, choose it:

@@ -1,9 +1,10 @@
 """The turn goes straight from the holder to the next job, and the daemon hears of it afterwards.
 
-While a turn is recalled, the daemon has chosen who gets it next (rule D5 of the core). It writes that *pass* into the
-holder's slot and the same word as an *offer* into the slot of the job that waits. The holder, at its boundary, marks
-the pass as used and rings the bell of the process it names; that one begins at once, without waiting for the daemon.
-Ringing and listening are C (native/bell.h): between two jobs the caches are cold, and Python is dear then.
+While a turn is recalled, the daemon has chosen which job gets it next (rule D5 of the core). It writes that choice as
+a *pass* into the holder's slot, and the same word as an *offer* into the slot of the job that waits. At its boundary
+the holder marks the pass as used and rings the bell of the process that the pass names. That process begins at once,
+without waiting for the daemon. Ringing and listening are C (native/bell.h): between two jobs the caches are cold, and
+Python is slow then.
 
 Rules
   B1  Either the daemon takes a pass back or the holder uses it, never both: one atomic exchange of the word decides.
@@ -11,16 +12,16 @@ Rules
   B2  A bell is believed only if it rings the word that stands as the offer in this process's own slot.
   B3  A bell is only earlier news: the daemon sends the same grant, with the same serial, to every job that was rung.
       Whichever comes second, bell or grant, is not another turn.
-  B4  The holder knocks when the last piece of its turn begins, its optimizer's update: the next job wakes and listens
-      for a moment. A knock promises nothing; who heard one and no bell sleeps again. Before it listens it rehearses:
-      it runs for nothing what torch runs after a step, because between two turns that went cold.
-  B5  Who listens is not in the way of who has the turn: woken on his processor, it moves to another one of those it
-      may run on, and he lets it run for that, unless other programs want that processor too. Where its threads may
-      run is the same before and after.
-  B6  A pass is quiet where nothing depends on when the daemon hears that it was used: it looks at its next event, or
-      when the next job has had its quantum, and tells the core the time at which it was. Nobody wakes it for that.
-      Who could not ring the next job tells the daemon at once, as Python does always, and everybody whose pass is
-      not quiet: limits count the time of turns, or the node has several devices.
+  B4  The holder knocks when the last piece of its turn begins, its optimizer's update. The next job then wakes and
+      listens for a moment. A knock promises nothing: a job that heard one and no bell sleeps again. Before it listens
+      it rehearses: it runs the code that torch runs after a step, to no effect, because that code left the caches.
+  B5  A job that listens is not in the way of the holder. If it wakes on the holder's processor, it moves to another
+      one that it may use, and the holder lets it run for that, unless other programs want that processor too. Where
+      its threads may run is the same before and after.
+  B6  A pass is quiet where nothing depends on when the daemon hears that it was used. The daemon then looks at its
+      next event, or when the next job has had its quantum, and tells the core the time at which the pass was used.
+      Nobody wakes the daemon for that. A holder tells it at once if it could not ring the next job, if it is Python
+      that hands over, and if the pass is not quiet: limits count the time of turns, or the node has several devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The state that a job's points look at in every iteration: in C where that was built (native/hot_path.c), else here.
+"""What every iteration looks at: the state of the turn. It is C where that was built (native/hot_path.c).
 
-With the C module, its three callables test that state themselves and come to Python only when there is something to
-decide; without it the hooks of torch_hooks.py do all. Both have one TurnState, and no copy of what is in it.
+The callables of the C module test that state themselves, and call Python only when there is something to decide.
+Without the C module the hooks of torch_hooks.py do it all. Either way there is one TurnState, and no copy of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ native: Any = load("hot_path", HOT_PATH_CONTRACT)
 
 
 class PlainTurnState:
-    """What the points must know of this process's turn; Link and Turns set it."""
+    """What the points of a loop must know of this process's turn; Link and Turns set it."""
 
     __slots__ = (
         "away_ns",
@@ -45,7 +45,7 @@ class PlainTurnState:
         self.taker = 0  # the thread that takes turns (T4)
         self.stall_ns = 0  # how long the input takes, a fading mean
         self.sampled_at = 0  # the step at which the memory was last looked at
-        self.steady_bytes = 0  # who holds more than this at a boundary has grown; 0 while nobody knows
+        self.steady_bytes = 0  # a job that holds more than this at a boundary has grown; 0 while nobody knows
         self.peer = -1  # the connection to the daemon
         self.rung = 0  # serial of the newest grant that was rung (bell.py)
         self.is_instant = False  # a turn goes with nothing to wait for or to give back

@@ -10,7 +10,7 @@ from carpool.wire import messages as m
 
 CLEAN_SLACK_PERCENT = 5
 CLEAN_SLACK_BYTES = 1 << 20
-FIRINGS_MAX = 32  # learning ends when a point fired so often, whatever became of the others
+FIRINGS_MAX = 32  # learning ends when one point fired this often, whatever became of the others
 
 
 def delay_ns() -> int:

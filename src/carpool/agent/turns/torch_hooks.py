@@ -8,13 +8,13 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates);
                              with one it is a yield point (accumulation)
 
-What is not needed is taken off after a few optimizer steps: the optimizer's pre-hook, once another begin point fires
-in every iteration, and then the backward wrap, unless some of these steps had several backwards. The Module patch
-stays: an evaluation that loads no data has no other point at which it could ask for a turn or give it up.
-Torch's global module hooks would cost five times as much.
+After a few optimizer steps the hooks that are not needed are taken off. The optimizer's pre-hook goes once another
+begin point fires in every iteration. The wrapper around backward goes with it, unless some of these steps had several
+backwards. The patch of Module stays: an evaluation that loads no data has no other point at which it could ask for a
+turn or give it up. Torch's global module hooks would cost five times as much.
 
-The step hooks and the patches of Module and DataLoader are C where that was built (hot_path.py); what is here is then
-their slow path.
+The step hooks and the patches of Module and DataLoader are C where that was built (hot_path.py). They call the code
+here when there is something to decide.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
 from carpool.agent.turns.turn_taking import Turns
 
-STEP_PATIENCE = 64  # an optimizer that was made but did not step for so many other points is not waited for
-GRADED_PATIENCE = 16  # nor a backward where nothing went backward for so many calls, and there is no optimizer
-STEPS_TO_TRUST = 4  # so many optimizer steps with other points between them: those need no begin point of their own
+STEP_PATIENCE = 64  # an optimizer that did not step while this many other points fired is not waited for
+GRADED_PATIENCE = 16  # nor is a backward after this many calls, where there is no optimizer
+STEPS_TO_TRUST = 4  # after this many optimizer steps with other points between them, steps need no begin point
 ACCUMULATIONS_MIN = 2  # of these steps: with overflowing gradients GradScaler leaves some out
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
@@ -57,7 +57,7 @@ def rehearse(torch: Any) -> None:
     """Run once for nothing what torch itself runs when an optimizer's step is over: that is most of what there is
     between the bell and the program's next line, and it takes three times as long when it is cold."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    if not modes and not torch.autograd._profiler_enabled():  # else somebody looks who would see it
+    if not modes and not torch.autograd._profiler_enabled():  # else a profiler or a mode would see it
         with torch.autograd.profiler.record_function("carpool"):
             pass
 

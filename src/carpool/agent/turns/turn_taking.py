@@ -283,7 +283,7 @@ class Turns:
         return known is None or self._memory.live_bytes() <= self._steady_bytes(known[0])
 
     def _steady_bytes(self, persistent_bytes: int) -> int:
-        """Who holds more than this at a boundary has grown."""
+        """A job that holds more than this at a boundary has grown."""
         return (persistent_bytes + self._memory.overhead_bytes) * (100 + GROWTH_PERCENT) // 100 + CLEAN_SLACK_BYTES
 
     def _acquire(self) -> None:

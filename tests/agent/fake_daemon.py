@@ -17,11 +17,11 @@ from carpool.wire import framing, page
 from carpool.wire import messages as m
 
 
-class Desk:
+class FakeDaemon:
     """Listens like a daemon; the test takes each connection and each message itself."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="cp-desk-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="cp-daemon-", dir="/tmp"))
         self.page = page.Page.create(self.directory / "page")
         self.slot = self.page.lend_slot(os.getpid()) or 0
         self.base = page.slot_base(self.slot)
