@@ -21,7 +21,7 @@ def started(job: str, device: str = "gpu0") -> StartJob:
 # --- jobs nobody knows (M2) -----------------------------------------------------------------------------------
 
 
-def test_an_unknown_job_is_promised_all_that_is_free_and_others_queue_with_the_numbers(core: CoreDriver) -> None:
+def test_m1_an_unknown_job_is_promised_all_that_is_free_and_others_queue_with_the_numbers(core: CoreDriver) -> None:
     core.submit("a")
     assert core.job("a").promised_bytes == 16 * GIB
     assert core.device().free_bytes == 0
@@ -34,7 +34,9 @@ def test_an_unknown_job_is_promised_all_that_is_free_and_others_queue_with_the_n
     assert core.reason("b") == reason
 
 
-def test_what_was_promised_is_split_when_the_first_turns_are_measured_and_the_queue_moves(core: CoreDriver) -> None:
+def test_m2_what_was_promised_is_split_when_the_first_turns_are_measured_and_the_queue_moves(
+    core: CoreDriver,
+) -> None:
     core.submit("a")
     core.submit("b")
     core.ask("a")
@@ -154,7 +156,7 @@ def test_everybody_may_hold_what_others_do_not_need(core: CoreDriver) -> None:
 # --- refusals (M4) --------------------------------------------------------------------------------------------
 
 
-def test_a_cap_larger_than_any_device_is_refused_at_once_with_the_sentence(core: CoreDriver) -> None:
+def test_m4_a_cap_larger_than_any_device_is_refused_at_once_with_the_sentence(core: CoreDriver) -> None:
     reason = "job a can never fit: it asks for 30.0 GiB, gpu0 has 16.0 GiB; lower --memory or use a larger device"
     assert core.submit("a", cap_bytes=30 * GIB) == [RefuseJob(job=JobId("a"), reason=reason)]
     assert core.state("a") is JobState.FAILED

@@ -32,7 +32,7 @@ def test_a_job_being_measured_keeps_its_turn_for_two_seconds(core: CoreDriver) -
     assert only(core.tick(250 * MS), RecallLease)[0].job == "new"
 
 
-def test_a_job_that_was_measured_has_the_usual_quantum_from_its_grant(core: CoreDriver) -> None:
+def test_d4_a_job_that_was_measured_has_the_usual_quantum_from_its_grant(core: CoreDriver) -> None:
     core.submit_known("known", KNOWN)
     core.submit("new")
     core.ask("new")

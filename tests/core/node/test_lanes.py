@@ -125,7 +125,7 @@ def test_a_lane_closes_with_its_last_job_and_its_name_is_not_used_again() -> Non
     assert list(rack.sizes()) == ["gpu0/2"]
 
 
-def test_a_lane_shrinks_to_the_largest_need_of_its_jobs() -> None:
+def test_l3_a_lane_shrinks_to_the_largest_need_of_its_jobs_and_not_below() -> None:
     rack = Rack(100, {"a": (5, 40), "b": (5, 20)})
     ledger.remove(rack.device, rack.jobs[JobId("a")])
     ledger.shrink(rack.device, rack.jobs)

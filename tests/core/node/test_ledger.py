@@ -57,7 +57,7 @@ def test_a_job_is_covered_by_its_promise_and_its_lane_or_by_one_sum(
     assert covers(device, job) is is_covered
 
 
-def test_a_job_nobody_measured_is_covered_by_whatever_it_was_promised() -> None:
+def test_l4_a_job_nobody_measured_is_covered_by_whatever_it_was_promised() -> None:
     job = job_of("a")
     assert covers(device_with(job), job)
 

@@ -138,7 +138,7 @@ def test_a_job_that_dies_on_its_way_leaves_nothing_on_either_side(two: CoreDrive
     assert two.scheduler.next_wakeup() is None
 
 
-def test_a_suspended_job_moves_with_what_stayed_of_it_and_comes_back_there(two: CoreDriver) -> None:
+def test_v5_a_suspended_job_moves_with_what_stayed_of_it_and_comes_back_there(two: CoreDriver) -> None:
     two.suspend("a")
     two.give_back("a")
     two.parked("a", 10 * GIB, GIB)

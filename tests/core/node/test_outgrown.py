@@ -85,7 +85,7 @@ def test_a_job_that_grew_within_what_is_free_just_goes_on(core: CoreDriver) -> N
     assert (core.job("a").promised_bytes, core.lane_of("a").bytes) == (4 * GIB, 6 * GIB)
 
 
-def test_a_job_that_outgrew_its_promise_gets_no_turn_until_it_is_covered(core: CoreDriver) -> None:
+def test_m5_a_job_that_outgrew_its_promise_gets_no_turn_until_it_is_covered(core: CoreDriver) -> None:
     core.settle_in("old", needs(8 * GIB, 4 * GIB))
     core.settle_in("young", needs(2 * GIB, 4 * GIB))
     core.wait(100 * MS)

@@ -32,7 +32,7 @@ def test_a_running_job_is_recalled_first_and_told_to_park_at_its_boundary(core: 
     assert core.job("a").promised_bytes == 11 * GIB, "L6: still counted on the device"
 
 
-def test_the_bytes_leave_the_promise_with_the_report_and_others_get_them(core: CoreDriver) -> None:
+def test_p2_the_bytes_leave_the_promise_with_the_report_and_others_get_them(core: CoreDriver) -> None:
     core.settle_in("a", BIG)
     core.submit_known("b", BIG)
     assert core.state("b") is JobState.QUEUED
@@ -88,7 +88,7 @@ def test_a_job_that_cannot_be_parked_stays_stopped_and_is_tried_again(core: Core
     assert core.state("a") is JobState.PARKED
 
 
-def test_a_job_that_cannot_come_back_stays_parked_and_frees_what_it_was_promised(core: CoreDriver) -> None:
+def test_p5_a_job_that_cannot_come_back_stays_parked_and_frees_what_it_was_promised(core: CoreDriver) -> None:
     suspended(core)
     core.resume("a")
     core.move_failed("a", "cannot allocate")

@@ -55,7 +55,7 @@ def test_weights_hold_across_rotations(core: CoreDriver) -> None:
     assert core.served_ns("heavy") == pytest.approx(3 * core.served_ns("light"), rel=0.15)
 
 
-def test_nobody_is_moved_again_before_it_was_there_for_long_enough(core: CoreDriver) -> None:
+def test_r4_nobody_is_moved_again_before_it_was_there_for_long_enough(core: CoreDriver) -> None:
     core.move_ns = SECOND
     begin(core, "a", "b")
     run(core, SECOND)
@@ -241,7 +241,7 @@ def test_r5_a_leaver_that_is_suspended_too_and_cannot_be_parked_ends_the_claim(c
     assert core.holders() == [], "P4: it is suspended all the same"
 
 
-def test_nobody_is_parked_who_could_not_come_back_beside_what_stays(core: CoreDriver) -> None:
+def test_r6_nobody_is_parked_who_could_not_come_back_beside_what_stays(core: CoreDriver) -> None:
     stays = needs(10 * GIB, GIB, overhead_bytes=3 * GIB)
     core.settle_in("a", stays)
     core.submit_known("b", stays)

@@ -171,7 +171,7 @@ def test_jobs_without_a_share_have_what_a_fixed_one_leaves(make_core: MakeCore) 
     assert parts(core, "a", "b", "c") == pytest.approx([30, 35, 35], abs=3)
 
 
-def test_a_guarantee_is_had_beside_others_and_the_limit_alone(make_core: MakeCore) -> None:
+def test_s2_a_guarantee_is_had_beside_others_and_the_limit_alone(make_core: MakeCore) -> None:
     core = make_core()
     join(core, "a", 300, 600)
     core.run(SECOND)
@@ -188,7 +188,7 @@ def test_a_step_that_is_longer_than_the_part_is_paid_back(make_core: MakeCore) -
     assert parts(core, "a", span=30 * SECOND, step_ns={"a": SECOND}) == pytest.approx([20], abs=4)
 
 
-def test_a_job_that_paces_itself_keeps_its_turn_beyond_the_limit(make_core: MakeCore) -> None:
+def test_s5_a_job_that_paces_itself_keeps_its_turn_beyond_the_limit(make_core: MakeCore) -> None:
     core = make_core()
     join(core, "a", 300, 300, is_paced=True)
     core.run(SECOND)

@@ -99,7 +99,7 @@ TABLE: dict[Why, Row] = {
         ),
     ),
     Why.MIGRATES: Row(
-        set_by=("moves/migration",),
+        set_by=("moves/departures",),
         ended_by=OVER | {MoveFailed},
         comes_back="on the other device, at once",
         held=lambda job, why: f"{job.spec.name} moves to {why.to}",
