@@ -63,7 +63,7 @@ class DaemonSocket:
         return framing.decode(head, self._read(length) if length else b"")
 
     def wait_readable(self, seconds: float | None) -> bool:
-        """Whether something comes within so many seconds; nothing is read."""
+        """Whether something comes within this time; nothing is read."""
         self._socket.settimeout(seconds)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -195,7 +195,7 @@ class Client:
         return Changes(self.places, turns=turns, seconds=seconds)
 
     def wait(self, job: str, *, seconds: float | None = None) -> calls.Job:
-        """Wait until a job is over; RefusedError if it is not within so many seconds."""
+        """Wait until a job is over; RefusedError if it is not within `seconds`."""
         with self.changes(seconds=seconds) as changes:
             found = self.job(job)
             if found.is_over:

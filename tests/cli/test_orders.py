@@ -109,9 +109,9 @@ def test_an_order_that_is_not_done_soon_says_once_why(
     [
         (
             ["suspend", "la"],
-            "job la-9 is suspended at its next boundary all the same; to take it back: carpool resume",
+            "job la-9 will still be suspended at its next boundary; to take that back: carpool resume",
         ),
-        (["resize", "la", "--memory", "1MiB"], "job la-9 is resized at its next boundary all the same"),
+        (["resize", "la", "--memory", "1MiB"], "job la-9 will still be resized at its next boundary"),
     ],
     ids=["suspend", "resize"],
 )

@@ -22,7 +22,7 @@ def cancel(jobs: tuple[str, ...]) -> int:
     for job in dict.fromkeys(jobs):
         try:
             ended = Client().cancel(job, reason="by carpool cancel")
-        except AnsweredError as error:  # the others are cancelled all the same
+        except AnsweredError as error:  # the others are cancelled anyway
             code = max(code, error.exit_code)
             print(f"carpool: {error}", file=sys.stderr)
         else:

@@ -37,8 +37,8 @@ HASH_SEED_MAX = 2**32 - 1
 def checkpoint(job: str, file: Path, stop: bool, force: bool, as_json: bool) -> None:
     """Write a running job to a file, from which an unmodified script goes on in a new process, here or elsewhere.
 
-    The job must have been started with --checkpointable. It goes on running unless --stop is given; what cannot be
-    continued faithfully is refused with the reason, and the job is not disturbed.
+    The job must have been started with --checkpointable. It goes on running unless --stop is given. A job that could
+    not be continued exactly is refused with the reason, and is not disturbed.
 
     \b
     carpool run --checkpointable --name bert -- python train.py --epochs 3

@@ -147,13 +147,13 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
 
 
 @daemon.command()
-@click.option("--force", is_flag=True, help="Stop although jobs run; they go on without taking turns.")
+@click.option("--force", is_flag=True, help="Stop even if jobs run; they go on without taking turns.")
 def stop(force: bool) -> None:
     """Stop the daemon and wait until it has ended.
 
     \b
     carpool daemon stop
-    carpool daemon stop --force     although jobs run
+    carpool daemon stop --force     even if jobs run
     """
     client = Client()
     if not client.is_running():

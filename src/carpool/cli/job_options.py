@@ -37,21 +37,25 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--priority", type=int, default=0, help="Higher goes first, under policy priority."),
         click.option("--weight", type=float, default=1.0, help="Its share within its tenant, under policy fair."),
         click.option("--tenant", default="default", help="Whose job it is; tenants share by their weights."),
-        click.option("--memory", metavar="SIZE", help="Cap, like 2GiB; beyond it the program is out of memory."),
+        click.option(
+            "--memory", metavar="SIZE", help="Its cap, like 2GiB; a program that wants more is out of memory."
+        ),
         click.option(
             "--wait-memory",
             metavar="[TIME]",
             is_flag=False,
             flag_value="24h",
-            help="Where memory is short an allocation waits, this long (24h), before it fails; on a GPU: for"
-            " processes of its own job.",
+            help="If memory is short, an allocation waits this long (24h) before it fails; on a GPU, for processes of"
+            " its own job.",
         ),
-        click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
-        click.option("--oversubscribe", is_flag=True, help="On a GPU: what has no room is (slow) managed memory."),
+        click.option(
+            "--on-hog", default="suspend", help="What to do if it keeps its turn far too long: warn, suspend or kill."
+        ),
+        click.option("--oversubscribe", is_flag=True, help="On a GPU: (slow) managed memory for what does not fit."),
         click.option(
             "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
-        click.option("--steps", type=int, help="How many iterations it will make: srtf then knows its end."),
+        click.option("--steps", type=int, help="How many iterations it will make; policy srtf goes by that."),
         click.option(
             "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
         ),

@@ -93,7 +93,7 @@ def carpool() -> None:
     carpool explain JOB                 why it waits, where its time went
     carpool suspend JOB                 leave the device until carpool resume
     carpool resize JOB --memory 4GiB    give a running job more or less
-    carpool migrate JOB --to cpu1       go on on another device of this node
+    carpool migrate JOB --to cpu1       continue on another device of this node
     carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
@@ -152,7 +152,7 @@ def main() -> None:
         sys.exit(2)
     except CarpoolError as error:
         fail(str(error), error.exit_code, as_json=asked.is_json)
-    except BrokenPipeError:  # whoever read the output had enough of it
+    except BrokenPipeError:  # the reader of the output has had enough
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:

@@ -19,8 +19,8 @@ from carpool.errors import RefusedError, UsageError
 def migrate(job: str, device: str | None, no_wait: bool, as_json: bool) -> None:
     """Move a running job to another device of this node; its numbers are those of an undisturbed run.
 
-    It stops at its next boundary, its memory leaves, and it goes on there. Whatever fails on the way leaves it
-    where it was, with the reason and exit code 1.
+    It stops at its next boundary, its memory moves, and it goes on there. If that fails, it stays where it was; the
+    reason is printed, and the exit code is 1.
 
     \b
     carpool migrate bert --to cpu1

@@ -14,10 +14,10 @@ LOOK_SECONDS = 0.05
 SAY_AFTER_SECONDS = 3.0
 # What becomes of an order whose giver does not wait for it any longer.
 STANDS = {
-    "suspend": "is suspended at its next boundary all the same; to take it back: carpool resume {job}",
-    "resume": "comes back all the same, when there is room",
-    "migrate": "moves at its next boundary all the same",
-    "resize": "is resized at its next boundary all the same; to change that: carpool resize {job}",
+    "suspend": "will still be suspended at its next boundary; to take that back: carpool resume {job}",
+    "resume": "will still come back when there is room",
+    "migrate": "will still move at its next boundary",
+    "resize": "will still be resized at its next boundary; to change that: carpool resize {job}",
 }
 
 

@@ -12,7 +12,7 @@ from carpool.client import Client
 
 
 @click.command()
-@click.option("--all", "with_ended", is_flag=True, help="Also the last jobs that are over.")
+@click.option("--all", "with_ended", is_flag=True, help="Also show the newest jobs that are over.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def ps(with_ended: bool, as_json: bool) -> None:
     """List jobs: who runs, who waits, how far they are.

@@ -14,7 +14,7 @@ from carpool.errors import RefusedError
 @click.option("--no-wait", is_flag=True, help="Return at once; the job comes back when there is room.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
 def resume(job: str, no_wait: bool, as_json: bool) -> None:
-    """Bring a suspended job back to its device, where it goes on as if nothing had been.
+    """Bring a suspended job back to its device, where it goes on as if nothing had happened.
 
     \b
     carpool resume bert

@@ -153,7 +153,7 @@ def device_table(devices: Sequence[Device], widest: dict[str, int] | None = None
 
 
 def cut(name: str, room: int) -> str:
-    """A job's id in so many columns: a long one loses its middle, never its number, by which it is known too."""
+    """A job's id in `room` columns: a long one loses its middle, never its number, by which it is known too."""
     if len(name) <= room:
         return name
     tail = "…" + name[name.rfind("-") :] if "-" in name else "…"

@@ -51,7 +51,7 @@ def top(every: str, count: int | None, as_json: bool) -> None:
 
 
 def _look(show: Callable[[], None], count: int | None, pause: float) -> None:
-    """Again and again, until Ctrl-C or so often."""
+    """Again and again, until Ctrl-C or `count` times."""
     looks = 0
     try:
         while True:

@@ -1,10 +1,15 @@
-"""The driver in real time: events in, effects out.
+"""The driver in real time: facts in, effects out.
 
-`tell` hands one fact to the core, writes both sides to the journal, performs the effects in their order, and arms
-the one timer for the core's next wake-up, which is there only while somebody waits. Beside it there are: one that
-writes what happened to the journal, until all is written; one that looks at allocations that wait, while some do
-(they knock, knocks.py; those of a CUDA program with --wait-memory do not, so it runs while such a job lives); and one
-that notes every NOTE_SECONDS, while jobs live, that they do what they did. A daemon without jobs has no timer at all.
+`tell` hands one fact to the core, performs the effects in their order, shows both to the observers (the journal is
+the first), and arms the timers. For speed one module turns this order round: handovers.py says why that is safe.
+
+Timers, all of them here. A daemon without jobs has none.
+  Tick      when the core wants its next one, which it does only while some job waits
+  flush     writes what was noted to the journal, in small pieces, until all is written
+  listen    looks at allocations that wait, every LISTEN_SECONDS while some do. They knock (knocks.py), but for
+            those of a CUDA program with --wait-memory: the timer runs while such a job lives
+  note      every NOTE_SECONDS while jobs live: looks at all pages, and notes that each job still does what it did
+Pages are looked at by these timers and where a fact or an order needs it, never for a question (queries.py).
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ FLUSH_ROWS = 50  # about a quarter of a millisecond
 FLUSH_PAUSE_SECONDS = 0.005
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
-IDLE_NS = 1_000_000  # shorter gaps between kernels are nobody else's
+IDLE_NS = 1_000_000  # shorter gaps between kernels are not worth taking
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
@@ -246,8 +251,8 @@ class Driver:
             self._noter = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._note)
 
     def _note(self) -> None:
-        """Note, though nothing may have happened, that everybody still does what he did: a job's account goes up to
-        there if this daemon is killed. And look for allocations whose knocks did not come through."""
+        """Look at every page, and note that each job still does what it did, though nothing may have happened: its
+        account goes up to there if this daemon is killed. And look for allocations whose knocks were lost."""
         self._noter = None
         if self.jobs:
             self.look()
@@ -257,7 +262,7 @@ class Driver:
             self._arm_noter()
 
     def note_accounts(self) -> None:
-        """Keep where everybody's time went, for the next daemon; a job that does what it did has nothing new."""
+        """Keep where the time of every job went, for the next daemon; a job that does what it did has nothing new."""
         self.hear()
         now = self._accounted_ns = time.monotonic_ns()
         self._has_news = False

@@ -21,7 +21,7 @@ _VALUED_LONG = "--check-hash-based-pycs"
 def why_kept_out(argv: list[str], *, has_turns_at_launches: bool) -> str:
     """Why this program takes no turns, and what to do; empty if it may take some.
 
-    On a GPU the library in the program takes them at kernel launches all the same.
+    On a GPU the library in the program takes them at kernel launches anyway.
     """
     if has_turns_at_launches or not _IS_PYTHON.fullmatch(Path(argv[0]).name):
         return ""

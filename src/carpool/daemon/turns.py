@@ -93,7 +93,7 @@ class SharedTurn:
                 self.set_recall(member, self._stop_at)
 
     def revoke(self) -> None:
-        """The turn is taken: whoever computes again must ask first."""
+        """The turn is taken: a member that computes again must ask first."""
         self._is_granted = self._is_recalled = False
         for member in self.members.values():
             member.is_holding = False
