@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.devices.kinds import CHOICES
 from carpool.testing.house import figures
 from carpool.testing.house.imports import LAYERS
 
@@ -47,6 +48,7 @@ LOADED_INTO_JOBS = {"agent", "wire", "units", "errors"}
 INJECTED = "agent/inject/"
 EXTENSIONS = {"hot_path": "agent", "find_and_copy": "agent", "swap": "wire"}  # C modules, and whose they are
 CUDA_MODULE = "agent/cuda.py"
+BACKENDS_MODULE = "agent/backends.py"
 CUDA_CALL = re.compile(r"(^|_)cuda(_|$)|^pin_memory$|^_host_emptyCache$")  # torch.cuda, x.is_cuda, torch._C._cuda_…
 DATA_MODULES = {
     "__future__",
@@ -252,6 +254,22 @@ def cuda_faults(name: str, source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{name} uses '{word}'; what is special to CUDA stands in {CUDA_MODULE}"
 
 
+def kind_faults(name: str, source: str) -> Iterator[tuple[int, str]]:
+    """What a device can do is asked of its kind; its name is compared nowhere but where kinds are listed."""
+    if part_of(name) == "devices" or name == BACKENDS_MODULE or name.startswith(JOB_SCRIPTS):
+        return
+    for node in ast.walk(ast.parse(source)):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        for operand in operands:
+            for each in operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else [operand]:
+                if isinstance(each, ast.Constant) and each.value in CHOICES:
+                    yield node.lineno, f"{name} compares with '{each.value}'; ask the kind of device what it can do"
+
+
 def words_used(node: ast.Attribute | ast.keyword | ast.Import | ast.ImportFrom) -> list[str]:
     """The attribute, the argument, or what of torch is imported."""
     match node:
@@ -295,6 +313,10 @@ def test_no_function_is_longer_than_fifty_lines() -> None:
 
 def test_what_is_special_to_cuda_in_a_job_stands_in_one_module() -> None:
     complain({path: list(cuda_faults(name_of(path), path.read_text())) for path in MODULES})
+
+
+def test_nobody_asks_for_a_kind_of_device_by_its_name() -> None:
+    complain({path: list(kind_faults(name_of(path), path.read_text())) for path in MODULES})
 
 
 def test_no_module_is_longer_than_five_hundred_lines() -> None:
@@ -437,6 +459,28 @@ def test_cuda_outside_its_module_is_noticed(source: str) -> None:
     assert [line for line, _ in cuda_faults("agent/parking/storages.py", source)] == [1]
     assert list(cuda_faults(CUDA_MODULE, source)) == []
     assert list(cuda_faults("bench/programs/train.py", source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if kind == "cuda": pass',
+        'if "cpu" != device.kind.name: pass',
+        'if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda": pass',
+        'if kind in ("cpu", "cuda"): pass',
+        'x = "cuda" not in kinds',
+        'match kind:\n    case "cpu":\n        pass',
+    ],
+)
+def test_a_comparison_with_the_name_of_a_kind_is_noticed(source: str) -> None:
+    assert [what for _, what in kind_faults("daemon/jobs.py", source) if "ask the kind of device" in what]
+    assert list(kind_faults("devices/kinds.py", source)) == []
+    assert list(kind_faults(BACKENDS_MODULE, source)) == []
+
+
+def test_a_kind_that_is_asked_what_it_can_do_is_not_complained_about() -> None:
+    source = 'if device.kind.knocks or kind_named("cpu").knocks or kind.name == file.kind or x == "lognormal": pass'
+    assert list(kind_faults("daemon/jobs.py", source)) == []
 
 
 def test_the_word_for_the_kind_of_device_is_no_call_of_cuda() -> None:

@@ -78,14 +78,17 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 def lacks_room() -> str:
     """Why the program cannot import torch under its cap, if it cannot: torch's own C++ would end the whole process
     where this is an error that a program can catch."""
-    if os.environ.get("CARPOOL_DEVICE_KIND") != "cpu":
+    if "CARPOOL_DEVICE_KIND" not in os.environ:
         return ""
     from pathlib import Path
 
+    from carpool.agent.backends import own_backend
     from carpool.errors import PeerError
     from carpool.units import format_bytes
     from carpool.wire import caps, page
 
+    if not own_backend().is_host_memory:
+        return ""
     try:
         shared = page.Page.open(Path(os.environ["CARPOOL_PAGE"]))
     except (KeyError, PeerError):

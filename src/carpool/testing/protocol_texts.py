@@ -1,7 +1,7 @@
 """What is made from wire/protocol.py and wire/messages.py (`make docs`), so that no number is written twice.
 
-Whole files: native/page.h and native/protocol.h. Parts of files, between two marks: the tables of docs/protocol.md,
-and the constants of the files that run inside a job and may import nothing of carpool.
+Whole files: native/page.h and native/protocol.h. Parts of files, between two marks: the tables of docs/protocol.md and
+docs/devices.md, and the constants of the files that run inside a job and may import nothing of carpool.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.devices import base
+from carpool.devices.kinds import KINDS
 from carpool.wire import messages, protocol
 
 ROOT = Path(__file__).parents[3]
@@ -155,6 +157,18 @@ def messages_table() -> str:
     )
 
 
+def kinds_table() -> str:
+    """What each kind of device can do, one row a field of DeviceKind."""
+    meanings = re.findall(r"^    (\w+): (?:str|bool)  # (.+)$", Path(base.__file__).read_text(), re.MULTILINE)
+    rows = []
+    for name, meaning in meanings:
+        values = [getattr(kind, name) for kind in KINDS.values()]
+        shown = [value if isinstance(value, str) else "yes" if value else "no" for value in values]
+        rows.append(f"| `{name}` | {' | '.join(shown)} | {meaning} |")
+    head = f"| | {' | '.join(f'`{name}`' for name in KINDS)} | meaning |"
+    return "\n".join([head, "|---" * (len(KINDS) + 2) + "|", *rows]) + "\n"
+
+
 # --- for files that may import nothing of carpool -----------------------------------------------------------------
 
 
@@ -185,6 +199,7 @@ PARTS: dict[str, dict[str, Made]] = {
         "messages": messages_table,
         "numbers": lambda: numbers_table("versions", "frame", "page", "times and counts"),
     },
+    "docs/devices.md": {"kinds": kinds_table},
     "src/carpool/agent/inject/sitecustomize.py": {"attach and detach": injected_block},
     "src/carpool/bench/programs/attack_turns.py": {
         "page": lambda: constants_block("SLOT_WORDS", "S_PID", "S_RECALL", "FIRST_LENT")
@@ -194,7 +209,8 @@ PARTS: dict[str, dict[str, Made]] = {
 
 def marks(path: str, part: str) -> tuple[str, str]:
     """The lines between which a part stands."""
-    begin, end = f"{part}: made from src/carpool/wire by make docs", "end of what is made"
+    source = "devices" if part == "kinds" else "wire"
+    begin, end = f"{part}: made from src/carpool/{source} by make docs", "end of what is made"
     return (f"<!-- {begin} -->\n", f"<!-- {end} -->\n") if path.endswith(".md") else (f"# {begin}\n", f"# {end}\n")
 
 

@@ -194,8 +194,8 @@ class Snapshot:
         if numpy is not None and "numpy" in states:
             kind, numbers, *rest = states["numpy"]
             numpy.random.set_state((kind, numpy.array(numbers, dtype=numpy.uint32), *rest))
-        if "cuda" in states:
-            cuda.put_back_random(torch, [_state(torch, each) for each in states["cuda"]])
+        if on_cards := states.get("cuda"):
+            cuda.put_back_random(torch, [_state(torch, each) for each in on_cards])
         for path, each in self._named.generators.items():
             each.set_state(_state(torch, states[f"at {path}"]))
 

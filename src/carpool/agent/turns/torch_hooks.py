@@ -29,9 +29,9 @@ from threading import get_ident
 from typing import Any
 
 from carpool.agent import warm_up
-from carpool.agent.cuda import CudaSource, cap_from_the_start, explain_refusals
+from carpool.agent.backends import own_backend
 from carpool.agent.link import Link, say
-from carpool.agent.memory import Memory, MeterSource, ResidentSource
+from carpool.agent.memory import Memory
 from carpool.agent.parking.storages import make_storages
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
@@ -120,11 +120,9 @@ class Hooks:
             point.state = state
 
     def make_memory(self, link: Link) -> Memory:
-        kind = os.environ.get("CARPOOL_DEVICE_KIND", "cpu")
-        movable = make_storages(self._torch, kind, os.environ.get("CARPOOL_PARKED"))
-        if kind == "cuda":
-            return Memory(CudaSource(self._torch, link), overhead_bytes=0, movable=movable)
-        source = MeterSource(link) if link.is_metered else ResidentSource(link)
+        backend = own_backend()
+        movable = make_storages(self._torch, backend, os.environ.get("CARPOOL_PARKED"))
+        source = backend.make_source(self._torch, link)
         return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
     def forget_after_fork(self) -> None:
@@ -368,17 +366,7 @@ class Hooks:
         if not path:
             return
         link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
-        if os.environ.get("CARPOOL_DEVICE_KIND") == "cuda":
-            cap_from_the_start(self._torch, link)
-            explain_refusals(self._torch, link)
-            return
-        if link.is_metered:
-            self._overhead_bytes = MeterSource(link).live_bytes()
-            link.page.close()
-            return
-        fallback = ResidentSource(link)
-        fallback.enforce_cap()
-        self._overhead_bytes = fallback.live_bytes()
+        self._overhead_bytes = own_backend().after_import(self._torch, link)
 
     def _take_off(self) -> None:
         """Optimizer steps are the boundaries: keep only what a job needs to ask again after its turn lapsed."""
