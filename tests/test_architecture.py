@@ -258,16 +258,16 @@ def kind_faults(name: str, source: str) -> Iterator[tuple[int, str]]:
     """What a device can do is asked of its kind; its name is compared nowhere but where kinds are listed."""
     if part_of(name) == "devices" or name == BACKENDS_MODULE or name.startswith(JOB_SCRIPTS):
         return
+    operands: list[ast.expr] = []
     for node in ast.walk(ast.parse(source)):
-        operands: list[ast.expr] = []
         if isinstance(node, ast.Compare):
-            operands = [node.left, *node.comparators]
+            operands += [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
-            operands = [node.value]
-        for operand in operands:
-            for each in operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else [operand]:
-                if isinstance(each, ast.Constant) and each.value in CHOICES:
-                    yield node.lineno, f"{name} compares with '{each.value}'; ask the kind of device what it can do"
+            operands.append(node.value)
+    for operand in operands:
+        for each in operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else [operand]:
+            if isinstance(each, ast.Constant) and each.value in CHOICES:
+                yield each.lineno, f"{name} compares with '{each.value}'; ask the kind of device what it can do"
 
 
 def words_used(node: ast.Attribute | ast.keyword | ast.Import | ast.ImportFrom) -> list[str]:

@@ -1,8 +1,8 @@
 """What is special to one kind of device inside a job, one class a kind.
 
-The daemon names the kind in CARPOOL_DEVICE_KIND. The agent cannot import `carpool.devices`, which is the daemon's side
-of the same list, so it has this record of its own. No other module of the agent compares the name of a kind, and none
-but cuda.py calls torch.cuda. docs/devices.md says how to add a kind.
+The daemon names the kind in CARPOOL_DEVICE_KIND. The agent cannot import `carpool.devices`, the daemon's side of the
+same list, so it has this record of its own. No other module of the agent compares the name of a kind, and none but
+cuda.py calls torch.cuda. docs/devices.md says how to add a kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Backend(Protocol):
     is_host_memory: bool  # the job's cap counts the host's own memory: torch's and Python's too
 
     def after_import(self, torch: Any, link: Link) -> int:
-        """Torch was imported: see to the cap, and return the bytes that torch itself holds now, which are overhead."""
+        """Torch was imported: see to the cap, and return what torch itself holds now; those bytes are overhead."""
 
     def make_source(self, torch: Any, link: Link) -> Source:
         """How much memory the program holds on the device."""

@@ -1,6 +1,6 @@
 """What is made from wire/protocol.py and wire/messages.py (`make docs`), so that no number is written twice.
 
-Whole files: native/page.h and native/protocol.h. Parts of files, between two marks: the tables of docs/protocol.md and
+Whole files: native/page.h and native/protocol.h. Parts of files, between two marks: tables of docs/protocol.md and
 docs/devices.md, and the constants of the files that run inside a job and may import nothing of carpool.
 """
 

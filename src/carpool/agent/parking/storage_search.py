@@ -8,10 +8,10 @@ The search reads no tensor's values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
-from carpool.agent import cuda
+from carpool.agent.backends import Backend
 from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
 from carpool.errors import UsageError
 
@@ -21,10 +21,10 @@ LEAST_BYTES = 4096  # of all the storages of a process, smaller ones are not wor
 class StorageSearch:
     """Looks for storages on one kind of device."""
 
-    def __init__(self, torch: Any, kind: str) -> None:
+    def __init__(self, torch: Any, backend: Backend) -> None:
         self._torch = torch
-        self._kind = kind
-        self._sent: set[int] = set()  # storages that another process may look at, when last looked
+        self._backend = backend
+        self._sent: Set[int] = frozenset()  # storages that another process may look at, when last looked
 
     def find_all(self) -> list[Any]:
         """Every storage that can leave and is worth it, once: those behind tensors that Python knows."""
@@ -53,7 +53,7 @@ class StorageSearch:
     def _behind(self, tensors: Any, *, least_bytes: int = 1) -> list[Any]:
         """The storages of these tensors and of their gradients on this kind of device."""
         found: dict[int, Any] = {}
-        self._sent = cuda.sent_to_others(self._torch) if self._kind == "cuda" else set()
+        self._sent = self._backend.sent_to_others(self._torch)
         with self._torch._C.DisableTorchFunctionSubclass():
             for each in tensors:
                 self._note(each, found, least_bytes)
@@ -66,17 +66,13 @@ class StorageSearch:
         try:
             storage = tensor.untyped_storage()
             is_known = storage._cdata in found
-            if not is_known and storage.device.type == self._kind and storage.nbytes() >= least_bytes:
+            if not is_known and storage.device.type == self._backend.name and storage.nbytes() >= least_bytes:
                 found[storage._cdata] = storage
         except (RuntimeError, NotImplementedError, AttributeError):
             return  # sparse, meta or wrapped: it has no storage of its own
 
     def _may_leave(self, storage: Any) -> bool:
         try:
-            return bool(storage.resizable()) and not self._is_shared(storage)
+            return bool(storage.resizable()) and not self._backend.is_shared(storage, self._sent)
         except (RuntimeError, NotImplementedError, AttributeError):
             return False
-
-    def _is_shared(self, storage: Any) -> bool:
-        """With another process. Torch calls every CUDA storage shared; what came from others is not resizable."""
-        return storage._cdata in self._sent if self._kind == "cuda" else bool(storage.is_shared())

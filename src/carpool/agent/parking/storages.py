@@ -18,12 +18,10 @@ one the first to move it brings it back.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from carpool.agent import cuda
-from carpool.agent.memory import give_back_heap
-from carpool.agent.parking.host_buffers import HostBuffer, Moved, host_buffer_in
+from carpool.agent.backends import backend_named
+from carpool.agent.parking.host_buffers import HostBuffer, Moved
 from carpool.agent.parking.storage_search import StorageSearch
 from carpool.errors import UsageError
 
@@ -35,9 +33,9 @@ class Storages:
 
     def __init__(self, torch: Any, kind: str, buffer: HostBuffer) -> None:
         self._torch = torch
-        self._kind = kind
+        self._backend = backend_named(kind)
         self._buffer = buffer
-        self._search = StorageSearch(torch, kind)
+        self._search = StorageSearch(torch, self._backend)
         self._holders: tuple[Any, ...] = ()  # the chosen tensors and modules; without any, all of the process
         self._away: list[Moved] = []
 
@@ -57,9 +55,7 @@ class Storages:
 
     def obstacle(self) -> str:
         """Why the tensors of this program must not be moved; empty if they may."""
-        if self._kind == "cuda" and cuda.has_graphs(self._torch):
-            return "it captured CUDA graphs, which remember addresses of its memory"
-        return ""
+        return self._backend.obstacle(self._torch)
 
     def find(self) -> list[Any]:
         """The storages that would leave now: those of the chosen tensors and modules, or all that are worth it."""
@@ -90,7 +86,7 @@ class Storages:
         for moved in plan:
             moved.storage.resize_(0)
         self._away = plan
-        self._give_back()
+        self._backend.give_back(self._torch)
         return total
 
     def move_in(self) -> None:
@@ -106,18 +102,10 @@ class Storages:
         """A return failed for want of memory: give back what it had got so far."""
         for moved in self._away:
             moved.storage.resize_(0)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Freed blocks stay in the allocator's hands otherwise."""
-        if self._kind == "cuda":
-            cuda.give_back_cache(self._torch)
-        else:
-            give_back_heap()
+        self._backend.give_back(self._torch)
 
 
 def make_storages(torch: Any, kind: str, directory: str | None) -> Storages | None:
-    """For the device kind of this job; None where there is no place to park to."""
-    if kind == "cuda":
-        return Storages(torch, kind, cuda.PinnedBuffer(torch))
-    return Storages(torch, "cpu", host_buffer_in(Path(directory))) if directory else None
+    """All of this process on this kind of device; None where there is no place to park to."""
+    buffer = backend_named(kind).make_buffer(torch, directory)
+    return Storages(torch, kind, buffer) if buffer is not None else None

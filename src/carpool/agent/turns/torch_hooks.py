@@ -121,7 +121,7 @@ class Hooks:
 
     def make_memory(self, link: Link) -> Memory:
         backend = own_backend()
-        movable = make_storages(self._torch, backend, os.environ.get("CARPOOL_PARKED"))
+        movable = make_storages(self._torch, backend.name, os.environ.get("CARPOOL_PARKED"))
         source = backend.make_source(self._torch, link)
         return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
