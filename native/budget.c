@@ -305,12 +305,12 @@ __attribute__((constructor)) static void cp_load(void) {
     static atomic_bool is_loaded;
     if (atomic_exchange(&is_loaded, true))
         return;
-    const char *capped = getenv("CARPOOL_IS_CAPPED"), *spills = getenv("CARPOOL_MAY_OVERSUBSCRIBE"),
-               *wait = getenv("CARPOOL_WAIT_MEMORY_NS");
-    copy_setting(page_path, sizeof page_path, "CARPOOL_PAGE");
-    copy_setting(cp_job, sizeof cp_job, "CARPOOL_JOB");
-    copy_setting(cp_socket_path, sizeof cp_socket_path, "CARPOOL_SOCKET");
-    copy_setting(cp_version, sizeof cp_version, "CARPOOL_VERSION");
+    const char *capped = getenv(CP_ENV_IS_CAPPED), *spills = getenv(CP_ENV_MAY_OVERSUBSCRIBE),
+               *wait = getenv(CP_ENV_WAIT_MEMORY_NS);
+    copy_setting(page_path, sizeof page_path, CP_ENV_PAGE);
+    copy_setting(cp_job, sizeof cp_job, CP_ENV_JOB);
+    copy_setting(cp_socket_path, sizeof cp_socket_path, CP_ENV_SOCKET);
+    copy_setting(cp_version, sizeof cp_version, CP_ENV_VERSION);
     copy_setting(cp_device, sizeof cp_device, "CUDA_VISIBLE_DEVICES");
     cp_is_configured = page_path[0] != 0;
     cp_must_cap = cp_is_configured && capped && capped[0] == '1';

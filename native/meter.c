@@ -328,12 +328,12 @@ static void cp_after_fork(void) {
 }
 
 __attribute__((constructor)) static void cp_load(void) {
-    const char *path = getenv("CARPOOL_PAGE"), *wait = getenv("CARPOOL_WAIT_MEMORY_NS"), *why = NULL;
-    const char *door = getenv("CARPOOL_KNOCK");
+    const char *path = getenv(CP_ENV_PAGE), *wait = getenv(CP_ENV_WAIT_MEMORY_NS), *why = NULL;
+    const char *door = getenv(CP_ENV_KNOCK);
     if (!path || !*path)
         return;
     cp_wait_ns = wait ? strtoull(wait, NULL, 10) : 0;
-    cp_began_capped = getenv("CARPOOL_IS_CAPPED") != NULL;
+    cp_began_capped = getenv(CP_ENV_IS_CAPPED) != NULL;
     cp_door.sun_family = AF_UNIX;
     if (door && strlen(door) < sizeof cp_door.sun_path)
         memcpy(cp_door.sun_path, door, strlen(door));

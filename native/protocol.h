@@ -29,6 +29,19 @@
 #define CP_BELL_LOOK_MS 1000 /* a signal that comes just before poll does not end it, and its handler must not wait for a turn */
 #define CP_KNOCK_NS 200000000 /* between two knocks of an allocation that waits, and two looks of the daemon at it */
 
+/* environment */
+#define CP_ENV_JOB "CARPOOL_JOB" /* the job's id */
+#define CP_ENV_SOCKET "CARPOOL_SOCKET" /* the daemon's socket, for messages */
+#define CP_ENV_PAGE "CARPOOL_PAGE" /* the job's page */
+#define CP_ENV_KNOCK "CARPOOL_KNOCK" /* the socket for knocks, of allocations that wait */
+#define CP_ENV_VERSION "CARPOOL_VERSION" /* of the carpool that started the job */
+#define CP_ENV_DEVICE_KIND "CARPOOL_DEVICE_KIND" /* the kind of its device, by torch's word for it */
+#define CP_ENV_TURNS_AT_LAUNCHES "CARPOOL_TURNS_AT_LAUNCHES" /* set: the library in the program takes turns too, at launches */
+#define CP_ENV_PARKED "CARPOOL_PARKED" /* the directory for parked tensors of jobs on the CPU device */
+#define CP_ENV_IS_CAPPED "CARPOOL_IS_CAPPED" /* set: the job began with a cap of its user (--memory) */
+#define CP_ENV_WAIT_MEMORY_NS "CARPOOL_WAIT_MEMORY_NS" /* set: how long an allocation over the cap may wait for room */
+#define CP_ENV_MAY_OVERSUBSCRIBE "CARPOOL_MAY_OVERSUBSCRIBE" /* set: what goes beyond the cap may be managed memory */
+
 struct cp_frame {
     uint16_t kind, zero;
     uint32_t length;

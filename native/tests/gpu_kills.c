@@ -21,6 +21,7 @@
 #include "../driver.h"
 #include "../fake/books.h"
 #include "../page.h"
+#include "../protocol.h"
 
 #define MIB (1ull << 20)
 #define CAP (100 * MIB)
@@ -334,7 +335,7 @@ int main(int count, char **arguments) {
     alarm(SECONDS_MAX);
     use_one_core();
     dl_iterate_phdr(find_guest, NULL);
-    int fd = open(getenv("CARPOOL_PAGE"), O_RDWR | O_CLOEXEC);
+    int fd = open(getenv(CP_ENV_PAGE), O_RDWR | O_CLOEXEC);
     page = mmap(NULL, CP_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     answer = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!text_to || page == MAP_FAILED || answer == MAP_FAILED || !books_open() || pipe(to_watcher) || pipe(to_killer))

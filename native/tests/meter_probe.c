@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "../page.h"
+#include "../protocol.h"
 
 #define BLOCKS 64
 #define WORKERS 4
@@ -161,7 +162,7 @@ static void *fork_often(void *stop) {
 }
 
 static const _Atomic uint64_t *my_slot(void) {
-    int fd = open(getenv("CARPOOL_PAGE"), O_RDONLY | O_CLOEXEC);
+    int fd = open(getenv(CP_ENV_PAGE), O_RDONLY | O_CLOEXEC);
     const _Atomic uint64_t *page = mmap(NULL, CP_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     for (int slot = 1; page != MAP_FAILED && slot < CP_FIRST_LENT; slot++)

@@ -33,6 +33,7 @@ from carpool.daemon.python_options import why_kept_out
 from carpool.errors import CarpoolError, PeerError, UnreachableError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
+from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
 
 FAULTS = {
     signal.SIGSEGV,
@@ -200,7 +201,7 @@ class Runner:
     def _say_if_alone(self, added: dict[str, object]) -> None:
         """Such a program cannot say it itself, as other unmanaged ones do; the daemon finds out as we do."""
         settings = msgspec.convert(added.get("set", {}), dict[str, str])
-        at_launches = "CARPOOL_TURNS_AT_LAUNCHES" in settings
+        at_launches = ENV_TURNS_AT_LAUNCHES in settings
         why = why_kept_out(self._program.argv, has_turns_at_launches=at_launches)
         if why:
             self._say(f"job {self._job} runs unmanaged: {why}")

@@ -15,6 +15,7 @@ from carpool.devices.libraries import find_library
 from carpool.devices.loading import interpreters
 from carpool.errors import UsageError
 from carpool.units import SECOND, format_bytes, format_list
+from carpool.wire import protocol
 from carpool.wire.places import Places
 
 PYTHONS = ("python", "torchrun", "accelerate")
@@ -66,13 +67,13 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
     prepend = {"PYTHONPATH": str(INJECT)}
     kind = device.kind
     settings = {
-        "CARPOOL_JOB": file.job,
-        "CARPOOL_SOCKET": str(places.socket),
-        "CARPOOL_PAGE": str(page),
-        "CARPOOL_KNOCK": str(places.knock),
-        "CARPOOL_DEVICE_KIND": kind.name,
-        "CARPOOL_VERSION": carpool.__version__,
-        "CARPOOL_PARKED": str(places.parked),
+        protocol.ENV_JOB: file.job,
+        protocol.ENV_SOCKET: str(places.socket),
+        protocol.ENV_PAGE: str(page),
+        protocol.ENV_KNOCK: str(places.knock),
+        protocol.ENV_DEVICE_KIND: kind.name,
+        protocol.ENV_VERSION: carpool.__version__,
+        protocol.ENV_PARKED: str(places.parked),
     }
     library = preloadable(find_library(kind.library), places)
     if library is not None:
@@ -80,17 +81,17 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
     else:
         _check_without_library(places, kind, file)
     if is_capped:
-        settings["CARPOOL_IS_CAPPED"] = "1"
+        settings[protocol.ENV_IS_CAPPED] = "1"
     if kind.has_turns_at_launches:
-        settings["CARPOOL_TURNS_AT_LAUNCHES"] = "1"
+        settings[protocol.ENV_TURNS_AT_LAUNCHES] = "1"
     if spec.wait_memory_ns is not None:
-        settings["CARPOOL_WAIT_MEMORY_NS"] = str(spec.wait_memory_ns + (GRACE_NS if kind.knocks else 0))
+        settings[protocol.ENV_WAIT_MEMORY_NS] = str(spec.wait_memory_ns + (GRACE_NS if kind.knocks else 0))
     elif kind.knocks and not is_capped:
-        settings["CARPOOL_WAIT_MEMORY_NS"] = str(FORLORN_NS)
+        settings[protocol.ENV_WAIT_MEMORY_NS] = str(FORLORN_NS)
     if spec.may_oversubscribe:
         if not kind.can_oversubscribe:
             raise UsageError("--oversubscribe works on GPUs only: leave it out, or choose another --device")
-        settings["CARPOOL_MAY_OVERSUBSCRIBE"] = "1"
+        settings[protocol.ENV_MAY_OVERSUBSCRIBE] = "1"
     if device.library_directory:
         prepend["LD_LIBRARY_PATH"] = device.library_directory
     settings.update(device.environment)

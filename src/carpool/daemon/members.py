@@ -19,8 +19,6 @@ from carpool.wire import messages as m
 from carpool.wire.page import FIRST_LENT, LAPSED, SLOTS, Page
 from carpool.wire.places import Places
 
-MemberMessage = m.Ask | m.Return | m.Measured | m.Gradients | m.Parked | m.Unparked | m.Detach
-
 
 class Members:
     def __init__(self, driver: Driver, places: Places) -> None:
@@ -59,7 +57,7 @@ class Members:
                 page.clear_slot(slot)
         return page.lend_slot(pid) or 0
 
-    def take(self, peer: Connection, message: MemberMessage) -> None:
+    def take(self, peer: Connection, message: m.Message) -> None:
         """Take in a message of a process that attached."""
         live, member = peer.job, peer.member
         if live is None or member is None:
@@ -90,6 +88,10 @@ class Members:
                 self._driver.tell(JobDetached(job=live.id, reason=message.reason))
                 if live.turn.is_asking():  # the other ranks still take turns
                     self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
+            case m.Detach():
+                pass  # a helper that never took a turn: for the others nothing changes
+            case _:
+                raise PeerError(f"a daemon does not take {type(message).__name__} from a job")
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.turn.is_asking()

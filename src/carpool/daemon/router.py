@@ -39,23 +39,24 @@ class Router:
         return Connection(self.on_message, self.on_lost)
 
     def on_message(self, peer: Connection, message: m.Message) -> None:
+        form = m.FORMS[type(message)]
+        if form.receiver != m.DAEMON:
+            raise PeerError(f"a daemon does not take {type(message).__name__}")
         match message:
-            case m.Ask() | m.Return() | m.Measured() | m.Gradients() | m.Parked() | m.Unparked() | m.Detach():
-                self._members.take(peer, message)
             case m.Attach():
                 if self._speaks_this_version(peer, message.version, message.protocol):
                     self._members.attach(peer, message)
             case m.Enter():
                 if self._speaks_this_version(peer, message.version, message.protocol):
                     self._runners.take(peer, message)
-            case m.Started() | m.Exited():
-                self._runners.take(peer, message)
             case m.Call():
                 # A daemon of another version can be stopped, so that one of this version takes its place.
                 if message.verb == "stop" or self._speaks_this_version(peer, message.version, message.protocol):
                     self._call(peer, message)
+            case _ if form.sender == m.JOB:
+                self._members.take(peer, message)
             case _:
-                raise PeerError(f"a daemon does not take {type(message).__name__}")
+                self._runners.take(peer, message)
 
     def on_lost(self, peer: Connection) -> None:
         self._stream.drop(peer)

@@ -11,7 +11,7 @@ from carpool.daemon.peers import Connection
 from carpool.daemon.programs import Programs
 from carpool.daemon.registry import Registry
 from carpool.daemon.starter import Starter
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, PeerError
 from carpool.wire import messages as m
 
 
@@ -22,7 +22,7 @@ class Runners:
         self._programs = programs
         self._registry = registry
 
-    def take(self, peer: Connection, message: m.Enter | m.Started | m.Exited) -> None:
+    def take(self, peer: Connection, message: m.Message) -> None:
         """Take in a message; from a connection that is no job's runner only the first counts."""
         match message:
             case m.Enter():
@@ -33,6 +33,8 @@ class Runners:
             case m.Exited():
                 if peer.job is not None and peer.job.runner is peer:
                     self._programs.exited(peer.job, message)
+            case _:
+                raise PeerError(f"a daemon does not take {type(message).__name__} from a runner")
 
     def drop(self, live: LiveJob) -> None:
         """Its runner's connection is gone."""

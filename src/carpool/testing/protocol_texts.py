@@ -73,7 +73,7 @@ def protocol_header() -> str:
     lines += ["#include <stdint.h>"]
     for section, numbers in sections().items():
         if section not in PAGE_SECTIONS:
-            wanted = [each for each in numbers if isinstance(each.value, int) and each.name != "LAYOUT"]
+            wanted = [each for each in numbers if each.name not in ("LAYOUT", "FRAME")]
             lines += ["", f"/* {section} */", *map(_define, wanted)]
     lines += ["", "struct cp_frame {", "    uint16_t kind, zero;", "    uint32_t length;"]
     lines += ["    uint64_t word[CP_FRAME_WORDS];", "};"]
@@ -102,11 +102,12 @@ def _upper(cls: type[Any]) -> str:
 
 
 def _define(number: Number) -> str:
-    assert isinstance(number.value, int)
     return f"#define CP_{number.name} {_spell(number.value)} /* {number.meaning} */"
 
 
-def _spell(value: int) -> str:
+def _spell(value: int | str) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
     if value < 1 << 31:
         return str(value)
     return f"{value}ull" if value % 1000 == 0 else f"0x{value:X}ull"
@@ -142,6 +143,12 @@ def _shown(value: int | str) -> str:
     if value >= 1 << 20 and value & (value + 1) == 0:
         return f"2^{value.bit_length()} - 1"
     return f"0x{value:X}" if value > 1 << 60 else f"{value:,}"
+
+
+def environment_table() -> str:
+    """The variables that a job finds in its environment."""
+    rows = [f"| `{number.value}` | {number.meaning} |" for number in sections()["environment"]]
+    return "\n".join(["| variable | meaning |", "|---|---|", *rows]) + "\n"
 
 
 def messages_table() -> str:
@@ -197,6 +204,7 @@ PARTS: dict[str, dict[str, Made]] = {
         "flags": lambda: numbers_table("flags", "lease"),
         "bits": lambda: numbers_table("bits"),
         "messages": messages_table,
+        "environment": environment_table,
         "numbers": lambda: numbers_table("versions", "frame", "page", "times and counts"),
     },
     "docs/devices.md": {"kinds": kinds_table},

@@ -109,3 +109,16 @@ GROWTH_PERCENT = 5  # a job that holds so much more than it said has grown
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 BELL_LOOK_MS = 1000  # a signal that comes just before poll does not end it, and its handler must not wait for a turn
 KNOCK_NS = 200_000_000  # between two knocks of an allocation that waits, and two looks of the daemon at it
+
+# environment: what the daemon puts into the environment of a job
+ENV_JOB = "CARPOOL_JOB"  # the job's id
+ENV_SOCKET = "CARPOOL_SOCKET"  # the daemon's socket, for messages
+ENV_PAGE = "CARPOOL_PAGE"  # the job's page
+ENV_KNOCK = "CARPOOL_KNOCK"  # the socket for knocks, of allocations that wait
+ENV_VERSION = "CARPOOL_VERSION"  # of the carpool that started the job
+ENV_DEVICE_KIND = "CARPOOL_DEVICE_KIND"  # the kind of its device, by torch's word for it
+ENV_TURNS_AT_LAUNCHES = "CARPOOL_TURNS_AT_LAUNCHES"  # set: the library in the program takes turns too, at launches
+ENV_PARKED = "CARPOOL_PARKED"  # the directory for parked tensors of jobs on the CPU device
+ENV_IS_CAPPED = "CARPOOL_IS_CAPPED"  # set: the job began with a cap of its user (--memory)
+ENV_WAIT_MEMORY_NS = "CARPOOL_WAIT_MEMORY_NS"  # set: how long an allocation over the cap may wait for room
+ENV_MAY_OVERSUBSCRIBE = "CARPOOL_MAY_OVERSUBSCRIBE"  # set: what goes beyond the cap may be managed memory
