@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from carpool.core.cluster.effects import (
     Effect,
+    ExplainWait,
     JoinJob,
     LeaveJob,
     PlaceJob,
@@ -78,6 +79,7 @@ class Outcome:
     rate_milli: int = 0  # of its speed alone; 0 while it does not run
     counted_ns: int = 0  # up to when `remaining_ns` is counted
     version: int = 0  # tells a stale entry of the clock from a true one
+    reasons: list[tuple[int, str]] = field(default_factory=list)  # why it waited, from when on, if that was asked for
     beside: list[Outcome] = field(default_factory=list)  # everybody on its cards, host first
 
     @property
@@ -288,6 +290,8 @@ class _Engine:
                 self._leave_group(outcome, now)
             case RefuseJob():
                 outcome.refusal = effect.reason
+            case ExplainWait():
+                outcome.reasons.append((now, effect.reason))
 
     def _start(self, outcome: Outcome, now: int) -> None:
         if outcome.started_ns is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from carpool.core.cluster.effects import (
     Effect,
+    ExplainWait,
     JoinJob,
     LeaveJob,
     PlaceJob,
@@ -193,5 +194,7 @@ def say(effect: Effect) -> str:
             return f"revoke {effect.job}"
         case RefuseJob():
             return f"refuse {effect.reason}"
+        case ExplainWait():
+            return f"{effect.job} waits: {effect.reason}"
         case RejectEvent():
             return f"reject {effect.event}: {effect.reason}"

@@ -124,6 +124,12 @@ class Cluster:
         """A job lost work, and must do it again."""
         job.lost_ns += lost_ns
 
+    def note_wait(self, job: ClusterJob, kind: str) -> bool:
+        """Why a job waits; whether that is another reason than before."""
+        is_new = job.wait_kind != kind
+        job.wait_kind = kind
+        return is_new
+
     def run(self, job: ClusterJob, room: Room, *, is_owned: bool) -> None:
         """Put a waiting or riding job on cards of its own; it begins once nobody is left there."""
         if job.host is not None:
@@ -140,6 +146,7 @@ class Cluster:
 
     def begin(self, job: ClusterJob) -> None:
         job.state = State.RUNNING
+        job.wait_kind = ""
         job.settled_ns = self.now
         job.rate_milli = 1000
         self._ask_key(job)
@@ -290,6 +297,7 @@ class Cluster:
         self.rates.note_trial([host, *host.guests])
         self.regrouped[host] = None
         job.state = State.RIDING
+        job.wait_kind = ""
         job.settled_ns = self.now
         job.changes += 1
 

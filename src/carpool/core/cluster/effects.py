@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carpool.core.cluster.placement.requests import Place
 from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.kernel.refusals import ExplainWait as ExplainWait
 from carpool.core.kernel.refusals import RefuseJob as RefuseJob
 from carpool.core.kernel.refusals import RejectEvent as RejectEvent
 
@@ -53,4 +54,4 @@ class LeaveJob:
     reason: str
 
 
-Effect = RefuseJob | PlaceJob | SuspendJob | RevokeJob | JoinJob | LeaveJob | RejectEvent
+Effect = RefuseJob | PlaceJob | SuspendJob | RevokeJob | JoinJob | LeaveJob | ExplainWait | RejectEvent

@@ -71,6 +71,9 @@ class Inventory(Protocol):
     def fits_on(self, member: Request, node: int) -> bool:
         """Whether there is a free place on this node."""
 
+    def lack_of(self, member: Request, node: int) -> str:
+        """What the node lacks for the member, in one word; empty if there is room."""
+
     def place_on(self, member: Request, node: int) -> Placement | None:
         """Take a free place on this node."""
 
@@ -187,6 +190,14 @@ class CardInventory:
 
     def fits_on(self, member: Request, node: int) -> bool:
         return len(self._free[node]) >= member.cards and self._specs[node].name not in member.avoids
+
+    def lack_of(self, member: Request, node: int) -> str:
+        if self._specs[node].name in member.avoids:
+            return "avoided"
+        if self.fits_on(member, node):
+            return ""
+        has_enough = len(self._free[node]) + len(self._closed[node]) >= member.cards
+        return "cordoned" if self._closed[node] and has_enough else "cards"
 
     def place_on(self, member: Request, node: int) -> Placement | None:
         return self._take(node, self._free[node][: member.cards]) if self.fits_on(member, node) else None

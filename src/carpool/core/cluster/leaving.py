@@ -34,6 +34,10 @@ class LeavingJobs:
         """Whether somebody still has what is now the job's."""
         return any(what in self._held for what in _holdings(job))
 
+    def before(self, job: ClusterJob) -> list[ClusterJob]:
+        """Those who still have what is now the job's."""
+        return list(dict.fromkeys(other for what in _holdings(job) for other in self._held.get(what, ())))
+
     def on_node(self, node: int) -> list[ClusterJob]:
         """Those who have yet to leave this node."""
         return list(dict.fromkeys(job for (where, _), jobs in self._held.items() if where == node for job in jobs))

@@ -34,6 +34,7 @@ class ClusterSettings:
     deadline_ns: Nanos = 60 * SECOND  # an owner's job has its cards this long after it came, at the latest
     wait_ns: Nanos | None = None  # a job that waits this long at a stretch goes before all others until it ends
     gang_wait_ns: Nanos | None = None  # the same for jobs of several members, which find room less often
+    explains: bool = False  # say with ExplainWait why jobs wait, whenever that changes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,6 +67,7 @@ class ClusterJob:
     shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
     places: tuple[Placement, ...] = ()
+    wait_kind: str = ""  # why it waits, as it was said last
     leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then
     host: ClusterJob | None = None
     guests: list[ClusterJob] = field(default_factory=list)

@@ -64,6 +64,18 @@ class Occupancy:
             places.append(place)
         return Room(places=tuple(places))
 
+    def would_fit(self, job: ClusterJob) -> bool:
+        """Whether there are free places for all members. Changes nothing, and draws no lots."""
+        places: list[Placement] = []
+        for member in job.members:
+            fitting = (node for node in range(self.inventory.nodes) if self.inventory.fits_on(member, node))
+            place = next((self.inventory.place_on(member, node) for node in fitting), None)
+            if place is None:
+                break
+            places.append(place)
+        self._give_all(job, places)
+        return len(places) == len(job.members)
+
     def make_room(
         self, job: ClusterJob, rank: Rank, *, loans: Sequence[ClusterJob], moves_smaller: bool
     ) -> Room | None:

@@ -74,6 +74,9 @@ class PlacerInventory:
     def fits_on(self, member: Request, node: int) -> bool:
         return self._fleet.fits(member, node)
 
+    def lack_of(self, member: Request, node: int) -> str:
+        return self._fleet.lack_of(member, node)
+
     def place_on(self, member: Request, node: int) -> Placement | None:
         usable = self._fleet.usable_cards(member, node)
         if usable is None:

@@ -44,7 +44,9 @@ from carpool.core.cluster.inventory import Inventory
 from carpool.core.cluster.merging import merge_groups
 from carpool.core.cluster.model import ClusterJob, ClusterSettings, State
 from carpool.core.cluster.order import Order
+from carpool.core.cluster.pictures import ClusterJobPicture, ClusterPicture, picture_cluster, picture_job
 from carpool.core.cluster.rates import fault_of_rates
+from carpool.core.cluster.reasons import tell_waits
 from carpool.core.cluster.side_by_side import fill_groups, regroup, set_speeds, spread_out, undo_losses
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.policies.base import Policy
@@ -109,6 +111,8 @@ class ClusterScheduler:
         cluster.confirm_keys()
         cluster.occupancy.made_room.clear()
         cluster.may_evict = True
+        if cluster.settings.explains:
+            tell_waits(cluster)
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
@@ -120,6 +124,13 @@ class ClusterScheduler:
         if not wakeups or (review_ns is not None and review_ns < wakeups[0][0]):
             return review_ns
         return wakeups[0][0]
+
+    def picture(self, *, now: Nanos) -> ClusterPicture:
+        return picture_cluster(self._cluster, now=now)
+
+    def picture_job(self, job: JobId, *, now: Nanos) -> ClusterJobPicture | None:
+        found = self._cluster.jobs.get(job)
+        return picture_job(self._cluster, found, now=now) if found is not None else None
 
     def state_of(self, job: JobId) -> State | None:
         found = self._cluster.jobs.get(job)

@@ -208,6 +208,35 @@ class Fleet:
             usable = self._beside_others(request, node, usable)
         return usable if len(usable) >= request.cards else None
 
+    def lack_of(self, request: Request, node: int) -> str:
+        """What the node lacks for the request, in one word, the first that is missing; empty if it fits."""
+        if self.usable_cards(request, node) is not None:
+            return ""
+        if self.nodes[node].name in request.avoids:
+            return "avoided"
+        if node in self.closed_nodes:
+            return "cordoned"
+        cards = range(len(self.free_milli[node]))
+        suiting = [card for card in cards if not request.models or self._model(node, card) in request.models]
+        least = self.limit_milli if request.is_whole else request.card_milli
+        enough = [card for card in suiting if self._hidden.get((node, card), self.free_milli[node][card]) >= least]
+        roomy = [card for card in enough if not self.card_bytes(node, card) or self._has_bytes(request, node, card)]
+        for word, left in (("model", suiting), ("cards", enough), ("bytes", roomy)):
+            if len(left) < request.cards:
+                return word
+        if request.cpu_milli > self.free_cpu_milli[node]:
+            return "cpu"
+        if request.memory_bytes > self.free_memory_bytes[node]:
+            return "memory"
+        is_open = sum((node, card) not in self._hidden for card in roomy) >= request.cards
+        return "labels" if is_open else "cordoned"
+
+    def _model(self, node: int, card: int) -> str:
+        return self.mixed[node][card].model if self.mixed[node] else self.models[node]
+
+    def _has_bytes(self, request: Request, node: int, card: int) -> bool:
+        return self.free_bytes[node][card] >= self.bytes_on_card(request, node, card)
+
     def _beside_others(self, request: Request, node: int, cards: list[int]) -> list[int]:
         """Those of the cards on which labels allow the request (F5)."""
         if not self.labels.allow_node(request, node, self.sizes[node].total()):
