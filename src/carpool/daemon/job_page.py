@@ -18,10 +18,12 @@ from carpool.wire.page import PRICE_ONE, Page, Slot
 class JobPage:
     def __init__(self) -> None:
         self.page: Page | None = None
+        self._slots: dict[int, Slot] = {}  # made once: a hand-over asks for a few
 
     def make(self, directory: Path) -> None:
         path = directory / "page"
         path.unlink(missing_ok=True)
+        self.close()
         self.page = Page.create(path)
 
     def open(self, directory: Path) -> None:
@@ -29,12 +31,17 @@ class JobPage:
         self.page = Page.open(directory / "page")
 
     def close(self) -> None:
+        self._slots.clear()
         if self.page is not None:
             self.page.close()
             self.page = None
 
     def slot(self, number: int) -> Slot | None:
-        return self.page.slot(number) if self.page is not None else None
+        """The words of one process; None while there is no page."""
+        found = self._slots.get(number)
+        if found is None and self.page is not None:
+            found = self._slots[number] = self.page.slot(number)
+        return found
 
     # --- what the programs are told --------------------------------------------------------------------------
 

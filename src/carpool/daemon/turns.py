@@ -72,10 +72,11 @@ class SharedTurn:
     def grant(self, message: m.Grant) -> None:
         self._is_granted, self._is_recalled = True, False
         for member in self.members.values():
-            self.set_recall(member, 0)
             if member.is_asking:
                 self.grant_member(member, message)
-            elif self.lease_of(member) == LEASE_HELD:
+                continue
+            self.set_recall(member, 0)
+            if self.lease_of(member) == LEASE_HELD:
                 member.is_holding = True
 
     def grant_member(self, member: Member, message: m.Grant) -> None:
