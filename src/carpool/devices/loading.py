@@ -1,8 +1,8 @@
 """Whether a preloaded library gets into a program, read from their files before anything is started.
 
-A library is loaded by the program's own loader. A program without one (static), for another machine or with another C
-library than ours starts all the same, without it: whoever promised a limit must know that first. What cannot be told
-from the files (a shell that starts something, a launcher) counts as reached.
+A library is loaded by the program's own loader. Some programs start without it: a static one, which has no loader,
+one for another machine, and one with another C library than ours. Code that promises a limit must know that first.
+A program that starts others (a shell, a launcher) counts as reached, because its file does not tell.
 """
 
 from __future__ import annotations

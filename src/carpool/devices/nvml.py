@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as NVML reports them. Thin on purpose: no machine without a GPU can test more than its absence."""
+"""NVIDIA GPUs as NVML reports them. Thin on purpose: a machine without a GPU can only test that there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """Every GPU of this machine that can be read; empty where there is none or NVML cannot be used (see trouble)."""
+    """Every GPU of this machine that can be read; none where there is no GPU or no NVML (see trouble)."""
     return _look()[0]
 
 
@@ -23,7 +23,7 @@ def count() -> int:
 
 
 def trouble() -> str:
-    """Why no card was found, or which of them cannot be read, in words; empty if there is nothing to say."""
+    """A sentence why no card was found, or which of them cannot be read; empty if there is no trouble."""
     return _look()[1]
 
 

@@ -1,8 +1,8 @@
 """The page a job shares with the daemon: words that either side reads without a system call.
 
-One file per job, made by the daemon (owner-only), mapped by every process of the job that preloads the byte
-meter or takes turns, and by the daemon. It is an array of 64-bit words: a header, then one slot a process.
-protocol.py lists the words and what they mean; here are the rules, and the words under names.
+Each job has one file. The daemon makes it, for its own user only, and maps it. So does every process of the job that
+preloads a guest library or takes turns. It is an array of 64-bit words: a header, then one slot for each process.
+protocol.py lists the words and what they mean. Here are the rules, and the words under names.
 
 Rules
   G1  Each word has one writer, the daemon or the process that owns the slot. The few header words that every meter
@@ -38,12 +38,12 @@ def slot_base(slot: int) -> int:
 
 
 def swap(words: memoryview, index: int, before: int, after: int) -> bool:
-    """Put `after` where `before` stands, as one step; whether it did. Needs HAS_SWAP."""
+    """Put `after` where `before` stands, as one atomic step, and say whether it did. Needs HAS_SWAP."""
     return bool(native.swap(words, index, before, after))
 
 
 def own_namespace() -> int:
-    """The number of this process's pid namespace, as slots have it; 0 where nobody tells."""
+    """The number of this process's pid namespace, as slots have it; 0 if the kernel does not tell."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF
     except OSError:
@@ -125,7 +125,7 @@ class Header(Words):
 class Slot(Words):
     """The words of one process. `page.slot(number)` makes one: `page.slot(member.slot).recall = 5`.
 
-    A slot is a view, made at no cost worth a thought, so callers make one where they need it and keep none for long.
+    A slot is a view and costs next to nothing to make. Make one where you need it; there is no need to keep it.
     """
 
     __slots__ = ()
@@ -229,7 +229,7 @@ class Page:
         return page
 
     def deny(self, text: str, *, now: int) -> None:
-        """Daemon only: what waits for memory now fails, and the program is told why."""
+        """Daemon only: allocations that wait now fail, and the program is told why."""
         said = text.encode()[: TEXT_BYTES - 1].decode(errors="ignore").encode()
         self._mapping[TEXT_AT:PAGE_BYTES] = said.ljust(TEXT_BYTES, b"\0")
         self.words[H_DENIED_NS] = now  # last: a reader that sees it sees the sentence
@@ -255,7 +255,7 @@ class Page:
         return None
 
     def clear_pass(self, slot: int) -> None:
-        """Daemon only: what a daemon before this one armed is void."""
+        """Daemon only: passes of an earlier daemon are void."""
         cleared = self.slot(slot)
         cleared.pass_word = cleared.offer = 0
 

@@ -1,7 +1,7 @@
 """Where carpool keeps its files, and the check that they are this user's alone.
 
-Two directories: `run` for what dies with the machine (socket, pages, the daemon's lock) and `state` for what is
-kept (journal, logs). `CARPOOL_DIR` puts both under one directory, which is what the tests do.
+There are two directories. `run` holds what ends with the machine: socket, pages, the daemon's lock. `state` holds
+what is kept: journal and logs. `CARPOOL_DIR` puts both under one directory, as the tests do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Places:
 
     @property
     def knock(self) -> Path:
-        """Where programs whose allocations wait knock."""
+        """The socket at which a program knocks while its allocation waits."""
         return self.run / "knock"
 
     @property
