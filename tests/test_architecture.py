@@ -2,7 +2,7 @@
 
 cli · bench · testing
 daemon · sim · k8s · serve · remote      siblings: never each other
-agent · client · policies                agent: only serve and remote use it; imports no core; loaded into jobs
+agent · client · journal · policies      agent: only serve and remote use it; imports no core; loaded into jobs
 core · wire · devices · calls            siblings: never each other
 units · errors                           import nothing of ours (units may raise errors)
 """

@@ -15,7 +15,6 @@ from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.journal import Journal
 from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
@@ -23,6 +22,7 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
+from carpool.journal.writer import Journal
 from carpool.policies import POLICIES
 from carpool.wire.places import Places
 

@@ -21,10 +21,10 @@ from carpool.daemon import driver as drivers
 from carpool.daemon.driver import FLUSH_ROWS, Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.journal import Journal
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.starter import Starter
 from carpool.errors import InternalError
+from carpool.journal.writer import Journal
 from carpool.policies import POLICIES
 from carpool.wire import page as pages
 from carpool.wire.places import Places

@@ -18,9 +18,9 @@ from carpool.core.node.settings import Settings
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.journal import Journal
 from carpool.daemon.starter import Starter
 from carpool.daemon.turns import Member
+from carpool.journal.writer import Journal
 from carpool.policies import POLICIES
 from carpool.wire import messages as m
 from carpool.wire import page as pages

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from carpool.core.node.model import Account
-from carpool.daemon.journal import Journal
+from carpool.journal.writer import Journal
 from carpool.units import SECOND
 
 

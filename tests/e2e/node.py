@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from carpool.calls import as_dict
 from carpool.client import Client
 from carpool.errors import CarpoolError
+from carpool.journal.reader import read_facts
 from carpool.wire import page as pages
 from carpool.wire.places import Places
 from tests import eager
@@ -278,9 +280,8 @@ class Node:
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """Every event or effect of this kind, in order; each body has its time under `at_ns`."""
         self.client.flush()
-        with contextlib.closing(sqlite3.connect(self.places.journal)) as db:
-            rows = db.execute("select run, at_ns, body from log where name = ? order by rowid", (kind,)).fetchall()
-        return [{**json.loads(body), "run": run, "at_ns": at} for run, at, body in rows]
+        found = read_facts(self.places.journal, kind, all_runs=True)
+        return [{**msgspec.to_builtins(fact), "run": run, "at_ns": at} for run, at, fact in found]
 
     def turns(self, name: str) -> int:
         """How often a job was given a turn."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import AnsweredError
+from carpool.journal import reader
 from carpool.sim import journal
 from carpool.testing.scenario import Scenario, decisions, load_scenario, run_scenario
 from carpool.units import MS, parse_bytes
@@ -30,7 +31,7 @@ def test_the_simulator_makes_the_decisions_of_the_scenario(path: Path) -> None:
 def test_the_daemon_makes_the_same_decisions_and_its_journal_replays_exactly(path: Path, node: Node) -> None:
     scenario = load_scenario(path)
     play(scenario, node)
-    recording = journal.read(node.places.journal)
+    recording = reader.read(node.places.journal)
     made = [word for each in recording.calls for word in decisions(each.effects)]
     assert made == list(scenario.expected)
     replayed = journal.replay(recording)

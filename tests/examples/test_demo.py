@@ -8,13 +8,11 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,12 @@ from rich.console import Console
 
 from carpool.bench import timeline
 from carpool.bench.timeline import Panel, Row
+from carpool.core.kernel.ids import JobId, LaneId
+from carpool.core.node.effects import Effect, GrantLease, RevokeLease
+from carpool.core.node.events import Event, JobExited, JobSubmitted, LeaseAsked, LeaseReturned, ProgressSeen, Tick
+from carpool.core.node.model import JobSpec
 from carpool.errors import PeerError
+from carpool.journal.writer import Journal
 from tests.e2e.alone import Alone
 from tests.eager import without_compiler
 
@@ -171,35 +174,33 @@ def test_program_does_not_know_carpool(program: str) -> None:
     assert program in (EXAMPLES / "README.md").read_text()
 
 
-def write_journal(path: Path, rows: list[tuple[int, int, str, dict[str, Any]]]) -> None:
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("create table runs (run integer)")
-        database.execute("create table log (run integer, at_ns integer, kind text, name text, body text)")
-        database.executemany("insert into runs values (?)", [(1,), (2,)])
-        database.executemany(
-            "insert into log values (?, ?, '', ?, ?)",
-            [(run, at, name, json.dumps(body)) for run, at, name, body in rows],
-        )
-
-
 def test_turns_are_read_from_the_last_run_of_a_journal(tmp_path: Path) -> None:
-    second = 1_000_000_000
-    spec = {"spec": {"name": "gpt"}}
-    write_journal(
-        tmp_path / "journal.db",
-        [
-            (1, 1 * second, "JobSubmitted", {"job": "gpt-1", "spec": {"name": "old"}}),
-            (2, 10 * second, "JobSubmitted", {"job": "gpt-1", **spec}),
-            (2, 11 * second, "GrantLease", {"job": "gpt-1"}),
-            (2, 12 * second, "ProgressSeen", {"job": "gpt-1"}),
-            (2, 13 * second, "LeaseReturned", {"job": "gpt-1"}),
-            (2, 14 * second, "GrantLease", {"job": "gpt-1"}),
-            (2, 15 * second, "RevokeLease", {"job": "gpt-1"}),
-            (2, 16 * second, "LeaseReturned", {"job": "gpt-1"}),
-            (2, 17 * second, "GrantLease", {"job": "gpt-1"}),
-            (2, 19 * second, "JobExited", {"job": "gpt-1"}),
-        ],
+    gpt, second = JobId("gpt-1"), 1_000_000_000
+    turn = GrantLease(job=gpt, lane=LaneId("lane-1"), lane_bytes=1, is_shared=False)
+    back = LeaseReturned(job=gpt, wants_more=True, steps=1)
+    seen = ProgressSeen(job=gpt, steps=1, cpu_ns=0, live_bytes=0)
+    lives: tuple[tuple[str, list[tuple[int, Event, list[Effect]]]], ...] = (
+        ("old", []),
+        (
+            "gpt",
+            [
+                (11, LeaseAsked(job=gpt), [turn]),
+                (12, seen, []),
+                (13, back, []),
+                (14, Tick(), [turn]),
+                (15, Tick(), [RevokeLease(job=gpt, reason="it rests")]),
+                (16, back, []),
+                (17, Tick(), [turn]),
+                (19, JobExited(job=gpt, code=0), []),
+            ],
+        ),
     )
+    for name, calls in lives:
+        written = Journal(tmp_path / "journal.db", version="test", config="{}")
+        written.note(10 * second, JobSubmitted(job=gpt, spec=JobSpec(name=name)), [])
+        for at, event, effects in calls:
+            written.note(at * second, event, effects)
+        written.close()
     turns = timeline.read_turns(tmp_path / "journal.db", since_ns=10 * second)
     assert turns == {"gpt": [(1.0, 3.0), (4.0, 5.0), (7.0, 9.0)]}
 

@@ -13,8 +13,9 @@ from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.settings import Settings
-from carpool.daemon.journal import Journal
 from carpool.errors import UsageError
+from carpool.journal import reader
+from carpool.journal.writer import Journal
 from carpool.sim import journal
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import GIB, MIB, MS, SECOND, parse_tenants
@@ -61,18 +62,18 @@ def record(path: Path, *, policy: str = "fair", quantum: str = "", tenant_weight
 )
 def test_every_recorded_decision_is_reproduced(tmp_path: Path, policy: str, quantum: str, weights: str) -> None:
     record(tmp_path / "journal.db", policy=policy, quantum=quantum, tenant_weights=weights)
-    recording = journal.read(tmp_path / "journal.db")
+    recording = reader.read(tmp_path / "journal.db")
     replayed = journal.replay(recording)
     assert replayed.difference == ""
-    assert not replayed.is_cut
+    assert replayed.end == ""
     assert replayed.events == len(recording.calls) > 50
     assert replayed.effects > 50
 
 
 def test_the_jobs_of_a_journal_are_those_that_ran(tmp_path: Path) -> None:
     record(tmp_path / "journal.db")
-    recording = journal.read(tmp_path / "journal.db")
-    jobs, without = journal.jobs_of(recording, journal.replay(recording).scheduler)
+    recording = reader.read(tmp_path / "journal.db")
+    jobs, without = journal.jobs_of(recording, journal.replay(recording).pictures)
     assert without == []
     for found, script in zip(jobs, scripts(), strict=True):
         assert (found.script.id, found.script.submit_ns, found.script.steps) == (
@@ -88,8 +89,8 @@ def test_the_recorded_policy_simulated_gives_the_recorded_waits_and_one_more_dev
     tmp_path: Path,
 ) -> None:
     record(tmp_path / "journal.db")
-    recording = journal.read(tmp_path / "journal.db")
-    jobs, _ = journal.jobs_of(recording, journal.replay(recording).scheduler)
+    recording = reader.read(tmp_path / "journal.db")
+    jobs, _ = journal.jobs_of(recording, journal.replay(recording).pictures)
     waited = sum(job.waited_ns for job in jobs) / len(jobs) / SECOND
     same = journal.suppose(recording, jobs, "fair", recording.devices)
     more = journal.suppose(recording, jobs, "fair", (*recording.devices, ("more0", 4 * GIB)))
@@ -103,9 +104,9 @@ def test_a_changed_effect_is_found_and_named_with_its_row(tmp_path: Path) -> Non
     with sqlite3.connect(path) as db:
         row = db.execute("select min(rowid) from log where name = 'GrantLease'").fetchone()[0]
         db.execute("update log set body = replace(body, '\"job-0\"', '\"job-9\"') where rowid = ?", (row,))
-    difference = journal.replay(journal.read(path)).difference
+    difference = journal.replay(reader.read(path)).difference
     assert "the daemon ordered GrantLease(job='job-9'" in difference
-    assert f"{path} row " in difference
+    assert f"{path} run 1 row " in difference
 
 
 def test_a_journal_cut_off_in_the_middle_of_a_call_still_replays(tmp_path: Path) -> None:
@@ -114,19 +115,19 @@ def test_a_journal_cut_off_in_the_middle_of_a_call_still_replays(tmp_path: Path)
     with sqlite3.connect(path) as db:
         last = db.execute("select max(rowid) from log where name = 'StartJob'").fetchone()[0]
         db.execute("delete from log where rowid > ?", (last,))
-    replayed = journal.replay(journal.read(path))
-    assert (replayed.difference, replayed.is_cut) == ("", True)
+    replayed = journal.replay(reader.read(path))
+    assert (replayed.difference, replayed.end) == ("", "cut")
 
 
 def test_a_file_that_is_no_journal_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no journal"):
-        journal.read(tmp_path / "absent.db")
+        reader.read(tmp_path / "absent.db")
     (tmp_path / "text.db").write_text("hello, I am not a database at all\n" * 50)
     with pytest.raises(UsageError, match=r"text\.db cannot be read as a journal"):
-        journal.read(tmp_path / "text.db")
+        reader.read(tmp_path / "text.db")
     sqlite3.connect(tmp_path / "other.db").execute("create table x (y)").connection.close()
     with pytest.raises(UsageError, match="no such table"):
-        journal.read(tmp_path / "other.db")
+        reader.read(tmp_path / "other.db")
 
 
 def test_a_half_written_file_is_an_error(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_half_written_file_is_an_error(tmp_path: Path) -> None:
     whole = (tmp_path / "journal.db").read_bytes()
     (tmp_path / "half.db").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match=r"half\.db cannot be read as a journal: database disk image is malformed"):
-        journal.read(tmp_path / "half.db")
+        reader.read(tmp_path / "half.db")
 
 
 @pytest.mark.parametrize(
@@ -144,8 +145,8 @@ def test_a_half_written_file_is_an_error(tmp_path: Path) -> None:
         ("delete from log where rowid <= 3", "the beginning of run 1 is not there|an effect without its event"),
         ("update log set body = '{' where rowid = 2", "row 2: DeviceAdded cannot be read"),
         ("update log set name = 'Magic' where rowid = 2", "row 2: nobody knows the event 'Magic'"),
-        ("update runs set config = '{'", "the daemon's configuration in it cannot be read"),
-        ('update runs set config = \'{"policy": "best"}\'', "recorded under the policy 'best'"),
+        ("update log set body = '{' where rowid = 1", "row 1: NodeConfigured cannot be read"),
+        ("delete from log where rowid = 1", "run 1 is of an older carpool and lacks its configuration"),
     ],
 )
 def test_a_damaged_journal_is_an_error_with_its_row(tmp_path: Path, change: str, sentence: str) -> None:
@@ -154,10 +155,10 @@ def test_a_damaged_journal_is_an_error_with_its_row(tmp_path: Path, change: str,
     with sqlite3.connect(path) as db:
         db.execute(change)
     with pytest.raises(UsageError, match=sentence):
-        journal.read(path)
+        reader.read(path)
 
 
 def test_a_run_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     record(tmp_path / "journal.db")
     with pytest.raises(UsageError, match="has no run 7"):
-        journal.read(tmp_path / "journal.db", run=7)
+        reader.read(tmp_path / "journal.db", run=7)

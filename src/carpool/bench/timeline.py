@@ -7,11 +7,8 @@ exclusive arm has one turn a job, its whole life.
 
 from __future__ import annotations
 
-import json
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +16,13 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from carpool.core.node.effects import Effect, GrantLease, RevokeLease
+from carpool.core.node.events import Event, JobDetached, JobExited, JobSubmitted, LeaseReturned
 from carpool.errors import PeerError, UsageError
+from carpool.journal.reader import read_facts
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e")
-TURN_ENDS = ("LeaseReturned", "RevokeLease", "JobDetached", "JobExited")
+TURN_ENDS = (LeaseReturned, RevokeLease, JobDetached, JobExited)
 DOTS_PER_INCH = 120
 
 
@@ -63,30 +63,26 @@ def read_turns(journal: Path, *, since_ns: int) -> dict[str, list[tuple[float, f
     names: dict[str, str] = {}
     granted: dict[str, int] = {}
     turns: dict[str, list[tuple[float, float]]] = {}
-    for at_ns, event, body in _read_log(journal):
-        job = body["job"]
-        if event == "JobSubmitted":
-            names[job] = body["spec"]["name"]
-            turns.setdefault(names[job], [])
-        elif event == "GrantLease":
-            granted.setdefault(job, at_ns)
-        elif job in granted:
-            turns[names[job]].append(((granted.pop(job) - since_ns) / 1e9, (at_ns - since_ns) / 1e9))
+    for _, at_ns, fact in _read_log(journal):
+        match fact:
+            case JobSubmitted():
+                names[fact.job] = fact.spec.name
+                turns.setdefault(fact.spec.name, [])
+            case GrantLease():
+                granted.setdefault(fact.job, at_ns)
+            case LeaseReturned() | RevokeLease() | JobDetached() | JobExited() if fact.job in granted:
+                turns[names[fact.job]].append(((granted.pop(fact.job) - since_ns) / 1e9, (at_ns - since_ns) / 1e9))
+            case _:
+                pass
     for job, from_ns in granted.items():  # it has the turn still, or its end is not in the journal yet
         turns[names[job]].append(((from_ns - since_ns) / 1e9, (time.monotonic_ns() - since_ns) / 1e9))
     return turns
 
 
-def _read_log(journal: Path) -> list[tuple[int, str, dict[str, Any]]]:
-    wanted = ("JobSubmitted", "GrantLease", *TURN_ENDS)
-    query = (
-        "select at_ns, name, body from log where run = (select max(run) from runs)"
-        f" and name in ({', '.join('?' * len(wanted))}) order by rowid"
-    )
+def _read_log(journal: Path) -> list[tuple[int, int, Event | Effect]]:
     try:
-        with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=5.0)) as database:
-            return [(at_ns, event, json.loads(body)) for at_ns, event, body in database.execute(query, wanted)]
-    except sqlite3.Error as error:
+        return read_facts(journal, *(kind.__name__ for kind in (JobSubmitted, GrantLease, *TURN_ENDS)))
+    except UsageError as error:
         raise PeerError(f"the journal {journal} cannot be read: {error}") from error
 
 

@@ -15,7 +15,7 @@ from carpool.units import SECOND, format_count, parse_bytes
 NAMES_SHOWN = 5
 
 if TYPE_CHECKING:  # loaded when it is used, as the whole simulator
-    from carpool.sim.journal import Recorded, Recording, Replay, Supposed
+    from carpool.sim.journal import Recorded, Replays, Supposed
     from carpool.wire.places import Places
 
 
@@ -32,20 +32,20 @@ def replay(options: dict[str, object], as_json: bool) -> int:
     policies = [each.strip() for each in str(options["policies"]).split(",")] if options["policies"] else []
     if policies:
         check_policies([each for each in policies if each != "srsf"] or ["srsf"], is_node=True)
-    recording = journal.read(path, run=int(str(options["run"])) if options["run"] is not None else None)
+    replayed = journal.replay_all(path, run=int(str(options["run"])) if options["run"] is not None else None)
+    recording = replayed.chosen
     devices = _supposed_devices(options, recording.devices)
-    replayed = journal.replay(recording)
-    jobs, without = journal.jobs_of(recording, replayed.scheduler)
-    is_changed = policies not in ([], [recording.config.policy]) or devices != recording.devices
+    jobs, without = journal.jobs_of(recording, replayed.of_chosen.pictures)
+    is_changed = policies not in ([], [recording.policy]) or devices != recording.devices
     rows = []
     if is_changed and jobs:
-        wanted = policies or [recording.config.policy]
-        plans = [(recording.config.policy, recording.devices), *((policy, devices) for policy in wanted)]
+        wanted = policies or [recording.policy]
+        plans = [(recording.policy, recording.devices), *((policy, devices) for policy in wanted)]
         rows = [journal.suppose(recording, jobs, policy, where) for policy, where in dict.fromkeys(plans)]
     if as_json:
-        print(json.dumps(_as_json(recording, replayed, jobs, without, rows)))
+        print(json.dumps(_as_json(replayed, jobs, without, rows)))
     else:
-        _show(recording, replayed, jobs, without, rows)
+        _show(replayed, jobs, without, rows)
     return 1 if replayed.difference else 0
 
 
@@ -77,20 +77,30 @@ def _supposed_devices(
     return tuple(devices)
 
 
-def _as_json(
-    recording: Recording, replayed: Replay, jobs: list[Recorded], without: list[str], rows: list[Supposed]
-) -> dict[str, object]:
+def _as_json(replayed: Replays, jobs: list[Recorded], without: list[str], rows: list[Supposed]) -> dict[str, object]:
+    recording = replayed.chosen
     waits, completions = _recorded_means(jobs)
     return {
         "journal": recording.source,
         "run": recording.run,
-        "policy": recording.config.policy,
+        "policy": recording.policy,
         "devices": [{"device": name, "bytes": size} for name, size in recording.devices],
-        "events": replayed.events,
-        "effects": replayed.effects,
+        "events": sum(life.events for life in replayed.lives),
+        "effects": sum(life.effects for life in replayed.lives),
         "reproduced": not replayed.difference,
         "difference": replayed.difference,
-        "cut_off": replayed.is_cut,
+        "cut_off": any(life.end == "cut" for life in replayed.lives),
+        "runs": [
+            {
+                "run": life.run,
+                "events": life.events,
+                "effects": life.effects,
+                "reproduced": not life.difference,
+                "end": life.end,
+            }
+            for life in replayed.lives
+        ],
+        "not_replayed": list(replayed.refused),
         "jobs": len(jobs),
         "jobs_without_turns": without,
         "recorded": {
@@ -125,22 +135,19 @@ def _recorded_means(jobs: list[Recorded]) -> tuple[float | None, float | None]:
     return waits, round(sum(ended) / len(ended) / SECOND, 6) if ended else None
 
 
-def _show(
-    recording: Recording, replayed: Replay, jobs: list[Recorded], without: list[str], rows: list[Supposed]
-) -> None:
+def _show(replayed: Replays, jobs: list[Recorded], without: list[str], rows: list[Supposed]) -> None:
     from carpool.sim.report import Cell
     from carpool.sim.report import Table as Plain
 
     out = console()
-    policy = recording.config.policy
+    recording, policy = replayed.chosen, replayed.chosen.policy
     out.print(
         f"{recording.source}, run {recording.run}: {policy}, {format_count(len(jobs), 'job')} that took turns",
         highlight=False,
     )
-    told = f"replayed under {policy}: {replayed.events:,} events, {replayed.effects:,} effects"
-    out.print(f"{told}: {replayed.difference or 'every one as recorded'}", highlight=False)
-    if replayed.is_cut:
-        _say("note: the journal ends in the middle of a call, as a killed daemon leaves it")
+    out.print(_compared(replayed), highlight=False)
+    for note in (*replayed.refused, *(life.end_note for life in replayed.lives if life.end)):
+        _say(f"note: {note}")
     if without:
         _say(f"note: {format_count(len(without), 'job')} without a turn, not simulated: {name_some(without)}")
     if not rows:
@@ -166,6 +173,12 @@ def _show(
         )
         said = f"with {change}{under} your average wait would have been {row.wait_s:.3f} s {over} ({was})"
         out.print(said, highlight=False)
+
+
+def _compared(replayed: Replays) -> str:
+    events, effects = (sum(getattr(life, what) for life in replayed.lives) for what in ("events", "effects"))
+    told = f"replayed {format_count(len(replayed.lives), 'run')} of the daemon: {events:,} events"
+    return f"{told}, {effects:,} decisions compared: {replayed.difference or 'every one as recorded'}"
 
 
 def name_some(names: list[str]) -> str:

@@ -51,12 +51,12 @@ from carpool.daemon import parking, progress
 from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.journal import FLUSH_SECONDS, Journal
 from carpool.daemon.observers import LastEvents, Observers
 from carpool.daemon.sentences import refusals
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
+from carpool.journal.writer import FLUSH_SECONDS, Journal
 from carpool.units import MS, SECOND
 from carpool.wire import messages as m
 from carpool.wire.protocol import KNOCK_NS

@@ -23,7 +23,6 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
-from carpool.daemon.journal import Journal
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
@@ -37,6 +36,7 @@ from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
+from carpool.journal.writer import Journal
 from carpool.policies import POLICIES
 from carpool.wire.places import Places, find_places, make_private
 

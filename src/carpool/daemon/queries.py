@@ -23,13 +23,13 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.journal import Journal
 from carpool.daemon.observers import Observers
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import device_answer, ended_answer, job_answer
 from carpool.devices.base import DeviceFacts
 from carpool.errors import CarpoolError, RefusedError, UsageError
+from carpool.journal.writer import Journal
 
 ENDED_SHOWN = 20
 

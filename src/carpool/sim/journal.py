@@ -8,188 +8,149 @@ how long it took to start, how many iterations it made, how long they took, and 
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
-
-import msgspec
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.effects import CloseJob, Effect, GrantLease, RevokeLease, StartJob
 from carpool.core.node.events import (
-    DeviceAdded,
-    Event,
     HistoryLoaded,
     JobAdopted,
     JobDetached,
-    JobEvent,
     JobExited,
+    JobForgotten,
     JobSubmitted,
     LeaseAsked,
     LeaseReturned,
     NeedsMeasured,
-    NodeConfigured,
-    Tick,
 )
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
-from carpool.errors import CarpoolError, UsageError
-from carpool.policies import POLICIES
+from carpool.core.node.words.views import JobPicture
+from carpool.errors import InternalError, UsageError
+from carpool.journal import reader
+from carpool.journal.reader import Call, Recording
+from carpool.policies import POLICIES, Policy
 from carpool.sim.node_engine import Machine, NodeEngine, Script
-from carpool.units import SECOND, parse_duration_ns, parse_tenants
-
-EVENTS = {kind.__name__: kind for kind in (*get_args(JobEvent), NodeConfigured, DeviceAdded, HistoryLoaded, Tick)}
-EFFECTS = {kind.__name__: kind for kind in get_args(Effect)}
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon was told at its start, as far as its decisions depend on it."""
-
-    policy: str = "fair"
-    device: str = ""
-    quantum: str = ""
-    tenant_weights: str = ""
-
-    def settings(self) -> Settings:
-        return Settings(
-            quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
-            tenant_weights_milli=parse_tenants(self.tenant_weights) if self.tenant_weights else {},
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """One call of the core: what it was told, when, and what it ordered."""
-
-    row: int
-    at_ns: int
-    event: Event
-    effects: list[Effect]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """One life of a daemon."""
-
-    source: str
-    run: int
-    config: Config
-    calls: list[Call]
-
-    @property
-    def devices(self) -> tuple[tuple[str, int], ...]:
-        found = [call.event for call in self.calls if isinstance(call.event, DeviceAdded)]
-        return tuple((str(event.device), event.capacity_bytes) for event in found)
+from carpool.units import SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How a replay went; `difference` is a sentence, empty if every effect was as recorded."""
+    """How the replay of one life went; `difference` is a sentence, empty if every effect was as recorded."""
 
+    run: int
     events: int
     effects: int  # compared
     difference: str
-    is_cut: bool  # the journal ends in the middle of a call, as a killed daemon leaves it
-    scheduler: Scheduler
+    end: str  # how the record ends, if not well: "cut" in the middle of a call, "gap", or "broken" by a bug
+    missing: int  # rows that a gap left out
+    pictures: Mapping[JobId, JobPicture]  # of every job, as it was last
 
-
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
-def read(path: Path, *, run: int | None = None) -> Recording:
-    """The newest life of the daemon that had a job, or the one asked for."""
-    if not path.is_file():
-        raise UsageError(f"there is no journal {path}; a daemon writes one when it runs")
-    try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            chosen = _choose_run(db, path) if run is None else run
-            row = db.execute("select config from runs where run = ?", (chosen,)).fetchone()
-            rows = db.execute(
-                "select rowid, at_ns, kind, name, body from log where run = ? order by rowid", (chosen,)
-            ).fetchall()
-        finally:
-            db.close()
-    except sqlite3.Error as error:
-        raise UsageError(f"{path} cannot be read as a journal: {error}") from error
-    if row is None:
-        raise UsageError(f"{path} has no run {chosen}")
-    calls = list(_calls(path, rows))
-    if not calls or not isinstance(calls[0].event, NodeConfigured | DeviceAdded):
-        raise UsageError(f"{path} row {calls[0].row if calls else 1}: the beginning of run {chosen} is not there")
-    return Recording(source=str(path), run=chosen, config=_config(path, row[0]), calls=calls)
-
-
-def _choose_run(db: sqlite3.Connection, path: Path) -> int:
-    with_jobs = "select max(run) from log where name in ('JobSubmitted', 'JobAdopted')"
-    for query in (with_jobs, "select max(run) from log"):
-        found = db.execute(query).fetchone()[0]
-        if found is not None:
-            return int(found)
-    raise UsageError(f"{path} row 1: the journal is empty")
-
-
-def _config(path: Path, text: object) -> Config:
-    try:
-        config = msgspec.json.decode(str(text), type=Config)
-        config.settings()
-    except (msgspec.MsgspecError, CarpoolError) as error:
-        raise UsageError(f"{path}: the daemon's configuration in it cannot be read: {error}") from error
-    if config.policy not in POLICIES:
-        raise UsageError(f"{path}: it was recorded under the policy '{config.policy}', which is not here")
-    return config
-
-
-def _calls(path: Path, rows: list[tuple[int, int, str, str, bytes]]) -> Iterator[Call]:
-    call: Call | None = None
-    for row, at_ns, kind, name, body in rows:
-        table = EVENTS if kind == "event" else EFFECTS if kind == "effect" else {}
-        try:
-            fact = msgspec.json.decode(body, type=table[name])
-        except KeyError:
-            raise UsageError(f"{path} row {row}: nobody knows the {kind} '{name}'") from None
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise UsageError(f"{path} row {row}: {name} cannot be read: {error}") from error
-        if kind == "event":
-            if call is not None:
-                yield call
-            call = Call(row=row, at_ns=at_ns, event=fact, effects=[])
-        elif call is None:
-            raise UsageError(f"{path} row {row}: an effect without its event")
-        else:
-            call.effects.append(fact)
-    if call is not None:
-        yield call
+    @property
+    def end_note(self) -> str:
+        """How the record ends, as a sentence; empty if it ends well."""
+        match self.end:
+            case "cut":
+                return f"run {self.run} ends in the middle of a call, as a killed daemon leaves it"
+            case "gap":
+                return (
+                    f"run {self.run} lacks {self.missing} rows that the disk did not take; it is compared up to there"
+                )
+            case "broken":
+                return f"run {self.run} ends with an event that breaks a rule, in the daemon and in the replay"
+            case _:
+                return ""
 
 
 # --- replaying -------------------------------------------------------------------------------------------------
 
 
+def policy_of(recording: Recording) -> Policy:
+    """The policy it was recorded under; UsageError if it is not here."""
+    found = POLICIES.get(recording.policy)
+    if found is None:
+        raise UsageError(
+            f"{recording.source}: run {recording.run} was recorded under the policy '{recording.policy}',"
+            " which is not here"
+        )
+    return found
+
+
 def replay(recording: Recording) -> Replay:
-    """Feed the recorded events to a new scheduler under the recorded policy and compare every effect."""
-    scheduler = Scheduler(POLICIES[recording.config.policy], recording.config.settings())
-    compared, difference, is_cut = 0, "", False
-    for number, call in enumerate(recording.calls):
+    """Tell the recorded events to a new scheduler of the recorded policy, and compare every effect (J2)."""
+    scheduler = Scheduler(policy_of(recording))
+    last = recording.calls[-1]
+    compared, difference, end = 0, "", "gap" if recording.gap else ""
+    pictures: dict[JobId, JobPicture] = {}
+    for call in recording.calls:
+        if isinstance(call.event, JobForgotten):
+            forgotten = scheduler.picture_job(call.event.job, now=call.at_ns)
+            pictures |= {forgotten.id: forgotten} if forgotten is not None else {}
         try:
             made = scheduler.handle(call.event, now=call.at_ns)
-        except CarpoolError as error:
-            difference = f"{recording.source} row {call.row}: {type(call.event).__name__} is impossible here: {error}"
+        except InternalError as error:
+            if call is last and not call.effects:
+                end = "broken"  # as the daemon's own scheduler did
+                continue
+            difference = f"{_place(recording, call)} the replay breaks a rule: {error}"
             break
-        is_last = number == len(recording.calls) - 1
-        if is_last and len(call.effects) < len(made) and call.effects == made[: len(call.effects)]:
-            is_cut = True
-        elif made != call.effects and not difference:
+        if call is last and len(call.effects) < len(made) and call.effects == made[: len(call.effects)]:
+            end = end or "cut"
+        elif made != call.effects:
             difference = _difference(recording, call, made)
+            break
         compared += len(call.effects)
-    events = len(recording.calls)
-    return Replay(events=events, effects=compared, difference=difference, is_cut=is_cut, scheduler=scheduler)
+    pictures |= {picture.id: picture for picture in scheduler.picture(now=last.at_ns).jobs}
+    return Replay(
+        run=recording.run,
+        events=len(recording.calls),
+        effects=compared,
+        difference=difference,
+        end=end,
+        missing=recording.gap,
+        pictures=pictures,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replays:
+    """All lives of a journal, or one of them, replayed."""
+
+    chosen: Recording  # the newest life with a job, or the one asked for
+    lives: tuple[Replay, ...]
+    refused: tuple[str, ...]  # why others could not be replayed
+
+    @property
+    def of_chosen(self) -> Replay:
+        return next(each for each in self.lives if each.run == self.chosen.run)
+
+    @property
+    def difference(self) -> str:
+        """The first one; empty if there is none."""
+        return next((each.difference for each in self.lives if each.difference), "")
+
+
+def replay_all(path: Path, *, run: int | None = None) -> Replays:
+    """Replay every life in a journal, or one."""
+    chosen = reader.read(path, run=run)
+    wanted = [life for life in reader.lives(path) if run in (None, life.run)]
+    lives = [
+        replay(chosen if life.run == chosen.run else reader.read(path, run=life.run))
+        for life in wanted
+        if not life.trouble
+    ]
+    return Replays(chosen=chosen, lives=tuple(lives), refused=tuple(life.trouble for life in wanted if life.trouble))
+
+
+def _place(recording: Recording, call: Call) -> str:
+    return f"{recording.source} run {recording.run} row {call.row}: after {type(call.event).__name__}"
 
 
 def _difference(recording: Recording, call: Call, made: list[Effect]) -> str:
-    where = f"{recording.source} row {call.row}: after {type(call.event).__name__}"
+    where = _place(recording, call)
     for was, now in zip(call.effects, made, strict=False):
         if was != now:
             return f"{where} the daemon ordered {was}, the replay {now}"
@@ -283,14 +244,14 @@ class _Facts:
                     pass
 
 
-def jobs_of(recording: Recording, scheduler: Scheduler) -> tuple[list[Recorded], list[str]]:
-    """The jobs that took turns, and the names of those that never did; `scheduler` is that of the replay."""
+def jobs_of(recording: Recording, pictures: Mapping[JobId, JobPicture]) -> tuple[list[Recorded], list[str]]:
+    """The jobs that took turns, and the names of those that never did; `pictures` are those of the replay."""
     facts = _Facts(at_ns=recording.calls[0].at_ns)
     for call in recording.calls:
         facts.take(call)
     found, without = [], []
     for job, spec in facts.specs.items():
-        picture = scheduler.picture_job(job, now=recording.calls[-1].at_ns)
+        picture = pictures.get(job)
         work_ns = facts.work_ns.get(job, 0)
         if picture is None or not picture.steps or not work_ns:
             without.append(str(job))
@@ -343,7 +304,7 @@ def suppose(
     recording: Recording, jobs: list[Recorded], policy: str, devices: tuple[tuple[str, int], ...]
 ) -> Supposed:
     """What would have become of these jobs."""
-    settings = recording.config.settings() if policy == recording.config.policy else Settings()
+    settings = recording.configured.settings if policy == recording.policy else Settings()
     outcome = NodeEngine(policy, Machine(devices=devices), settings=settings).run(scripts_for(jobs, devices))
     count = max(1, len(outcome.jobs))
     return Supposed(

@@ -16,7 +16,7 @@ CORE = "carpool.core"
 LAYERS: list[set[str]] = [
     {"units", "errors"},
     {"core", "wire", "devices", "calls"},
-    {"agent", "client", "policies"},
+    {"agent", "client", "journal", "policies"},
     {"daemon", "sim", "k8s", "serve", "remote"},
     {"cli", "bench", "testing"},
 ]

@@ -1,8 +1,8 @@
-"""The journal: every event and effect of a daemon's life, and what was learnt of programs.
+"""Keeps the journal of one daemon's life, and what it learnt of programs and jobs that are over.
 
 Rows are collected in memory and written together, so a hand-over never waits for the disk; a daemon killed with -9
 loses at most the last FLUSH_SECONDS. If the disk refuses, scheduling goes on, the trouble is shown in
-`carpool daemon status`, and writing is tried again later.
+`carpool daemon status`, and writing is tried again later (J4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from carpool.core.node.events import Event
 from carpool.core.node.lifecycle import UNNOTED_NS, carry_on
 from carpool.core.node.model import Account, History
 from carpool.core.node.words.views import JobPicture
-from carpool.daemon.translate import plain
+from carpool.journal import facts
+from carpool.journal.schema import EFFECT, EVENT, GAP, LOG_ROW, prepare
 from carpool.units import SECOND
 
 FLUSH_SECONDS = UNNOTED_NS / SECOND
@@ -32,22 +33,12 @@ KEPT_MAX = 10_000  # ended jobs, and programs whose needs are remembered
 RETRY_SECONDS = 30.0
 _IS_NUMBER = re.compile(r"[0-9]{1,15}")
 
-_SCHEMA = """
-create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
-create table if not exists log (run integer, at_ns integer, kind text, name text, body blob);
-create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
-create table if not exists histories (fingerprint text primary key, body blob);
-create table if not exists accounts (job text primary key, body blob);
-create table if not exists noted (run integer primary key, at_ns integer);
-"""
-
 
 class Journal:
     def __init__(self, path: Path, *, version: str, config: str) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._pending: list[tuple[object, ...]] = []
-        self._encode = msgspec.json.Encoder().encode
+        self._pending: list[tuple[int, str, str, bytes]] = []  # rows of the log, without the run's number
         self._jobs: dict[str, tuple[object, ...]] = {}
         self._histories: dict[str, bytes] = {}
         self._accounts: dict[str, bytes] = {}
@@ -62,10 +53,8 @@ class Journal:
     def _open(self) -> None:
         try:
             db = sqlite3.connect(self._path, timeout=1.0, check_same_thread=False)
+            prepare(db)
             self._path.chmod(0o600)
-            db.execute("pragma journal_mode=wal")
-            db.execute("pragma synchronous=off")
-            db.executescript(_SCHEMA)
             if not self.run:
                 row = db.execute(
                     "insert into runs (wall_s, mono_ns, version, config) values (?, ?, ?, ?)", self._begin
@@ -90,16 +79,22 @@ class Journal:
         return bool(self._pending or self._jobs or self._histories)
 
     def note(self, now: int, event: Event, effects: list[Effect]) -> None:
-        """Remember one call of the core, also one without consequence: a replay must see what the core saw."""
-        run, encode = self.run, self._encode
-        self._pending.append((run, now, "event", type(event).__name__, encode(event)))
+        """Remember one call of the core (J1)."""
+        encode = facts.to_bytes
+        self._pending.append((now, EVENT, type(event).__name__, encode(event)))
         for effect in effects:
-            self._pending.append((run, now, "effect", type(effect).__name__, encode(effect)))
+            self._pending.append((now, EFFECT, type(effect).__name__, encode(effect)))
         if len(self._pending) > PENDING_MAX:
-            del self._pending[: PENDING_MAX // 10]
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Let rows go that the disk would not take, and say in their place how many they were (J3)."""
+        dropped = self._pending[: PENDING_MAX // 10]
+        missing = sum(int(body) if kind == GAP else 1 for _, kind, _, body in dropped)
+        self._pending[: len(dropped)] = [(dropped[0][0], GAP, "", b"%d" % missing)]
 
     def note_job(self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "") -> None:
-        body = json.dumps({**plain(picture), "argv": argv, "refusals": refusals})
+        body = json.dumps({**msgspec.to_builtins(picture), "argv": argv, "refusals": refusals})
         self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
         self._accounts.pop(picture.id, None)
 
@@ -125,7 +120,7 @@ class Journal:
 
     def note_accounts(self, changed: dict[str, Account], *, now: int) -> None:
         """Keep where the time of live jobs went, until they end; all others do what they did when last noted."""
-        self._accounts |= {job: self._encode(account) for job, account in changed.items()}
+        self._accounts |= {job: msgspec.json.encode(account) for job, account in changed.items()}
         self._noted_ns = now
 
     def flush(self, *, rows_max: int | None = None) -> None:
@@ -138,7 +133,7 @@ class Journal:
             return
         rows = self._pending[:rows_max]
         try:
-            self._db.executemany("insert into log values (?, ?, ?, ?, ?)", rows)
+            self._db.executemany(LOG_ROW, [(self.run, *row) for row in rows])
             self._db.executemany("insert or replace into accounts values (?, ?)", self._accounts.items())
             if self._jobs or self._histories:  # seldom
                 self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())

@@ -1,0 +1,59 @@
+"""The tables of a journal, and their form's number."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from carpool.errors import UsageError
+
+FORM = 1  # 0: before lives began with their configuration
+_TABLES = """
+create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
+create table if not exists log (run integer, at_ns integer, kind text, name text, body blob);
+create table if not exists jobs (job text primary key, number integer, wall_s real, state text, body text);
+create table if not exists histories (fingerprint text primary key, body blob);
+create table if not exists accounts (job text primary key, body blob);
+create table if not exists noted (run integer primary key, at_ns integer);
+"""
+EVENT, EFFECT, GAP = "event", "effect", "gap"  # kinds of rows in the log
+LOG_ROW = "insert into log values (?, ?, ?, ?, ?)"
+
+
+class NewerForm(sqlite3.DatabaseError):
+    """The file was written by a newer carpool."""
+
+
+def form_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("pragma user_version").fetchone()[0])
+
+
+def prepare(db: sqlite3.Connection) -> None:
+    """Make the tables where there are none yet; a file of a newer form is left alone, and that is an error (J5)."""
+    form = form_of(db)
+    if form > FORM:
+        raise NewerForm(f"a newer carpool wrote it (form {form}, this one knows {FORM}); move it away or upgrade")
+    db.execute("pragma journal_mode=wal")
+    db.execute("pragma synchronous=off")
+    db.executescript(_TABLES)
+    db.execute(f"pragma user_version = {FORM}")
+
+
+def open_to_read(path: Path) -> closing[sqlite3.Connection]:
+    """The file, which stays as it is; UsageError if there is none or this carpool cannot read it."""
+    if not path.is_file():
+        raise UsageError(f"there is no journal {path}; a daemon writes one when it runs")
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
+        try:
+            form = form_of(db)
+        except sqlite3.Error:
+            db.close()
+            raise
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be read as a journal: {error}") from error
+    if form > FORM:
+        db.close()
+        raise UsageError(f"{path} was written by a newer carpool (form {form}, this one knows {FORM}); upgrade first")
+    return closing(db)
