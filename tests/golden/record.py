@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
 from tests.golden import logs
+from tests.golden.choose import Choice
+from tests.golden.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +31,42 @@ class Tests:
         subprocess.run([sys.executable, "-m", "pytest", *words], env=environment, check=True)
 
 
-SOURCES = (
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """A log of what a simulation tells schedulers, or of what daemons told theirs."""
+
+    log: str
+    play: str  # module and function, loaded when it is recorded
+    look_every: int = 50
+
+    def record(self) -> None:
+        module, _, name = self.play.partition(":")
+        recorder, choice = Recorder(look_every=self.look_every), Choice(events_max=EVERYTHING)
+        with recorder.attached():
+            getattr(importlib.import_module(module), name)(recorder)
+        choice.add(recorder.take())
+        sessions, failed = choice.best()
+        if failed:
+            raise SystemExit(f"{self.log}: what was recorded cannot be replayed\n{failed[0]}")
+        path = logs.write(self.log, sessions)
+        events = sum(session.events for session in sessions)
+        print(f"{path.name}: {len(sessions)} sessions with {events:,} events, {path.stat().st_size:,} bytes")
+
+
+EVERYTHING = 1 << 60
+SOURCES: tuple[Tests | Play, ...] = (
     Tests(log="core", paths=("tests/core",), events_max=200_000, look_every=10),
     Tests(log="properties", paths=("tests/properties",), events_max=250_000, look_every=25),
     Tests(log="chaos", paths=("tests/chaos",), events_max=80_000, look_every=50),
+    Play(log="day_node", play="tests.golden.day:play_node"),
+    Play(log="day_cluster", play="tests.golden.day:play_cluster"),
+    Play(log="real", play="tests.golden.real:play"),
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden.record", description=__doc__)
-    parser.add_argument(
-        "logs", nargs="*", choices=[[], *(source.log for source in SOURCES)], help="all if none is given"
-    )
+    parser.add_argument("logs", nargs="*", help="all if none is given")
     chosen = parser.parse_args().logs
     for source in SOURCES:
         if not chosen or source.log in chosen:
