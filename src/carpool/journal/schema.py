@@ -21,10 +21,6 @@ EVENT, EFFECT, GAP = "event", "effect", "gap"  # kinds of rows in the log
 LOG_ROW = "insert into log values (?, ?, ?, ?, ?)"
 
 
-class NewerForm(sqlite3.DatabaseError):
-    """The file was written by a newer carpool."""
-
-
 def form_of(db: sqlite3.Connection) -> int:
     return int(db.execute("pragma user_version").fetchone()[0])
 
@@ -33,7 +29,7 @@ def prepare(db: sqlite3.Connection) -> None:
     """Make the tables where there are none yet; a file of a newer form is left alone, and that is an error (J5)."""
     form = form_of(db)
     if form > FORM:
-        raise NewerForm(f"a newer carpool wrote it (form {form}, this one knows {FORM}); move it away or upgrade")
+        raise sqlite3.DatabaseError(f"a newer carpool wrote it (form {form}, not {FORM}); move it away, or upgrade")
     db.execute("pragma journal_mode=wal")
     db.execute("pragma synchronous=off")
     db.executescript(_TABLES)
