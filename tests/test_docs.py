@@ -16,7 +16,7 @@ import pytest
 from carpool.cli.accounts import ROWS
 from carpool.cli.main import carpool
 from carpool.core.kernel.ids import JobId
-from carpool.core.node.words.explain import WAITS
+from carpool.core.node.words.pictures import WAITS
 from carpool.core.policies.base import Rank
 from carpool.policies import POLICIES, JobView, Policy
 from carpool.testing import diagrams

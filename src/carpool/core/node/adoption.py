@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.core.kernel.ids import Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RevokeLease, StartJob
@@ -12,6 +14,7 @@ from carpool.core.node.model import (
     Departure,
     Device,
     Job,
+    JobSpec,
     JobState,
     Memory,
     Move,
@@ -21,8 +24,7 @@ from carpool.core.node.model import (
     Why,
 )
 from carpool.core.node.moves import departures
-from carpool.core.node.node import Node
-from carpool.core.node.turns import shares
+from carpool.core.node.node import ASKED_SHARES, Node
 
 
 def new_job(node: Node, event: JobSubmitted, *, now: Nanos) -> Job:
@@ -51,7 +53,7 @@ def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> l
     wanted = event.live_bytes if event.is_parked else wanted
     job = Job(
         id=event.job,
-        spec=shares.left_for(node, device, spec),
+        spec=_left_for(node, device, spec),
         arrived_ns=now,
         state_since_ns=now,
         wanting_since_ns=now,
@@ -81,6 +83,13 @@ def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> l
         ledger.note_stayed(device, job, job.memory.promised_bytes)
         return []
     return _go_on(node, device, job, event, now=now)
+
+
+def _left_for(node: Node, device: Device, spec: JobSpec) -> JobSpec:
+    """A job that outlived its driver keeps of its guarantee what others leave it (S3)."""
+    if node.settings.share_policy != ASKED_SHARES:
+        return spec
+    return replace(spec, guaranteed_milli=min(spec.guaranteed_milli, node.unpromised_milli(device)))
 
 
 def _go_on(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nanos) -> list[Effect]:

@@ -199,6 +199,11 @@ def _touch(node: Node, job: Job, cause: type, was: JobState) -> None:
             ledger.touch(device)  # it is at a boundary: now it may be parked for an allocation that waits (W5)
 
 
+def unblock(node: Node, job: Job, *, now: Nanos) -> None:
+    """Its allocation waits no more: it goes on, and asks for a turn at its next point."""
+    move(node, job, ProgressSeen, now=now, to=JobState.IDLE)
+
+
 def begin_waiting(job: Job, *, now: Nanos) -> None:
     """A job that was away because somebody asked for it wants turns from now on."""
     job.wanting_since_ns = now

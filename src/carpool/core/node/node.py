@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
 from carpool.core.node.model import (
@@ -24,7 +26,7 @@ from carpool.core.node.model import (
     Why,
 )
 from carpool.core.node.settings import Settings
-from carpool.core.policies.base import Policy
+from carpool.core.policies.view import JobView
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -34,9 +36,21 @@ SHRINKING = frozenset({Why.SHRINKS})  # the one reason that holds a job back and
 OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
+class TurnPolicy(Protocol):
+    """What a node asks of its policy (core/policies/base.py)."""
+
+    name: str
+    quantum_ns: Nanos
+    lanes_max: int
+
+    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None: ...
+
+    def why(self, chosen: JobView, over: JobView) -> str: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Node:
-    policy: Policy
+    policy: TurnPolicy
     settings: Settings
     jobs: dict[JobId, Job] = field(default_factory=dict)
     devices: dict[DeviceId, Device] = field(default_factory=dict)
@@ -79,6 +93,14 @@ class Node:
             return account.level if account is not None else 0
         accounts = (device.tenants.get(job.spec.tenant) for device in self.devices.values())
         return sum(account.level for account in accounts if account is not None)
+
+    def has_departure(self, device: Device, why: Why | None = None) -> bool:
+        """Whether a job of the device is held back, for this reason or for any."""
+        for job_id in device.promised:
+            held_back = self.jobs[job_id].departures
+            if held_back and (why is None or why in held_back):
+                return True
+        return False
 
     # --- who lacks memory -----------------------------------------------------------------------------------
 
@@ -275,6 +297,12 @@ def next_try(job: Job, *, now: Nanos) -> Nanos | None:
     is_stuck = job.state is WAITING and is_leaving(job)
     is_kept_out = job.state is PARKED and not is_leaving(job)
     return job.move.retry_ns if (is_stuck or is_kept_out) and job.move.retry_ns > now else None
+
+
+def is_over_limit(job: Job, *, now: Nanos) -> bool:
+    """Whether a holder has used up its limit (S1)."""
+    share = job.share
+    return share.limit_milli < SHARE_ONE and not share.is_paced and share.free_from_ns > now
 
 
 def start_ns(job: Job) -> Nanos:

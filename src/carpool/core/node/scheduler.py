@@ -42,12 +42,12 @@ from carpool.core.node.events import (
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
-from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec, JobState
+from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec, JobState, Why
 from carpool.core.node.moves import departures, migration, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns import choice, dispatch, hogs, packing, shares
-from carpool.core.node.words import explain
+from carpool.core.node.words import explain, pictures
 from carpool.core.node.words.views import JobPicture, NodePicture
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
@@ -74,13 +74,14 @@ class Scheduler:
         while True:
             if self._is_touched():
                 effects += self._settle(now)
-            ledger.clear_touches(devices)
+                ledger.clear_touches(devices)
             effects += self._let_leave(now)
             if not self._has_vain_claim(now):
                 break
         for device in devices:
             effects += dispatch.dispatch(self._node, device, now=now)
-        ledger.clear_touches(devices)
+        if self._is_touched():
+            ledger.clear_touches(devices)  # what this call did itself is settled
         return effects + self._tell_lanes() if may_change_lanes else effects
 
     def _settle(self, now: Nanos) -> list[Effect]:
@@ -90,7 +91,8 @@ class Scheduler:
         returns = migration.settle(node, now=now) if self._has_travellers() else []
         for device in devices:
             accounts.raise_floors(node, device)
-            hogs.forgive(node, device)
+            if node.has_departure(device, Why.SENT_AWAY):
+                hogs.forgive(node, device)
             effects += self._cover(device, now)
             effects += waiting.settle(node, device, now=now) if node.is_concerned(device) else []
             if node.awaits_return(device, now=now):
@@ -149,8 +151,9 @@ class Scheduler:
         """Tell those who are held back and wait at a boundary to become smaller, or to go."""
         effects: list[Effect] = []
         for device in self._node.devices.values():
-            if any(self._node.jobs[job_id].departures for job_id in device.promised):
+            if self._node.has_departure(device, Why.SHRINKS):
                 effects += resize.trim_waiting(self._node, device)
+            if self._node.has_departure(device):
                 effects += departures.park_leaving(self._node, device, now=now)
         return effects
 
@@ -196,11 +199,14 @@ class Scheduler:
         return times
 
     def picture(self, *, now: Nanos) -> NodePicture:
-        return explain.picture_node(self._node, now=now)
+        reasons = {job.id: explain.explain(self._node, job, now=now) for job in self._node.jobs.values()}
+        return pictures.picture_node(self._node, reasons, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
-        return explain.picture_job(self._node, found, now=now) if found is not None else None
+        if found is None:
+            return None
+        return pictures.picture_job(self._node, found, explain.explain(self._node, found, now=now), now=now)
 
     def account_of(self, job: JobId, *, now: Nanos) -> Account:
         """A live job's account; handed back with it when it comes to the next driver."""
@@ -414,7 +420,7 @@ class Scheduler:
         accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, stall_ns=stall_ns, now=now)
         if not event.pending_bytes and not job.memory.pending_bytes:
             return []
-        return waiting.take(self._node, job, event, now=now)
+        return waiting.take(self._node, job, event.pending_bytes, now=now)
 
     def _note_steps(self, job: Job, steps: int, now: Nanos) -> None:
         if steps > job.service.steps and job.memory.denial:

@@ -277,6 +277,16 @@ def tell_cap(node: Node, job: Job) -> list[Effect]:
     return [SetCap(job=job.id, cap_bytes=cap)]
 
 
+def lend(node: Node, device: Device, job: Job) -> list[Effect]:
+    """A job whose allocation waits has its turn again: from now on it may have the memory it waited for (W2)."""
+    if not node.may_run(job):
+        cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
+    cap = room_bytes(node, job)
+    ledger.lend(device, job)
+    ledger.tell_cap(job, cap)
+    return [SetCap(job=job.id, cap_bytes=cap)]
+
+
 # --- what a job needs ---------------------------------------------------------------------------------------
 
 
@@ -349,7 +359,7 @@ def squeeze_in(node: Node, device: Device, job: Job, wanted: Needs) -> None:
 
 
 def merge_free(node: Node, device: Device) -> bool:
-    """Merge one free lane into its best partner; False if there is none to merge."""
+    """Merge one free lane into its best partner, so that fewer jobs run side by side (A3); False if there is none."""
     is_merged = ledger.merge_free(device, node.jobs)
     if is_merged:
         accounts.reset_marks(node, device)

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos
 from carpool.core.node.model import RESIDENT, Device, Job, JobState, Lane, Needs
 from carpool.errors import InternalError
+from carpool.units import format_bytes
 
 Sizes = dict[LaneId, tuple[DeviceId, int, tuple[JobId, ...]]]
 
@@ -80,6 +81,15 @@ def lanes_bytes(device: Device) -> int:
 
 def free_bytes(device: Device) -> int:
     return device.capacity_bytes - promised_bytes(device) - lanes_bytes(device)
+
+
+def terms(device: Device) -> str:
+    """The terms of L1: what is free of a device, and who has the rest."""
+    return (
+        f"{format_bytes(max(0, free_bytes(device)))} of {format_bytes(device.capacity_bytes)} is unpromised on"
+        f" {device.id} ({format_bytes(promised_bytes(device))} to jobs,"
+        f" {format_bytes(lanes_bytes(device))} in lanes)"
+    )
 
 
 def promise(device: Device, job: Job, count: int) -> None:

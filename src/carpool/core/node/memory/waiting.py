@@ -33,14 +33,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from carpool.core.kernel.ids import Nanos
-from carpool.core.node import accounts, lifecycle
+from carpool.core.node import lifecycle
 from carpool.core.node.effects import DenyMemory, Effect
-from carpool.core.node.events import ProgressSeen
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import AWAY, BLOCKED, HOLDING, PARKED, WANTING, Departure, Device, Job, JobState, Why
 from carpool.core.node.moves import departures, leavers
 from carpool.core.node.node import OUTSIDE, Node, is_asking, is_leaving
-from carpool.core.node.words import denials, reasons
+from carpool.core.node.words import denials
 from carpool.units import SECOND
 
 COMING = HOLDING | {JobState.STARTING, JobState.IDLE, BLOCKED}  # not at a boundary, but perhaps soon
@@ -75,17 +74,17 @@ def is_safe(free_bytes: int, parts: list[Part]) -> bool:
 # --- who waits ----------------------------------------------------------------------------------------------
 
 
-def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effect]:
+def take(node: Node, job: Job, pending_bytes: int, *, now: Nanos) -> list[Effect]:
     """Take in how much the job's allocations wait for."""
     before, device = job.memory.pending_bytes, node.device_of(job)
-    ledger.ask(device, job, event.pending_bytes)
+    ledger.ask(device, job, pending_bytes)
     was_heard = job.memory.denied_ns is not None and now - job.memory.denied_ns >= HEARD_NS
     if not before or was_heard:  # then this is the next allocation, and its time begins now
         ledger.begin_request(job, now=now)
-    if job.state is BLOCKED and not event.pending_bytes:
-        lifecycle.move(node, job, ProgressSeen, now=now, to=JobState.IDLE)  # it goes on, and asks at its next point
+    if job.state is BLOCKED and not pending_bytes:
+        lifecycle.unblock(node, job, now=now)
         return []
-    if job.state in HOLDING and before and event.pending_bytes:  # seen twice: its new cap is no help
+    if job.state in HOLDING and before and pending_bytes:  # seen twice: its new cap is no help
         return _block(node, device, job, now=now)
     return []
 
@@ -93,7 +92,7 @@ def take(node: Node, job: Job, event: ProgressSeen, *, now: Nanos) -> list[Effec
 def _block(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Effect]:
     """Take its turn, and promise it what it holds at the cost of its lane (W1)."""
     lane = node.lane_of(job)
-    effects = lifecycle.revoke(node, job, reasons.blocked(job, device), now=now, to=BLOCKED)
+    effects = lifecycle.revoke(node, job, denials.blocked(job, device), now=now, to=BLOCKED)
     beyond = max(0, job.memory.live_bytes - job.memory.promised_bytes)
     if lane is not None:
         moved = min(beyond, lane.bytes)
@@ -121,10 +120,7 @@ def _give(node: Node, device: Device, *, now: Nanos) -> None:
     waiting = [job for job in node.jobs_on(device) if is_asking(job)]
     asking = [job for job in waiting if job.memory.promised_bytes < _wanted_bytes(job) and _is_under_cap(job)]
     was_safe = is_safe(ledger.free_bytes(device), [part_of(job) for job in waiting])
-    while asking:
-        picked = accounts.pick(node, asking, now=now)
-        job = next((each for each in asking if each.id == picked), asking[0])
-        asking.remove(job)
+    for job in leavers.in_order(node, device, asking, now=now):
         before, wanted = job.memory.promised_bytes, _wanted_bytes(job)
         if wanted - before > ledger.free_bytes(device):
             continue
@@ -179,7 +175,7 @@ def _make_room(node: Node, device: Device, *, now: Nanos) -> None:
     stuck = _stuck(node, device, now=now)
     if not stuck:
         _let_back(node, device, now=now)
-    for job in accounts.in_order(node, stuck, now=now, on=device):
+    for job in leavers.in_order(node, device, stuck, now=now):
         leaving = _leavers_for(node, device, job, now=now)
         if leaving is not None:
             for each in leaving:
@@ -200,7 +196,7 @@ def _leavers_for(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Jo
 
     if not node.settings.move_percent or not has_room(leavers.without(node, device, able)):
         return None if missing > ledger.free_bytes(device) else []
-    leaving = leavers.fewest(node, device, accounts.in_order(node, able, now=now, on=device), has_room)
+    leaving = leavers.fewest(node, device, leavers.in_order(node, device, able, now=now), has_room)
     return leaving if node.has_host_room(sum(map(admission.bytes_to_move, leaving))) else None
 
 

@@ -327,6 +327,13 @@ def book_move(node: Node, job: Job, source: DeviceId | None) -> None:
     job.move.source = source
 
 
+def leave_device(node: Node, device: Device, job: Job) -> None:
+    """A parked job is not counted there any more; on the next device it stands like a newcomer (V4)."""
+    accounts.raise_floors(node, device)
+    ledger.release(device, job)
+    accounts.forget_level(job)
+
+
 def close_move(job: Job) -> None:
     """It has arrived, or is over."""
     job.move.source = None

@@ -28,6 +28,11 @@ class Plan:
     why_not: str = ""
 
 
+def in_order(node: Node, device: Device, jobs: Sequence[Job], *, now: Nanos) -> list[Job]:
+    """The jobs as the policy would have them go: the last of them leave first."""
+    return accounts.in_order(node, jobs, now=now, on=device)
+
+
 def is_exempt(node: Node, claimant: Job) -> bool:
     return claimant.state is JobState.QUEUED and node.quantum_ns == 0
 
@@ -66,7 +71,7 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
 
     def not_yet(why: str) -> Plan:
         """It is only a matter of time, unless the host will be too full for it then."""
-        last = accounts.in_order(node, able, now=now, on=device) if node.settings.host_bytes_max is not None else []
+        last = in_order(node, device, able, now=now) if node.settings.host_bytes_max is not None else []
         return Plan(why_not=_host_trouble(node, device, claimant, fewest(node, device, last, has_room)) or why)
 
     after = [job for job in able if _goes_before(node, device, claimant, job, now=now)]
@@ -78,7 +83,7 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
     if new and not has_room(without(node, device, after)):
         stay_ns = stays_until(node, device, new[0]) - new[0].move.came_ns
         return not_yet(reasons.after_stay(new[0], stay_ns, node.settings.move_percent))
-    leaving = fewest(node, device, accounts.in_order(node, after, now=now, on=device), has_room)
+    leaving = fewest(node, device, in_order(node, device, after, now=now), has_room)
     stranded = next((job for job in leaving if _is_stranded(node, device, claimant, job)), None)
     if stranded is not None:
         return Plan(why_not=reasons.would_strand(stranded, device))
@@ -195,7 +200,7 @@ def first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Job]
 
     others = [other for other in node.jobs_on(device) if other.id != job.id and may_leave(other, now=now)]
     able = [other for other in others if now >= other.move.retry_ns]
-    able = accounts.in_order(node, able, now=now, on=device)
+    able = in_order(node, device, able, now=now)
     if not has_room(without(node, device, able)):
         return None
     leaving = fewest(node, device, able, has_room)

@@ -15,7 +15,7 @@ What is deliberately not here: whether a process can use the other device at all
 from __future__ import annotations
 
 from carpool.core.kernel.ids import DeviceId, Nanos
-from carpool.core.node import accounts, lifecycle
+from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, MoveJob, RejectEvent, UnparkJob
 from carpool.core.node.events import MigrateAsked
 from carpool.core.node.memory import admission, ledger
@@ -102,9 +102,7 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
         departures.give_up_move(node, job, trouble)
         return _enter(node, source, job, wanted, now=now)
     ledger.shrink(source, node.jobs)
-    accounts.raise_floors(node, source)
-    ledger.release(source, job)
-    accounts.forget_level(job)
+    departures.leave_device(node, source, job)
     if Why.SUSPENDED in job.departures:
         departures.book_move(node, job, None)
         ledger.promise(target, job, job.memory.stayed_bytes)
@@ -124,8 +122,7 @@ def _close(node: Node, job: Job, source_id: DeviceId, *, now: Nanos) -> list[Eff
         departures.close_move(job)
         return [] if job.state in ENDED else [MoveJob(job=job.id, source=source.id, device=target.id)]
     departures.undo_move(job)
-    ledger.release(target, job)
-    accounts.forget_level(job)
+    departures.leave_device(node, target, job)
     return _enter(node, source, job, admission.returning_needs(node, job, source), now=now)
 
 

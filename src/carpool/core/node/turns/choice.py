@@ -9,7 +9,7 @@ from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission
 from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane, LeaseState
-from carpool.core.node.node import Node, is_unknown, was_given
+from carpool.core.node.node import Node, is_over_limit, is_unknown, was_given
 from carpool.core.node.turns import shares
 from carpool.core.node.words import reasons
 from carpool.units import MS, SECOND
@@ -17,6 +17,13 @@ from carpool.units import MS, SECOND
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
 LOOK_PART = 4  # a holder that has had its quantum is compared again after a quarter of it, or of what it had since
 LOOK_NS_MIN = 1 * MS  # a Tick costs the daemon about 50 µs
+
+
+def why_not_on(node: Node, device: Device, holder: Job, *, now: Nanos) -> str:
+    """Why a holder may not go on though it is not to leave: it outgrew its promise, or used up its limit."""
+    if not node.may_run(holder):
+        return reasons.uncovered(holder, device)
+    return reasons.over_limit(holder, device) if device.has_shares and is_over_limit(holder, now=now) else ""
 
 
 def ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import lifecycle
-from carpool.core.node.effects import Effect, GrantLease, SetCap
-from carpool.core.node.memory import admission, ledger
+from carpool.core.node.effects import Effect, GrantLease
+from carpool.core.node.memory import admission
 from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane
 from carpool.core.node.moves import departures, leavers
-from carpool.core.node.node import Node, is_leaving
-from carpool.core.node.turns import choice, packing, shares
-from carpool.core.node.words import reasons
+from carpool.core.node.node import Node, is_leaving, is_over_limit
+from carpool.core.node.turns import choice, packing
 
 
 def dispatch(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
@@ -47,10 +46,10 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
     holder = node.jobs[lane.holder] if lane.holder is not None else None
     promised, lane.successor = lane.successor, None
     if holder is not None and not node.may_run(holder):
-        return lifecycle.recall(node, holder, _why_not(holder, device), now=now)
-    if holder is not None and device.has_shares and shares.is_over(holder, now=now):
+        return lifecycle.recall(node, holder, _why_not(node, device, holder, now=now), now=now)
+    if holder is not None and device.has_shares and is_over_limit(holder, now=now):
         lane.successor = choice.successor(node, device, lane, now=now) if choice.is_sure(node, holder) else None
-        return lifecycle.recall(node, holder, reasons.over_limit(holder, device), now=now)
+        return lifecycle.recall(node, holder, choice.why_not_on(node, device, holder, now=now), now=now)
     if holder is not None and not choice.is_due(node, holder, now=now):
         if promised is not None and choice.is_sure(node, holder):
             lane.successor = choice.successor(node, device, lane, now=now)
@@ -87,9 +86,9 @@ def _make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> boo
     return leaving is not None
 
 
-def _why_not(holder: Job, device: Device) -> str:
+def _why_not(node: Node, device: Device, holder: Job, *, now: Nanos) -> str:
     """Why a holder may not go on."""
-    return departures.held_words(holder) if holder.departures else reasons.uncovered(holder, device)
+    return departures.held_words(holder) or choice.why_not_on(node, device, holder, now=now)
 
 
 def _named(waiting: list[Job], promised: JobId) -> Job | None:
@@ -104,7 +103,7 @@ def _measure_alone(node: Node, device: Device, newcomer: Job, *, now: Nanos) -> 
     if holders or lane is None:
         reason = f"{newcomer.spec.name} is to be measured alone"
         settled = [job for job in holders if job.state is not JobState.PROFILING or is_leaving(job)]
-        settled += [job for job in holders if job not in settled and shares.is_over(job, now=now)]
+        settled += [job for job in holders if job not in settled and is_over_limit(job, now=now)]
         return [effect for job in settled for effect in lifecycle.recall(node, job, reason, now=now)]
     if _make_first_room(node, device, newcomer, now=now):
         parked = departures.park_leaving(node, device, now=now)
@@ -119,14 +118,10 @@ def _grant(node: Node, device: Device, lane: Lane, job: Job, *, now: Nanos) -> l
     lifecycle.move(node, job, GrantLease, now=now, to=JobState.RUNNING if is_measured else JobState.PROFILING)
     if not was_blocked:
         return [grant_of(node, lane, job.id)]
-    if not node.may_run(job):
-        admission.cover(node, job)  # its lane may have been cut while it had its bytes for itself (W1)
-    grant, cap = grant_of(node, lane, job.id), admission.room_bytes(node, job)
-    ledger.lend(device, job)  # now it may have the memory it waited for (W2)
-    ledger.tell_cap(job, cap)
-    effects: list[Effect] = [grant, SetCap(job=job.id, cap_bytes=cap)]
+    told = admission.lend(node, device, job)
+    effects: list[Effect] = [grant_of(node, lane, job.id), *told]
     if not node.may_run(job):  # only to come to its next boundary
-        effects += lifecycle.recall(node, job, _why_not(job, device), now=now)
+        effects += lifecycle.recall(node, job, _why_not(node, device, job, now=now), now=now)
     return effects
 
 

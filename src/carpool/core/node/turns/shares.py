@@ -118,13 +118,6 @@ def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
     return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
 
 
-def left_for(node: Node, device: Device, spec: JobSpec) -> JobSpec:
-    """A job that outlived its driver keeps of its guarantee what others leave it (S3)."""
-    if node.settings.share_policy != ASKED_SHARES:
-        return spec
-    return replace(spec, guaranteed_milli=min(spec.guaranteed_milli, node.unpromised_milli(device)))
-
-
 def note_pace(job: Job, is_paced: bool) -> None:
     """Whether its programs keep to the limit themselves (S5)."""
     job.share.is_paced = is_paced
@@ -166,11 +159,6 @@ def refund(job: Job, idle_ns: Nanos, *, now: Nanos) -> None:
         job.share.owed_from_ns = max(
             now - BURST_NS, job.share.owed_from_ns - idle_ns * SHARE_ONE // job.share.guaranteed_milli
         )
-
-
-def is_over(job: Job, *, now: Nanos) -> bool:
-    """Whether a holder has used up its limit (S1)."""
-    return job.share.limit_milli < SHARE_ONE and not job.share.is_paced and job.share.free_from_ns > now
 
 
 def may_start(job: Job, *, now: Nanos) -> bool:

@@ -1,4 +1,4 @@
-"""The sentences for allocations that wait in vain (waiting.py, W4 to W8): what was asked, who has it, what to do."""
+"""The sentences for allocations that wait, or wait in vain (waiting.py): what was asked, who has it, what to do."""
 
 from __future__ import annotations
 
@@ -88,3 +88,15 @@ def _cap_reached(job: Job, cap_bytes: int) -> str:
 
 def _asked(job: Job) -> str:
     return f"holds {format_bytes(job.memory.live_bytes)} and asked for {format_bytes(job.memory.pending_bytes)} more"
+
+
+def blocked(job: Job, device: Device) -> str:
+    """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
+    wanted, cap = job.memory.live_bytes + job.memory.pending_bytes, job.spec.cap_bytes
+    asks = f"an allocation of {format_bytes(job.memory.pending_bytes)} waits for memory: the job holds"
+    asks += f" {format_bytes(job.memory.live_bytes)}"
+    if cap is not None and wanted > cap:
+        return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
+    if job.memory.promised_bytes >= wanted:
+        return f"{asks}; there is room now, and it waits for its turn"
+    return f"{asks}, was promised {format_bytes(job.memory.promised_bytes)}, and {ledger.terms(device)}"

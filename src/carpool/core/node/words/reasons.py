@@ -28,14 +28,6 @@ def never_fits(job: Job, need: int, device: Device) -> str:
     )
 
 
-def _terms(device: Device) -> str:
-    return (
-        f"{format_bytes(max(0, ledger.free_bytes(device)))} of {format_bytes(device.capacity_bytes)} is unpromised on"
-        f" {device.id} ({format_bytes(ledger.promised_bytes(device))} to jobs,"
-        f" {format_bytes(ledger.lanes_bytes(device))} in lanes)"
-    )
-
-
 def open_promise(job: Job, patience_ns: Nanos | None) -> str:
     """Until when a job nobody knows is promised so much; `patience_ns`: after so long without a turn it is cut."""
     doing = "starting" if job.state is JobState.STARTING else "being measured"
@@ -49,9 +41,9 @@ def queue_wait(
 ) -> str:
     """Why a queued job does not start: which term of L1 is in the way."""
     free = ledger.free_bytes(device)
-    terms = _terms(device) + (f"; starts when {outlook}" if outlook else "")
+    terms = ledger.terms(device) + (f"; starts when {outlook}" if outlook else "")
     if measured is not None and (need is None or need <= free + measured.memory.promised_bytes):
-        return f"waits for memory: {measured_words}; {_terms(device)}"
+        return f"waits for memory: {measured_words}; {ledger.terms(device)}"
     if need is None:
         return (
             f"waits for memory: a job of unknown size needs at least {format_bytes(floor)} to start and {terms};"
@@ -150,18 +142,6 @@ def clearing_wait(view: JobView, holders: list[Job], newcomer: Job | None, devic
     return f"waits {format_ns(view.waited_ns)}: {whom} is to be measured alone on {device.id}, after {names}"
 
 
-def blocked(job: Job, device: Device) -> str:
-    """An allocation waits: for a larger cap, for others' memory, or only for its turn."""
-    wanted, cap = job.memory.live_bytes + job.memory.pending_bytes, job.spec.cap_bytes
-    asks = f"an allocation of {format_bytes(job.memory.pending_bytes)} waits for memory: the job holds"
-    asks += f" {format_bytes(job.memory.live_bytes)}"
-    if cap is not None and wanted > cap:
-        return f"{asks} and may hold {format_bytes(cap)}; go on with: carpool resize {job.id} --memory SIZE"
-    if job.memory.promised_bytes >= wanted:
-        return f"{asks}; there is room now, and it waits for its turn"
-    return f"{asks}, was promised {format_bytes(job.memory.promised_bytes)}, and {_terms(device)}"
-
-
 def too_large(job: Job, needed: int) -> str:
     return f"it was resized to {format_bytes(job.spec.cap_bytes or 0)} and needs {format_bytes(needed)}"
 
@@ -248,8 +228,8 @@ def unmeasured(job: Job) -> str:
 
 def no_room(job: Job, need: int, target: Device) -> str:
     return (
-        f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {_terms(target)}; try again"
-        " when others have left, or suspend one of them"
+        f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {ledger.terms(target)}; try"
+        " again when others have left, or suspend one of them"
     )
 
 
@@ -275,8 +255,8 @@ def kept_out(job: Job, device: Device, need: int, span: str, outlook: str) -> st
     """Why a parked job that may come back has not."""
     trouble = f"; the last try failed: {job.move.trouble}" if job.move.trouble else ""
     return (
-        f"waits parked for {span}: it needs {format_bytes(need)} to come back and {_terms(device)}; comes back when"
-        f" {outlook}{trouble}"
+        f"waits parked for {span}: it needs {format_bytes(need)} to come back and {ledger.terms(device)}; comes back"
+        f" when {outlook}{trouble}"
     )
 
 

@@ -1,0 +1,89 @@
+"""Builds the frozen pictures people see (views.py) from the state of a node; the sentences come from explain.py."""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.node import accounts, lifecycle
+from carpool.core.node.memory import admission, ledger
+from carpool.core.node.model import ENDED, Device, Job, Why
+from carpool.core.node.node import Node, is_asking, is_holding
+from carpool.core.node.turns import choice
+from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
+
+STOPPED = frozenset({Why.SUSPENDED, Why.SENT_AWAY, Why.GIVES_WAY})  # shown as suspended
+WAITS = ("turn", "limit", "memory", "parked")
+
+
+def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
+    served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
+    remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
+    late = choice.deadline(node, job)
+    last = max(job.service.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
+    rows = lifecycle.rows_of(job, now=now)
+    makes_room, migrates = job.departures.get(Why.MAKES_ROOM), job.departures.get(Why.MIGRATES)
+    return JobPicture(
+        id=job.id,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        state=job.state,
+        device=job.device,
+        lane=job.lane,
+        priority=job.spec.priority,
+        weight_milli=job.spec.weight_milli,
+        steps=job.service.steps,
+        steps_declared=job.spec.steps,
+        step_ns=job.service.step_ns,
+        remaining_ns=remaining if is_known and job.state not in ENDED else None,
+        arrived_ns=job.arrived_ns,
+        state_ns=now - job.state_since_ns,
+        served_ns=served_ns,
+        waited_ns=sum(rows.get(row, 0) for row in WAITS),
+        spent_ns=rows,
+        waited_for_ns=dict(job.service.waited_for_ns),
+        silent_ns=now - last if last is not None else None,
+        is_hog=late is not None and now >= late,
+        needs=job.memory.needs,
+        promised_bytes=job.memory.promised_bytes,
+        live_bytes=job.memory.live_bytes,
+        pending_bytes=job.memory.pending_bytes if is_asking(job) else 0,
+        cap_bytes=job.spec.cap_bytes,
+        guaranteed_milli=(job.share if job.device else job.spec).guaranteed_milli,
+        limit_milli=(job.share if job.device else job.spec).limit_milli,
+        is_suspended=not job.departures.keys().isdisjoint(STOPPED),
+        is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
+        leaving_for=makes_room.whom if makes_room is not None else None,
+        parked_bytes=job.memory.parked_bytes,
+        move_ns=job.move.took_ns,
+        move_trouble=job.move.trouble,
+        reason=reason,
+        moving_to=job.device if job.move.source is not None else migrates.to if migrates is not None else None,
+        kept_on=job.move.source,
+        kept_bytes=node.devices[job.move.source].kept[job.id] if job.move.source is not None else 0,
+        move_refused=job.move.refused,
+    )
+
+
+def picture_device(node: Node, device: Device) -> DevicePicture:
+    return DevicePicture(
+        id=device.id,
+        capacity_bytes=device.capacity_bytes,
+        promised_bytes=ledger.promised_bytes(device),
+        lanes_bytes=ledger.lanes_bytes(device),
+        free_bytes=ledger.free_bytes(device),
+        live_bytes=sum(job.memory.live_bytes for job in node.jobs_on(device)),
+        claimant=device.claimant,
+        lanes=tuple(
+            LanePicture(id=lane.id, bytes=lane.bytes, jobs=tuple(lane.jobs), holder=lane.holder)
+            for lane in device.lanes.values()
+        ),
+    )
+
+
+def picture_node(node: Node, reasons: dict[JobId, str], *, now: Nanos) -> NodePicture:
+    return NodePicture(
+        policy=node.policy.name,
+        host_bytes=node.host_bytes(),
+        host_bytes_max=node.settings.host_bytes_max,
+        devices=tuple(picture_device(node, device) for device in node.devices.values()),
+        jobs=tuple(picture_job(node, job, reasons[job.id], now=now) for job in node.jobs.values()),
+    )
