@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.core.node import accounts
 from carpool.core.policies.base import Policy
 from carpool.core.policies.view import JobView
 
@@ -42,7 +43,7 @@ def check_policy(policy: Policy) -> list[str]:
     complaints = []
     if not policy.name or policy.quantum_ns < 0 or policy.lanes_max < 1:
         complaints.append("name, quantum_ns >= 0 and lanes_max >= 1 are needed")
-    if policy.pick([], now=0) is not None:
+    if accounts.first(policy, [], now=0) is not None:
         complaints.append("it picks a job when nobody wants the lane")
     source = random.Random(0)
     for _ in range(ROUNDS):
@@ -55,14 +56,14 @@ def check_policy(policy: Policy) -> list[str]:
 
 def _complain(policy: Policy, views: Sequence[JobView], source: random.Random) -> list[str]:
     now = 200 * SECOND_NS
-    picked = policy.pick(views, now=now)
+    picked = accounts.first(policy, views, now=now)
     if picked is None:
         return ["it picks nobody although somebody wants the lane"]
     by_id = {view.id: view for view in views}
     if picked not in by_id:
         return [f"it picks {picked}, which does not want the lane"]
     shuffled = source.sample(list(views), len(views))
-    if policy.pick(shuffled, now=now) != picked:
+    if accounts.first(policy, shuffled, now=now) != picked:
         return ["its choice depends on the order of the list: break ties by arrived_ns and id"]
     for view in views:
         if not policy.why(by_id[picked], view).strip():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from carpool.core.node.model import Departure, History, Job, JobSpec, Why
 from carpool.core.node.moves.departures import TABLE
 from carpool.core.node.node import is_leaving
 from carpool.core.node.scheduler import Scheduler
+from carpool.core.policies.base import Rank
 from carpool.core.policies.fair import Fair
 from carpool.core.policies.view import JobView
 from carpool.units import GIB, MS, SECOND
@@ -142,11 +142,14 @@ def test_a_picture_counts_up_to_the_moment_it_is_taken(core: CoreDriver) -> None
 class Watching(Fair):
     """Fair, and remembers what it was shown."""
 
-    seen: Sequence[JobView] = ()
+    by_tenant = False  # else it is shown only the jobs of one tenant
 
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        self.seen = wanting
-        return super().pick(wanting, now=now)
+    def __init__(self) -> None:
+        self.seen: dict[JobId, JobView] = {}
+
+    def rank(self, view: JobView, *, now: Nanos) -> Rank:
+        self.seen[view.id] = view
+        return super().rank(view, now=now)
 
 
 def test_a_policy_is_shown_each_job_as_it_is() -> None:
@@ -163,7 +166,7 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
         scheduler.handle(JobSubmitted(job=JobId(job), spec=made), now=at_ms * MS)
         scheduler.handle(LeaseAsked(job=JobId(job)), now=at_ms * MS + MS)
     scheduler.handle(Tick(), now=202 * MS)
-    waiting, holding = policy.seen
+    waiting, holding = policy.seen[JobId("b")], policy.seen[JobId("a")]
     assert waiting._asdict() == {
         "id": "b",
         "name": "second",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
+from carpool.core.node import accounts
 from carpool.core.node.effects import GrantLease, RecallLease
 from carpool.core.node.settings import Settings
 from carpool.core.policies.priority import Priority
@@ -51,14 +52,14 @@ def test_every_policy_has_the_name_it_is_listed_under(name: str) -> None:
 
 @pytest.mark.parametrize("name", names_for("node"))
 def test_every_policy_picks_nobody_of_nobody_and_the_only_one_of_one(name: str) -> None:
-    assert POLICIES[name].pick([], now=0) is None
-    assert POLICIES[name].pick([view("a")], now=0) == "a"
+    assert accounts.first(POLICIES[name], [], now=0) is None
+    assert accounts.first(POLICIES[name], [view("a")], now=0) == "a"
 
 
 @pytest.mark.parametrize("name", names_for("node"))
 def test_the_order_of_the_views_does_not_change_the_choice(name: str) -> None:
     views = [view("a", arrived_ns=2), view("b", arrived_ns=1), view("c", arrived_ns=1), view("d", served_ns=1)]
-    choices = {POLICIES[name].pick(order, now=0) for order in (views, views[::-1], views[2:] + views[:2])}
+    choices = {accounts.first(POLICIES[name], order, now=0) for order in (views, views[::-1], views[2:] + views[:2])}
     assert len(choices) == 1
 
 
@@ -77,7 +78,7 @@ def test_equals_under_fair_are_not_said_to_be_behind() -> None:
 def test_srtf_says_why_it_keeps_a_longer_guess() -> None:
     holder = view("holder", served_ns=60 * MS)._replace(is_holding=True)
     other = view("other", served_ns=20 * MS)
-    assert POLICIES["srtf"].pick([holder, other], now=0) == holder.id
+    assert accounts.first(POLICIES["srtf"], [holder, other], now=0) == holder.id
     assert "only for what is shorter by more than 50 ms" in POLICIES["srtf"].why(holder, other)
 
 

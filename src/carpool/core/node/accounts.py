@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.core.node.model import AWAY, WANTING, Device, Job, JobSpec, JobState, Lane, Lease, Mark, Tenant
-from carpool.core.node.node import Node, is_holding
+from carpool.core.node.node import Node, TurnPolicy, is_holding
 from carpool.core.policies.view import JobView
 
 _WAITS = AWAY | {JobState.WAITING}
@@ -49,9 +49,9 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     tenant.level += span * WEIGHT_ONE // tenant.weight_milli
     holder_id = holder.id
     for job_id in lane.jobs:
-        wall = node.jobs[job_id].wall
-        if wall.row == "turn":  # for him (A4)
-            waits, waited_ns = node.jobs[job_id].service.waited_for_ns, now - wall.row_since_ns
+        job = node.jobs[job_id]
+        if job.wall.row == "turn":  # for the holder (A4)
+            waits, waited_ns = job.service.waited_for_ns, now - job.wall.row_since_ns
             if waited_ns:
                 waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
 
@@ -273,9 +273,17 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
 
 def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> JobId | None:
     """Whom of these the policy puts first; None only if there is nobody."""
+    if len(jobs) > 1 and node.policy.by_tenant:  # views are made only of the jobs of one tenant
+        jobs = _of_first_tenant(node, jobs, on)
     if len(jobs) == 1:
         return jobs[0].id
-    return node.policy.pick(views_of(node, jobs, now=now, on=on), now=now)
+    return first(node.policy, views_of(node, jobs, now=now, on=on), now=now)
+
+
+def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
+    """Whom of these views the policy puts first: the lowest rank, of equals the one that came first."""
+    best = min(views, key=lambda view: _place(policy, view, now), default=None)
+    return best.id if best is not None else None
 
 
 def in_order(
@@ -284,14 +292,28 @@ def in_order(
     """The jobs as the policy would have them go; only the first of them if so many are enough."""
     if len(jobs) < 2:
         return list(jobs)
-    left = {view.id: view for view in views_of(node, jobs, now=now, on=on)}
-    ordered: list[Job] = []
-    while left and (at_most is None or len(ordered) < at_most):
-        picked = node.policy.pick(list(left.values()), now=now)
-        chosen = picked if picked is not None else next(iter(left))
-        ordered.append(node.jobs[chosen])
-        del left[chosen]
-    return ordered
+    views = sorted(views_of(node, jobs, now=now, on=on), key=lambda view: _place(node.policy, view, now))
+    return [node.jobs[view.id] for view in views[:at_most]]
+
+
+def _place(policy: TurnPolicy, view: JobView, now: Nanos) -> tuple[object, ...]:
+    """A job's place in the order of a policy: its tenant's where tenants come first, then its own."""
+    place = (policy.rank(view, now=now), view.arrived_ns, view.id)
+    return (view.tenant_level, view.tenant, *place) if policy.by_tenant else place
+
+
+def _of_first_tenant(node: Node, jobs: Sequence[Job], on: Device | None) -> Sequence[Job]:
+    """The jobs of the tenant that has had the least for its weight; of equals the first by name."""
+    places: dict[TenantId, tuple[int, TenantId]] = {}
+    for job in jobs:
+        tenant = job.spec.tenant
+        if tenant not in places:
+            account = on.tenants.get(tenant) if on is not None else None
+            places[tenant] = (account.level if account is not None else node.tenant_level(job, on), tenant)
+    if len(places) == 1:
+        return jobs
+    _, least = min(places.values())
+    return [job for job in jobs if job.spec.tenant == least]
 
 
 def why(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:

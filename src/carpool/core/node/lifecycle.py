@@ -66,7 +66,7 @@ from carpool.core.node.model import (
     Lease,
     LeaseState,
 )
-from carpool.core.node.node import Node, is_holding, is_leaving, start_ns, was_given
+from carpool.core.node.node import Node, is_holding, is_leaving, start_ns
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -166,19 +166,28 @@ def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None =
     if target is None or not (to is None or to is target or to in OPEN_MOVES.get((was, cause), ())):
         raise InternalError(f"job {job.id} cannot go from {was} by {cause.__name__}" + (f" to {to}" if to else ""))
     target = target if to is None else to
-    if job.device is not None:
+    is_between_turns = was in WANTING and target in WANTING  # most moves are, and little depends on them
+    if not is_between_turns or cause is LeaseAsked or target is BLOCKED:
         _note_wishes(node, job, cause, target)
     job.state, job.state_since_ns = target, now
     if target is WAITING and was not in AWAY:
         job.wanting_since_ns = now
     if was is _S.QUEUED and target is not was:
         node.queue.remove(job.id)
-    _touch(node, job, cause, was)
+    if not is_between_turns and _ROOM[was] != _ROOM[target]:
+        for device in node.devices.values():
+            ledger.touch(device)
+    elif cause is LeaseReturned or cause is LeaseAsked:
+        device = node.device_of(job)
+        if was is BLOCKED or node.is_pressed(device):
+            ledger.touch(device)  # it is at a boundary: now it may be parked for an allocation that waits (W5)
     set_row(node, job, now=now)
 
 
 def _note_wishes(node: Node, job: Job, cause: type, target: JobState) -> None:
     """Before the set of jobs that want turns changes: note its levels, and clamp a newcomer to them (A2)."""
+    if job.device is None:
+        return
     was_wanting, is_wanting = job.state in WANTING, target in WANTING
     if cause is LeaseAsked or (is_wanting and not was_wanting):
         # A job that was parked for others wanted turns all along: it keeps its level.
@@ -186,17 +195,6 @@ def _note_wishes(node: Node, job: Job, cause: type, target: JobState) -> None:
         accounts.lift_newcomer(node, job, slack=slack)
     elif target is BLOCKED or (not is_wanting and (was_wanting or cause in (LeaseReturned, JobExited, JobDetached))):
         accounts.raise_floors(node, node.device_of(job))
-
-
-def _touch(node: Node, job: Job, cause: type, was: JobState) -> None:
-    """Mark the devices for whose bytes this is of any consequence."""
-    if _ROOM[was] != _ROOM[job.state]:
-        for device in node.devices.values():
-            ledger.touch(device)
-    elif cause is LeaseAsked or cause is LeaseReturned:
-        device = node.device_of(job)
-        if was is BLOCKED or node.is_pressed(device):
-            ledger.touch(device)  # it is at a boundary: now it may be parked for an allocation that waits (W5)
 
 
 def unblock(node: Node, job: Job, *, now: Nanos) -> None:
@@ -277,7 +275,10 @@ def _close_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
     job.lease = None
     if lane is not None and lane.holder == job.id:
         lane.holder = None
-    if job.memory.is_given or was_given(job):
+    memory, needs = job.memory, job.memory.needs
+    if memory.is_given or (
+        needs is not None and memory.promised_bytes > needs.persistent_bytes + needs.overhead_bytes
+    ):
         ledger.end_loan(device, job)
     if len(device.lanes) > 1:
         accounts.reset_marks(node, device)

@@ -26,6 +26,8 @@ class JobState(StrEnum):
     FAILED = "failed"  # ended by itself otherwise, or was refused
     CANCELLED = "cancelled"  # ended because somebody asked for it
 
+    __hash__ = str.__hash__  # the one of Enum is Python, and every decision looks up states many times
+
 
 # What every decision asks of every job: a member looked up in its class costs 0.1 µs, ten times a name of a module.
 WAITING: Final = JobState.WAITING
@@ -79,6 +81,8 @@ class Why(StrEnum):
     TOO_LARGE = "too large"  # it needs more than its new cap
     SHRINKS = "shrinks"  # it gives back what it can spare, to keep its new cap
 
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
@@ -94,6 +98,8 @@ class Departure:
 class LeaseState(StrEnum):
     HELD = "held"  # granted; the job may compute
     RECALLED = "recalled"  # the job was told to give it back at its next boundary
+
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,8 +41,9 @@ class TurnPolicy(Protocol):
     name: str
     quantum_ns: Nanos
     lanes_max: int
+    by_tenant: bool
 
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None: ...
+    def rank(self, view: JobView, *, now: Nanos) -> tuple[int, ...]: ...
 
     def why(self, chosen: JobView, over: JobView) -> str: ...
 
@@ -127,9 +127,11 @@ class Node:
             return True
         for job_id in device.promised:
             job = self.jobs[job_id]
-            if is_asking(job):
+            if job.memory.pending_bytes and is_asking(job):
                 return True
-            if job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED:
+            if job.state is BLOCKED or (
+                job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED
+            ):
                 return True
         return False
 

@@ -11,6 +11,7 @@ plain hand-over of a turn touches nothing.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import assert_never
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
@@ -53,6 +54,8 @@ from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
 from carpool.units import SECOND
 
+_IS_TOUCHED = attrgetter("is_touched")
+
 
 class Scheduler:
     """All decisions of one node."""
@@ -67,21 +70,17 @@ class Scheduler:
         if now < self._now:
             raise InternalError(f"time went back from {self._now} to {now}")
         self._now = now
-        devices = self._node.devices.values()
         self._charge(now)
         effects = self._take(event, now)
-        may_change_lanes = self._node.policy.lanes_max > 1 or self._is_touched()
+        is_touched = self._is_touched()
+        may_change_lanes = is_touched or self._node.policy.lanes_max > 1
         while True:
-            if self._is_touched():
-                effects += self._settle(now)
-                ledger.clear_touches(devices)
+            effects += self._settle(now) if is_touched else []
             effects += self._let_leave(now)
-            if not self._has_vain_claim(now):
+            is_touched = self._has_vain_claim(now)
+            if not is_touched:
                 break
-        for device in devices:
-            effects += dispatch.dispatch(self._node, device, now=now)
-        if self._is_touched():
-            ledger.clear_touches(devices)  # what this call did itself is settled
+        effects += self._dispatch(now)
         return effects + self._tell_lanes() if may_change_lanes else effects
 
     def _settle(self, now: Nanos) -> list[Effect]:
@@ -112,7 +111,7 @@ class Scheduler:
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
         lifecycle.sort_rows(node, now=now)
-        ledger.clear_loans(devices)
+        ledger.note_settled(devices)
         return effects + returns
 
     # --- the phases, one short method each -------------------------------------------------------------------
@@ -126,7 +125,8 @@ class Scheduler:
         accounts.charge_holders(self._node, now=now)
 
     def _is_touched(self) -> bool:
-        return any(device.is_touched for device in self._node.devices.values())
+        """Whether this event changed who holds or wants bytes."""
+        return any(map(_IS_TOUCHED, self._node.devices.values()))
 
     def _has_travellers(self) -> bool:
         """Whether a job goes on on another device, or is on its way to one."""
@@ -151,22 +151,27 @@ class Scheduler:
         """Tell those who are held back and wait at a boundary to become smaller, or to go."""
         effects: list[Effect] = []
         for device in self._node.devices.values():
-            if self._node.has_departure(device, Why.SHRINKS):
-                effects += resize.trim_waiting(self._node, device)
             if self._node.has_departure(device):
+                if self._node.has_departure(device, Why.SHRINKS):
+                    effects += resize.trim_waiting(self._node, device)
                 effects += departures.park_leaving(self._node, device, now=now)
         return effects
 
     def _has_vain_claim(self, now: Nanos) -> bool:
         """Whether bytes are settled anew, because one who was to leave does not: the host is too full for it (R5)."""
-        vain = [
-            device
-            for device in self._node.devices.values()
-            if device.claimant is not None and rotation.is_vain(self._node, device, now=now)
-        ]
-        for device in vain:
-            ledger.touch(device)
-        return bool(vain)
+        for device in self._node.devices.values():
+            if device.claimant is not None and rotation.is_vain(self._node, device, now=now):
+                return True
+        return False
+
+    def _dispatch(self, now: Nanos) -> list[Effect]:
+        """Who has the device now: turns are recalled and granted. What this changes of bytes is settled already."""
+        effects: list[Effect] = []
+        for device in self._node.devices.values():
+            effects += dispatch.dispatch(self._node, device, now=now)
+        if self._is_touched():
+            ledger.clear_touches(self._node.devices.values())
+        return effects
 
     def _tell_lanes(self) -> list[Effect]:
         """Tell the driver of lanes that were closed, opened or resized."""
@@ -376,7 +381,9 @@ class Scheduler:
 
     def _on_returned(self, job: Job, event: LeaseReturned, now: Nanos) -> list[Effect]:
         node = self._node
-        self._note_steps(job, event.steps, now)
+        if job.memory.denial and event.steps > job.service.steps:
+            ledger.forget_denial(job)
+        accounts.note_steps(node, job, event.steps, now=now)
         if job.state in AWAY:
             departures.came_back_alone(node, job)
         if job.lease is not None:
@@ -421,11 +428,6 @@ class Scheduler:
         if not event.pending_bytes and not job.memory.pending_bytes:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)
-
-    def _note_steps(self, job: Job, steps: int, now: Nanos) -> None:
-        if steps > job.service.steps and job.memory.denial:
-            ledger.forget_denial(job)
-        accounts.note_steps(self._node, job, steps, now=now)
 
     def refusal_of(self, event: JobResized) -> str | None:
         """Why this would be rejected; None if it would not."""

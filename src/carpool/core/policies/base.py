@@ -8,15 +8,11 @@ and gives whole cards in that order. One policy is one file in this folder, or a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from operator import attrgetter
 
-from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.kernel.ids import Nanos
 from carpool.core.policies.levels import COARSE, Levels
 from carpool.core.policies.view import JobView
 from carpool.units import MS
-
-_ARRIVAL = attrgetter("arrived_ns", "id")
 
 Rank = tuple[int, ...]  # compared part by part; the lower goes first
 
@@ -45,29 +41,3 @@ class Policy(ABC):
         None: it changes only when the job's level ends, and is asked for again then.
         """
         return None
-
-    def pick(self, wanting: Sequence[JobView], *, now: Nanos) -> JobId | None:
-        """The first of them all; None only if there is none."""
-        if self.by_tenant:
-            wanting = _of_first_tenant(wanting)
-        if len(wanting) == 1:
-            return wanting[0].id
-        rank = self.rank
-        ranks = [rank(job, now=now) for job in wanting]
-        if not ranks:
-            return None
-        lowest = min(ranks)
-        if ranks.count(lowest) == 1:
-            return wanting[ranks.index(lowest)].id
-        equals = [job for job, place in zip(wanting, ranks, strict=True) if place == lowest]
-        return min(equals, key=_ARRIVAL).id
-
-
-def _of_first_tenant(wanting: Sequence[JobView]) -> Sequence[JobView]:
-    """The jobs of the tenant that has had the least for its weight; of equals the first by name."""
-    levels = [job.tenant_level for job in wanting]
-    least = min(levels, default=0)
-    if levels.count(least) == 1:
-        return [wanting[levels.index(least)]]
-    first = min([job.tenant for job in wanting if job.tenant_level == least], default=None)
-    return [job for job in wanting if job.tenant == first and job.tenant_level == least]

@@ -57,15 +57,15 @@ def touch(device: Device) -> None:
 
 
 def clear_touches(devices: Iterable[Device]) -> None:
-    """What was changed is settled."""
+    """What was changed needs no settling."""
     for device in devices:
         device.is_touched = False
 
 
-def clear_loans(devices: Iterable[Device]) -> None:
-    """Bytes are settled with what was lent."""
+def note_settled(devices: Iterable[Device]) -> None:
+    """Bytes are settled: with what was changed, and with what was lent."""
     for device in devices:
-        device.is_lent = False
+        device.is_touched = device.is_lent = False
 
 
 # --- bytes promised to jobs ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission
 from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane, LeaseState
-from carpool.core.node.node import Node, is_over_limit, is_unknown, was_given
+from carpool.core.node.node import Node, is_over_limit, was_given
 from carpool.core.node.turns import shares
 from carpool.core.node.words import reasons
 from carpool.units import MS, SECOND
@@ -34,7 +34,7 @@ def ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:
 
 def choose(node: Node, device: Device, waiting: list[Job], holder: Job | None, *, now: Nanos) -> Job | None:
     if node.queue and (holder is None or holder.state is not JobState.PROFILING):
-        unmeasured = [job for job in waiting if is_unknown(job)]
+        unmeasured = [job for job in waiting if job.memory.needs is None and job.spec.cap_bytes is None]
         if unmeasured:
             return min(unmeasured, key=lambda job: (job.arrived_ns, job.id))
     wanting = _rested(waiting if holder is None else [*waiting, holder], now=now)
