@@ -383,3 +383,14 @@ def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_
         job.turns.begin()
     assert (daemon.lease, job.turns.state.held) == (page.LEASE_HELD, True)
     job.close()
+
+
+def test_b1_a_process_has_no_bell_where_words_cannot_be_exchanged(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the daemon would offer it turns that nobody could take back."""
+    monkeypatch.setattr(page, "HAS_SWAP", False)
+    job = Job(daemon, is_instant=False)
+    assert not daemon.words[daemon.base + page.S_FLAGS] & page.FLAG_BELL
+    assert list((daemon.directory / "bells").iterdir()) == []
+    job.close()

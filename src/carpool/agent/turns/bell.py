@@ -77,8 +77,9 @@ class Bell:
 
 
 def open_bell(directory: Path, state: PlainTurnState) -> Bell | None:
-    """A bell for this process; None without the C module, or where it cannot be made: then the daemon does it all."""
-    if native is None:
+    """A bell for this process; None without the C modules (B1 needs the exchange), or where it cannot be made: then the
+    daemon does it all."""
+    if native is None or not page.HAS_SWAP:
         return None
     try:
         return Bell(directory, state)
