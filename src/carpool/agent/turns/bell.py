@@ -77,8 +77,8 @@ class Bell:
 
 
 def open_bell(directory: Path, state: PlainTurnState) -> Bell | None:
-    """A bell for this process; None without the C modules (B1 needs the exchange), or where it cannot be made: then the
-    daemon does it all."""
+    """A bell for this process. None without the C modules (B1 needs the exchange), and where it cannot be made: then
+    every turn goes through the daemon."""
     if native is None or not page.HAS_SWAP:
         return None
     try:
