@@ -18,6 +18,7 @@ BYTES_MAX = 8_000_000
 NEWER = {  # types that came after the logs were recorded; `make golden` empties this
     "NodeConfigured",
     *("JobFound", "ShareWithdrawn", "NodeCordoned", "NodeDrained", "NodeUncordoned", "SyncStarted", "SyncFinished"),
+    *("JobQueued", "JobStarted", "JobRefused", "JobLeft"),
     "ExplainWait",  # of the cluster's scheduler
 }
 

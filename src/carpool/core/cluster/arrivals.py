@@ -7,9 +7,19 @@ begins with what is, moves nobody for it, and gets below every limit again as jo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.effects import RefuseJob
-from carpool.core.cluster.events import JobArrived, JobDescribed, JobFound
+from carpool.core.cluster.events import (
+    JobArrived,
+    JobDescribed,
+    JobFound,
+    JobLeft,
+    JobQueued,
+    JobRefused,
+    JobStarted,
+)
 from carpool.core.cluster.model import ClusterJob, State
 from carpool.core.cluster.nodes import find_places
 from carpool.core.cluster.sharing import least_level, split_by_weight
@@ -48,6 +58,41 @@ def find(cluster: Cluster, event: JobFound) -> str:
         cluster.ride(job, host)
     else:
         cluster.adopt(job, places, attained_ns=event.attained_ns, is_leaving=event.is_leaving)
+    return ""
+
+
+# --- what its node says of a placed job ---------------------------------------------------------------------------
+
+
+def queue(cluster: Cluster, event: JobQueued | JobStarted) -> str:
+    """The node keeps the job in its queue, or lets it run."""
+    job = cluster.jobs.get(event.job)
+    if job is None or job.state is not State.RUNNING:
+        return "no such job" if job is None else f"the job is {job.state}"
+    why = (event.reason or "its node said no reason") if isinstance(event, JobQueued) else ""
+    if bool(why) == bool(job.queued_why):
+        return "its node has it in its queue already" if why else "its node did not have it in its queue"
+    cluster.queue_there(job, why)
+    return ""
+
+
+def leave(cluster: Cluster, event: JobLeft | JobRefused) -> str:
+    """The job is off its cards by its node's doing; one that was refused keeps off that node from now on."""
+    job = cluster.jobs.get(event.job)
+    if job is None or job.state not in (State.RUNNING, State.RIDING, State.LEAVING):
+        return "no such job" if job is None else f"the job is {job.state}"
+    on = job.host or job
+    names = {cluster.inventory.spec_of(place.node).name for place in on.places}
+    if isinstance(event, JobRefused) and event.node not in names:
+        return f"the job is not on node {event.node} but on {', '.join(sorted(names))}"
+    cluster.take_off(job, event.reason)
+    if isinstance(event, JobRefused):
+        avoids = frozenset({event.node})
+        cluster.want_other(job, tuple(replace(each, avoids=each.avoids | avoids) for each in job.members))
+        reason = refusal_of(cluster, job)
+        if reason:
+            cluster.remove(job)
+            cluster.effects.append(RefuseJob(job=job.id, reason=f"{reason}; node {event.node} said: {event.reason}"))
     return ""
 
 

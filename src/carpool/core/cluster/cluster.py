@@ -147,6 +147,7 @@ class Cluster:
     def begin(self, job: ClusterJob) -> None:
         job.state = State.RUNNING
         job.wait_kind = ""
+        job.queued_why = ""
         job.settled_ns = self.now
         job.rate_milli = 1000
         self._ask_key(job)
@@ -219,6 +220,7 @@ class Cluster:
     def park(self, job: ClusterJob, *, key: Key | None = None) -> None:
         """A job is off its cards and waits; it keeps a key that is given."""
         self.charge(job)
+        job.queued_why = ""
         self.occupancy.forget_places(job)
         job.is_owned = False
         job.state = State.WAITING
@@ -261,6 +263,39 @@ class Cluster:
         for job in self.leaving.on_node(node):
             self.effects.append(RevokeJob(job=job.id))
             self.has_left(job)
+
+    def queue_there(self, job: ClusterJob, why: str) -> None:
+        """The node of a job keeps it in a queue, or with "" lets it run. Time in that queue is no run time."""
+        self.charge(job)
+        running, key = self.running_of(job), job.key_at(self.now)
+        running.remove(job)
+        job.key = key
+        job.queued_why = why
+        running.add(job, self.speed(job), self.now)
+        self.wake_later(job)
+
+    def take_off(self, job: ClusterJob, reason: str) -> None:
+        """A job is off its cards as a matter of fact: it waits again."""
+        self.touch(self.pool_of(job))
+        if job.state is State.LEAVING:
+            self.has_left(job)
+            return
+        if job.state is State.RIDING:
+            self.part(job)
+        else:
+            self.send_guests_off(job, reason=reason)
+            self.running_of(job).remove(job)
+            self.occupancy.lift(job)
+        self.park(job)
+
+    def want_other(self, job: ClusterJob, members: tuple[Request, ...]) -> None:
+        """A waiting job wants something else from now on."""
+        waiting = self.pool_of(job).waiting
+        waiting.remove(job)
+        job.members = members
+        is_lendable = job.turn_ns <= self.settings.deadline_ns
+        job.shape = self.shapes.setdefault((members, is_lendable), len(self.shapes))
+        waiting.add(job)
 
     def remove(self, job: ClusterJob) -> None:
         """Take an ended job out of all accounts."""
@@ -376,7 +411,8 @@ class Cluster:
     def charge(self, job: ClusterJob) -> None:
         """Count what the job has run up to now."""
         if job.is_running:
-            job.attained_ns += (self.now - job.settled_ns) * job.rate_milli // 1000
+            if not job.queued_why:
+                job.attained_ns += (self.now - job.settled_ns) * job.rate_milli // 1000
             job.settled_ns = self.now
 
     def set_rate(self, job: ClusterJob, rate_milli: int) -> None:
@@ -412,7 +448,7 @@ class Cluster:
         self.rekeyed.clear()
 
     def speed(self, job: ClusterJob) -> int:
-        return self.order.speed(job) if job.state is State.RUNNING and not job.is_starved else 0
+        return self.order.speed(job) if job.state is State.RUNNING and not (job.is_starved or job.queued_why) else 0
 
     def wake_later(self, job: ClusterJob) -> None:
         job.changes += 1

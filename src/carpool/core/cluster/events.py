@@ -52,6 +52,38 @@ class JobSuspended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobQueued:
+    """The node has taken the job, and keeps it in its own queue for now: it is placed, and does not run."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted:
+    """The job left the queue of its node, and runs. Not sent of a job that was not queued there."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRefused:
+    """A node will never run the job: it is off all its cards, and is not placed on this node again."""
+
+    job: JobId
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLeft:
+    """The job is off its cards without having been told to: it was sent away there, or has to begin again."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
     """The job is over, by itself or because somebody ended it; its cards are free."""
 
@@ -147,7 +179,7 @@ class SyncFinished:
     """All nodes, shares and jobs have been told. The decision at once moves no job that was found."""
 
 
-JobEvent = JobArrived | JobFound | JobSuspended | JobEnded
+JobEvent = JobArrived | JobFound | JobQueued | JobStarted | JobRefused | JobLeft | JobSuspended | JobEnded
 NodeEvent = NodeAdded | NodeRemoved | NodeCordoned | NodeDrained | NodeUncordoned
 TenantEvent = ShareGiven | ShareWithdrawn | WeightGiven
 Event = JobEvent | NodeEvent | TenantEvent | WorkLost | RatesMeasured | SyncStarted | SyncFinished | Tick

@@ -67,6 +67,7 @@ class ClusterJob:
     shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
     places: tuple[Placement, ...] = ()
+    queued_why: str = ""  # why its node keeps it in a queue; empty: it does not
     wait_kind: str = ""  # why it waits, as it was said last
     leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then
     host: ClusterJob | None = None

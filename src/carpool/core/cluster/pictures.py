@@ -75,7 +75,7 @@ def picture_cluster(cluster: Cluster, *, now: Nanos) -> ClusterPicture:
 
 def picture_job(cluster: Cluster, job: ClusterJob, *, now: Nanos) -> ClusterJobPicture:
     on = job.host or job
-    since_ns = (now - job.settled_ns) * job.rate_milli // 1000 if job.is_running else 0
+    since_ns = (now - job.settled_ns) * job.rate_milli // 1000 if job.is_running and not job.queued_why else 0
     return ClusterJobPicture(
         id=job.id,
         tenant=job.tenant,

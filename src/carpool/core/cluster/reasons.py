@@ -47,6 +47,8 @@ def explain(cluster: Cluster, job: ClusterJob) -> str:
         case State.LEAVING:
             by = "" if job.leave_by_ns is None else f", in {format_ns(max(0, job.leave_by_ns - cluster.now))} at most"
             return f"it leaves {_where(cluster, job)} at its next boundary{by}"
+        case _ if job.queued_why:
+            return f"it is placed on {_where(cluster, job)}, and waits in the queue of its node: {job.queued_why}"
         case _:
             loan = "" if job.is_owned else ", as a loan: who owns the cards may want them back"
             return f"it runs on {_where(cluster, job)}{loan}"

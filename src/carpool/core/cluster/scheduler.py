@@ -23,6 +23,10 @@ from carpool.core.cluster.events import (
     JobArrived,
     JobEnded,
     JobFound,
+    JobLeft,
+    JobQueued,
+    JobRefused,
+    JobStarted,
     JobSuspended,
     NodeAdded,
     NodeCordoned,
@@ -167,6 +171,10 @@ class ClusterScheduler:
                 return self._on_suspended(event)
             case JobFound():
                 return arrivals.find(self._cluster, event)
+            case JobQueued() | JobStarted():
+                return arrivals.queue(self._cluster, event)
+            case JobRefused() | JobLeft():
+                return arrivals.leave(self._cluster, event)
             case RatesMeasured():
                 return self._on_rates(event)
             case SyncStarted():
