@@ -15,7 +15,7 @@ STEPS = 100
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("order", names_for("cluster"))
-def test_sizes_that_fit_badly_do_not_go_round_for_ever(order: str, seed: int) -> None:
+def test_o6_sizes_that_fit_badly_do_not_go_round_for_ever(order: str, seed: int) -> None:
     draws = Random(seed)
     desk = Desk(order, nodes=3, cards=5)
     live: list[str] = []

@@ -65,14 +65,14 @@ def test_a_loan_becomes_owned_where_it_stands_when_its_tenant_has_room() -> None
     assert desk.come("b1", 2, tenant="b", at=2) == ["place b1 0:0,1"]
 
 
-def test_a_loan_never_evicts() -> None:
+def test_o3_a_loan_never_evicts() -> None:
     desk = Desk("las", cards=4, a=2, b=2)
     desk.come("a1", 2, tenant="a")
     desk.come("a2", 2, tenant="a")
     assert desk.come("a3", 2, tenant="a", at=1) == []
 
 
-def test_the_tenant_furthest_above_its_share_gives_back_first() -> None:
+def test_o4_the_tenant_furthest_above_its_share_gives_back_first() -> None:
     desk = Desk("fifo", cards=6, a=1, b=1, c=4)
     for name, tenant in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("b3", "b"), ("b4", "b")):
         desk.come(name, 1, tenant=tenant)
@@ -80,7 +80,7 @@ def test_the_tenant_furthest_above_its_share_gives_back_first() -> None:
     assert desk.come("c2", 1, tenant="c", at=2) == ["park b3 for c2", "place c2 0:4"]
 
 
-def test_of_the_loans_of_one_tenant_the_one_that_had_least_goes_first() -> None:
+def test_o4_of_the_loans_of_one_tenant_the_one_that_had_least_goes_first() -> None:
     desk = Desk("fifo", cards=3, a=1, b=2)
     desk.come("a1", 1, tenant="a")
     desk.come("a2", 1, tenant="a", at=1)
@@ -88,7 +88,7 @@ def test_of_the_loans_of_one_tenant_the_one_that_had_least_goes_first() -> None:
     assert desk.come("b1", 1, tenant="b", at=9) == ["park a3 for b1", "place b1 0:2"]
 
 
-def test_a_job_that_cannot_promise_a_boundary_in_time_gets_no_loan() -> None:
+def test_o5_a_job_that_cannot_promise_a_boundary_in_time_gets_no_loan() -> None:
     settings = ClusterSettings(parks_at_once=False, deadline_ns=10 * SECOND)
     desk = Desk("fifo", cards=2, settings=settings, a=1, b=1)
     desk.come("a1", 1, tenant="a")

@@ -22,7 +22,7 @@ from carpool.core.cluster.events import (
 )
 from carpool.core.cluster.model import ClusterJob, State
 from carpool.core.cluster.nodes import find_places
-from carpool.core.cluster.sharing import least_level, split_by_weight
+from carpool.core.cluster.weights import least_level, split_by_weight
 
 
 def arrive(cluster: Cluster, event: JobArrived) -> str:
@@ -118,10 +118,10 @@ def refusal_of(cluster: Cluster, job: ClusterJob) -> str | None:
         )
     if job.shape not in cluster.too_wide:
         wide = (member for member in dict.fromkeys(job.members) if not cluster.inventory.could_ever_fit(member))
-        cluster.too_wide[job.shape] = next(wide, None)
-    member = cluster.too_wide[job.shape]
-    if member is not None:
-        return f"job {job.id} can never run: no node holds {member.cards} cards as it wants them; ask for fewer"
+        cluster.too_wide[job.shape] = next((member.cards for member in wide), None)
+    cards = cluster.too_wide[job.shape]
+    if cards is not None:
+        return f"job {job.id} can never run: no node holds {cards} cards as it wants them; ask for fewer"
     if cluster.shares_milli and job.tenant not in cluster.shares_milli:
         return f"job {job.id} can never run: tenant {job.tenant} has no share of this cluster; give it one"
     return None

@@ -12,10 +12,18 @@ from heapq import heappush
 from carpool.core.cluster.effects import Effect, JoinJob, LeaveJob, PlaceJob, RevokeJob, SuspendJob
 from carpool.core.cluster.inventory import Inventory
 from carpool.core.cluster.leaving import LeavingJobs
-from carpool.core.cluster.model import ON_CARDS, STARVED_FIRST, ClusterJob, ClusterSettings, Key, State
+from carpool.core.cluster.model import (
+    ON_CARDS,
+    STARVED_FIRST,
+    ClusterJob,
+    ClusterSettings,
+    Key,
+    Members,
+    Places,
+    State,
+)
 from carpool.core.cluster.occupancy import Occupancy, Room
 from carpool.core.cluster.order import Order
-from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.cluster.rates import Rates
 from carpool.core.cluster.sorted_jobs import RunningJobs
 from carpool.core.cluster.tenants import Pool
@@ -50,8 +58,8 @@ class Cluster:
         self.expected: set[int] = set()  # nodes on which jobs were found, and which have not come yet
         self.drains: dict[int, dict[int | None, Nanos | None]] = {}  # by node and card (None: all): until when
         self.arrivals = 0
-        self.shapes: dict[tuple[tuple[Request, ...], bool], int] = {}
-        self.too_wide: dict[int, Request | None] = {}  # by shape: a member that no node could ever hold
+        self.shapes: dict[tuple[Members, bool], int] = {}
+        self.too_wide: dict[int, int | None] = {}  # by shape: the cards of a member that no node could ever hold
         self.touched: deque[Pool] = deque()  # pools in which something changed since they were last looked at
         self.owed: dict[Pool, None] = {}  # pools with a job that should have cards, for which there was no room
         self.rekeyed: list[ClusterJob] = []
@@ -158,7 +166,7 @@ class Cluster:
         places = tuple([named(place) for place in job.places])
         self.effects.append(PlaceJob(job=job.id, places=places, is_loan=not job.is_owned))
 
-    def adopt(self, job: ClusterJob, places: tuple[Placement, ...], *, attained_ns: Nanos, is_leaving: bool) -> None:
+    def adopt(self, job: ClusterJob, places: Places, *, attained_ns: Nanos, is_leaving: bool) -> None:
         """A job runs at these places already. It counts as a loan until its pool is served."""
         job.attained_ns = attained_ns
         job.settled_ns = self.now
@@ -288,7 +296,7 @@ class Cluster:
             self.occupancy.lift(job)
         self.park(job)
 
-    def want_other(self, job: ClusterJob, members: tuple[Request, ...]) -> None:
+    def want_other(self, job: ClusterJob, members: Members) -> None:
         """A waiting job wants something else from now on."""
         waiting = self.pool_of(job).waiting
         waiting.remove(job)

@@ -10,6 +10,8 @@ from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
 from carpool.units import SECOND
 
 Tie = int | tuple[int, ...]  # the further parts of a rank, and at the end a number of its own
+Members = tuple[Request, ...]  # what a job wants, one for each node it wants a part of
+Places = tuple[Placement, ...]  # where it is, in the same order
 Key = tuple[int, Tie]  # a job's place in its order: lower goes first; no two jobs have the same
 NO_KEY: Key = (-(1 << 91), -1)  # of a job whose order was not asked yet
 STARVED_FIRST = -(1 << 90)  # before every key of every order
@@ -41,7 +43,7 @@ class ClusterSettings:
 class ClusterJob:
     id: JobId
     number: int  # in order of arrival
-    members: tuple[Request, ...]
+    members: Members
     size_milli: int  # of all members, in thousandths of a card
     tenant: TenantId
     priority: int
@@ -66,7 +68,7 @@ class ClusterJob:
     speed: int = 0  # at which the first part of its key falls while it runs
     shape: int = 0  # jobs of equal shape want exactly the same, and may or may not have it as a loan
     changes: int = 0  # how often its key or state changed: tells a stale wakeup from a true one
-    places: tuple[Placement, ...] = ()
+    places: Places = ()
     queued_why: str = ""  # why its node keeps it in a queue; empty: it does not
     wait_kind: str = ""  # why it waits, as it was said last
     leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then

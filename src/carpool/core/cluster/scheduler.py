@@ -15,7 +15,7 @@ from __future__ import annotations
 from heapq import heappop
 from typing import assert_never
 
-from carpool.core.cluster import arrivals, nodes, sharing
+from carpool.core.cluster import arrivals, nodes, sharing, weights
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.effects import Effect, RejectEvent, RevokeJob
 from carpool.core.cluster.events import (
@@ -195,7 +195,7 @@ class ClusterScheduler:
             case ShareWithdrawn():
                 return sharing.withdraw_share(cluster, event)
             case WeightGiven():
-                return sharing.give_weight(cluster, event)
+                return weights.give_weight(cluster, event)
             case NodeAdded():
                 return nodes.add(cluster, event)
             case NodeRemoved():
@@ -218,7 +218,7 @@ class ClusterScheduler:
         cluster.remove(job)
         cluster.touch(pool)
         if cluster.order.splits_by_weight and pool.tenant not in cluster.pools:
-            sharing.split_by_weight(cluster)
+            weights.split_by_weight(cluster)
         return ""
 
     def _on_suspended(self, event: JobSuspended) -> str:
