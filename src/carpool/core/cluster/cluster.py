@@ -47,7 +47,6 @@ class Cluster:
         self.has_shares = order.splits_by_weight
         self.shares_milli: dict[TenantId, int] = {}  # as they were given
         self.fitted_milli = inventory.capacity_milli  # what the cluster had when the shares were last fitted to it
-        self.shares_are_fitted = True  # False: something else changed since
         self.weights: dict[TenantId, int] = {}  # of tenants, in thousandths, where somebody said so
         self.pools: dict[TenantId, Pool] = {}
         if not self.has_shares:
@@ -100,6 +99,10 @@ class Cluster:
     def begin_at_level(self, job: ClusterJob, level: int) -> None:
         """A newcomer does not have to catch up."""
         job.level = level
+
+    def unfit_shares(self) -> None:
+        """Something about the nodes changed: the shares are to be fitted to them again."""
+        self.fitted_milli = -1
 
     def touch_all(self) -> None:
         for pool in self.pools.values():
@@ -202,7 +205,8 @@ class Cluster:
             job.is_owned = False
             self.begin_waiting(job)
             return
-        self.send_guests_off(job, reason=f"{reason} of its host")
+        if self.order.seats > 1:
+            self.send_guests_off(job, reason=f"{reason} of its host")
         self.effects.append(SuspendJob(job=job.id, wanted_by=by, by_ns=by_ns, reason=reason))
         if self.settings.parks_at_once:
             self.park(job, key=key if job.is_owned else None)

@@ -101,7 +101,7 @@ class CardInventory:
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self._specs: list[NodeSpec] = []
-        self._ids: list[tuple[str, ...]] = []  # of the cards of each node
+        self._named: list[dict[tuple[int, ...], Place]] = []  # for each node the places that were named
         self._numbers: dict[str, int] = {}
         self._free: list[list[int]] = []  # the cards of each node that are open and that nobody has
         self._closed: list[dict[int, bool]] = []  # the closed cards of each node, and whether somebody has them
@@ -124,7 +124,7 @@ class CardInventory:
         if node is None:
             node = len(self._specs)
             self._specs.append(gone(spec.name))
-            self._ids.append(())
+            self._named.append({})
             self._numbers[spec.name] = node
             self._free.append([])
             self._closed.append({})
@@ -140,7 +140,7 @@ class CardInventory:
         self.capacity_milli += more_milli
         self.free_milli += more_milli
         self._specs[node] = spec
-        self._ids[node] = tuple(card.id for card in spec.card_specs)
+        self._named[node] = {}
         self._free[node] = list(range(spec.cards))
 
     def has_node(self, node: int) -> bool:
@@ -150,8 +150,13 @@ class CardInventory:
         return self._specs[node]
 
     def named(self, place: Placement) -> Place:
-        ids = self._ids[place.node]
-        return Place(node=self._specs[place.node].name, cards=tuple([ids[card] for card in place.cards]))
+        known = self._named[place.node]
+        found = known.get(place.cards)
+        if found is None:
+            ids = [card.id for card in self._specs[place.node].card_specs]
+            found = Place(node=self._specs[place.node].name, cards=tuple([ids[card] for card in place.cards]))
+            known[place.cards] = found
+        return found
 
     def close(self, node: int, cards: Iterable[int] | None = None) -> None:
         closed, free = self._closed[node], self._free[node]

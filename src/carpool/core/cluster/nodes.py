@@ -33,7 +33,7 @@ def add(cluster: Cluster, event: NodeAdded) -> str:
     if event.is_cordoned:
         inventory.close(number)
     cluster.too_wide.clear()
-    cluster.shares_are_fitted = False
+    cluster.unfit_shares()
     return ""
 
 
@@ -46,7 +46,7 @@ def remove(cluster: Cluster, event: NodeRemoved) -> str:
     cluster.expected.discard(number)
     cluster.drains.pop(number, None)
     cluster.too_wide.clear()
-    cluster.shares_are_fitted = False
+    cluster.unfit_shares()
     return ""
 
 
@@ -95,7 +95,7 @@ def uncordon(cluster: Cluster, event: NodeUncordoned) -> str:
     for job in cluster.leaving.on_node(number):
         if job.leave_by_ns is None:  # others may be given its cards from now on, and wait for it
             _hurry(cluster, job)
-    cluster.shares_are_fitted = False
+    cluster.unfit_shares()
     return ""
 
 

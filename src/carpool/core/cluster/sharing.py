@@ -17,7 +17,8 @@ Head = tuple[Key, int, ClusterJob]  # a candidate for its pool's share; 1: it ru
 
 def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
     """Serve all pools in which something changed; those with a job that is owed cards whenever there may be room."""
-    fit_if_changed(cluster)
+    if cluster.inventory.capacity_milli != cluster.fitted_milli:
+        fit_shares(cluster)
     while True:
         if is_room_new:
             for pool in cluster.owed:
@@ -29,7 +30,8 @@ def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
         before = len(cluster.effects)
         while cluster.touched:
             serve_pool(cluster, cluster.touched.popleft())
-            fit_if_changed(cluster)
+            if cluster.inventory.capacity_milli != cluster.fitted_milli:
+                fit_shares(cluster)
         is_room_new = len(cluster.effects) > before
 
 
@@ -72,7 +74,7 @@ def lend(cluster: Cluster) -> None:
 
 def fit_if_changed(cluster: Cluster) -> None:
     """Fit the shares to the cluster if it has changed since they were."""
-    if cluster.inventory.capacity_milli != cluster.fitted_milli or not cluster.shares_are_fitted:
+    if cluster.inventory.capacity_milli != cluster.fitted_milli:
         fit_shares(cluster)
 
 
@@ -80,7 +82,6 @@ def fit_shares(cluster: Cluster) -> None:
     """Bring all shares to the size that the cluster has now (O7)."""
     capacity_milli = cluster.inventory.capacity_milli
     cluster.fitted_milli = capacity_milli
-    cluster.shares_are_fitted = True
     if cluster.order.splits_by_weight:
         split_by_weight(cluster)
         return
@@ -137,8 +138,11 @@ def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
     last = pool.owned.last(now)
     last_key = last[0] if last else NO_KEY
     heads: list[Head] = []
+    last_first = last_key[0]
     for row in pool.waiting.rows.values():
         first, second, job = row[0]
+        if job.size_milli > room_milli and first > last_first:
+            continue
         if job.size_milli <= room_milli or (first, second) < last_key:
             heads.append(((first, second), 0, job))
     for key, job in pool.loans.firsts(now):

@@ -62,11 +62,13 @@ class RunningJobs:
     def last(self, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job that goes after all others, with its key now."""
         worst: tuple[Key, ClusterJob] | None = None
+        most = 0
         for (_, speed), row in self._rows.items():
             first, second, job = row[-1]
-            key = (first - speed * now, second)
-            if worst is None or key > worst[0]:
-                worst = (key, job)
+            if speed:
+                first -= speed * now
+            if worst is None or first > most or (first == most and (first, second) > worst[0]):
+                most, worst = first, ((first, second), job)
         return worst
 
     def firsts(self, now: Nanos) -> Iterator[tuple[Key, ClusterJob]]:
