@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from carpool.core.node.model import JobSpec, Needs
+from carpool.core.kernel.ids import DeviceId, JobId, LaneId
+from carpool.core.node.effects import (
+    CloseJob,
+    DenyMemory,
+    Effect,
+    ExplainWait,
+    GrantLease,
+    MoveJob,
+    NameHog,
+    ParkJob,
+    RecallLease,
+    RefuseJob,
+    RejectEvent,
+    RememberJob,
+    ResizeLane,
+    RevokeLease,
+    SetCap,
+    SetCompute,
+    StartJob,
+    StopJob,
+    TrimJob,
+    UnparkJob,
+)
+from carpool.core.node.events import Event, NeedsMeasured
+from carpool.core.node.model import History, HogStep, JobSpec, JobState, Needs
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
@@ -126,3 +152,86 @@ def test_no_jobs_are_no_time_and_two_of_one_name_are_a_mistake() -> None:
     assert NodeEngine("fifo", CARD).run([]).makespan_ns == 0
     with pytest.raises(InternalError, match="two scripts are called a"):
         NodeEngine("fifo", CARD).run([script("a", steps=1), script("a", steps=1)])
+
+
+# --- every effect ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_the_scheduler_ends_is_over_and_the_others_go_on() -> None:
+    impatient = Settings(hog_factor=0, hog_floor_ns=100 * MS, watch_ns=50 * MS, quantum_ns=20 * MS)
+    hog = script("hog", steps=3, step_ms=60_000)
+    hog = replace(hog, spec=replace(hog.spec, on_hog="kill"))
+    outcome = NodeEngine("fair", CARD, settings=impatient).run([hog, script("b", steps=5, at=1000)])
+    assert [job.id for job in outcome.jobs] == ["b"]
+    [(job, reason)] = outcome.refused
+    assert job == "hog"
+    assert "boundary" in reason or "hog" in reason, reason
+    assert ends(outcome)["b"] < 60_000
+
+
+def test_a_job_that_is_ended_while_it_comes_back_does_nothing_any_more() -> None:
+    engine = NodeEngine("fair", CARD)
+    engine._begin([script("a", steps=5)])
+    while not engine._jobs["a"].is_holding:
+        at, _, what, job, version = heapq.heappop(engine._heap)
+        engine._happen(at, what, job, version)
+    engine._perform(StopJob(job=JobId("a")), 0)
+    while engine._heap:
+        at, _, what, job, version = heapq.heappop(engine._heap)
+        engine._happen(at, what, job, version)
+    assert not engine._jobs["a"].is_holding
+    assert engine._devices["card"].resident_bytes == 0
+    assert list(engine._refused) == ["a"]
+
+
+ORDERS: dict[type, Effect] = {
+    CloseJob: CloseJob(job=JobId("a"), state=JobState.FAILED, reason="it was ended"),
+    DenyMemory: DenyMemory(job=JobId("a"), reason="there is none"),
+    ExplainWait: ExplainWait(job=JobId("a"), reason="no room"),
+    GrantLease: GrantLease(job=JobId("a"), lane=LaneId("x"), lane_bytes=1, is_shared=False),
+    MoveJob: MoveJob(job=JobId("a"), source=DeviceId("card"), device=DeviceId("other")),
+    NameHog: NameHog(job=JobId("a"), step=HogStep.WARNED, reason="late"),
+    ParkJob: ParkJob(job=JobId("a"), limit_bytes=1, reason="another wants its place"),
+    RecallLease: RecallLease(job=JobId("a"), reason="another is next"),
+    RefuseJob: RefuseJob(job=JobId("a"), reason="too large"),
+    RejectEvent: RejectEvent(job=JobId("a"), event="LeaseAsked", reason="the job is queued"),
+    RememberJob: RememberJob(fingerprint="f", history=History(needs=None, steps=1, step_ns=1, served_ns=1)),
+    ResizeLane: ResizeLane(device=DeviceId("card"), lane=LaneId("x"), lane_bytes=1, jobs=()),
+    RevokeLease: RevokeLease(job=JobId("a"), reason="it rests"),
+    SetCap: SetCap(job=JobId("a"), cap_bytes=1),
+    SetCompute: SetCompute(job=JobId("a"), limit_milli=500),
+    StartJob: StartJob(job=JobId("a"), device=DeviceId("card")),
+    StopJob: StopJob(job=JobId("a")),
+    TrimJob: TrimJob(job=JobId("a")),
+    UnparkJob: UnparkJob(job=JobId("a")),
+}
+IMPOSSIBLE = {DenyMemory, RejectEvent}  # a script gives no cause for these
+
+
+@pytest.mark.parametrize("kind", get_args(Effect), ids=lambda kind: kind.__name__)
+def test_every_effect_is_performed_or_named_as_one_that_cannot_be(kind: type) -> None:
+    machine = Machine(devices=(("card", 16 * GIB), ("other", 16 * GIB)))
+    engine = NodeEngine("fair", machine)
+    engine._begin([script("a", steps=5)])
+    engine._perform(ORDERS[StartJob], 0)
+    if kind in (RecallLease, RevokeLease):
+        engine._perform(ORDERS[GrantLease], 0)
+    if kind not in IMPOSSIBLE:
+        engine._perform(ORDERS[kind], 0)
+        return
+    with pytest.raises(InternalError, match="job a"):
+        engine._perform(ORDERS[kind], 0)
+
+
+def test_a_job_that_is_to_become_smaller_says_what_it_needs() -> None:
+    engine = NodeEngine("fair", CARD, watch=lambda at, event, effects: told.append(event))
+    told: list[Event] = []
+    engine._begin([script("a", steps=5)])
+    while not engine._jobs["a"].is_holding:
+        at, _, what, job, version = heapq.heappop(engine._heap)
+        engine._happen(at, what, job, version)
+    engine._perform(TrimJob(job=JobId("a")), 0)
+    while not isinstance(told[-1], NeedsMeasured):
+        at, _, what, job, version = heapq.heappop(engine._heap)
+        engine._happen(at, what, job, version)
+    assert told[-1].needs == Needs(persistent_bytes=MIB, ephemeral_bytes=MIB)

@@ -14,16 +14,29 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.effects import (
+    CloseJob,
+    DenyMemory,
     Effect,
+    ExplainWait,
     GrantLease,
+    MoveJob,
+    NameHog,
     ParkJob,
     RecallLease,
     RefuseJob,
+    RejectEvent,
+    RememberJob,
+    ResizeLane,
     RevokeLease,
+    SetCap,
+    SetCompute,
     StartJob,
+    StopJob,
+    TrimJob,
     UnparkJob,
 )
 from carpool.core.node.events import (
@@ -52,7 +65,12 @@ from carpool.units import GIB, SECOND
 LOOK_EVERY_NS = 200_000_000  # as the daemon: holders are looked at no more often than this
 MEASURED_STEPS = 2  # as the agent: a job knows its needs after its second iteration
 MILLI = 1000
+KILLED = -9  # the exit code of a job that the scheduler ended
 
+# Effects that ask nothing of a running job.
+Words = (
+    CloseJob | DenyMemory | ExplainWait | NameHog | RefuseJob | RejectEvent | RememberJob | ResizeLane | SetCap
+) | SetCompute
 Watch = Callable[[int, Event, list[Effect]], None]  # sees every call of the scheduler
 
 
@@ -94,6 +112,8 @@ class _Live:
     is_holding: bool = False
     is_recalled: bool = False
     is_measured: bool = False
+    is_away: bool = False  # parked
+    is_killed: bool = False
     worked_ns: int = 0  # of script.work_ns
     seen_ns: int = 0  # up to when worked_ns counts
     granted_ns: int = 0
@@ -106,6 +126,12 @@ class _Live:
     @property
     def steps(self) -> int:
         return self.worked_ns // self.script.step_ns
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it has on its device between turns."""
+        needs = self.script.needs
+        return needs.overhead_bytes if self.is_away else needs.resident_bytes
 
 
 @dataclass(slots=True)
@@ -184,6 +210,8 @@ class NodeEngine:
 
     def _happen(self, at: int, what: str, job: str, version: int) -> None:
         live = self._jobs[job]
+        if live.is_killed:
+            return
         match what:
             case "submit":
                 self._tell(JobSubmitted(job=JobId(job), spec=live.script.spec), at)
@@ -194,6 +222,10 @@ class NodeEngine:
                     self._at_boundary(live, at)
             case "parked" | "unparked":
                 self._moved(live, at, is_back=what == "unparked")
+            case "trimmed":
+                self._tell(NeedsMeasured(job=JobId(job), needs=live.script.needs), at)
+            case "killed":
+                self._kill(live, at)
             case _:
                 raise InternalError(f"nobody knows what {what} is")
 
@@ -221,6 +253,15 @@ class NodeEngine:
         elif live.is_holding:
             self._aim(live)
 
+    def _kill(self, live: _Live, at: int) -> None:
+        """The scheduler ended it: whatever it was about to do does not happen any more."""
+        live.is_killed = True
+        if live.is_holding:
+            self._let_go(live, at)
+        self._catch_up(live.device, at)
+        self._devices[live.device].resident_bytes -= live.resident_bytes
+        self._tell(JobExited(job=JobId(live.script.id), code=KILLED), at)
+
     def _move_ns(self, live: _Live) -> int:
         return live.script.needs.persistent_bytes * SECOND // self._machine.move_bytes_per_s
 
@@ -228,6 +269,7 @@ class NodeEngine:
         """A job's persistent bytes left the device, or are there again."""
         job, needs, move_ns = JobId(live.script.id), live.script.needs, self._move_ns(live)
         self._catch_up(live.device, at)
+        live.is_away = not is_back
         self._devices[live.device].resident_bytes += needs.persistent_bytes if is_back else -needs.persistent_bytes
         if is_back:
             self._tell(JobUnparked(job=job, move_ns=move_ns), at)
@@ -288,10 +330,41 @@ class NodeEngine:
             case ParkJob() | UnparkJob():
                 what = "parked" if isinstance(effect, ParkJob) else "unparked"
                 self._push(at + self._move_ns(self._jobs[effect.job]), what, effect.job)
+            case TrimJob():
+                self._push(at, "trimmed", effect.job)
+            case StopJob():
+                self._push(at, "killed", effect.job)
+            case MoveJob():
+                self._change_device(self._jobs[effect.job], effect.device, at)
+            case _:
+                self._take_note(effect)
+
+    def _take_note(self, effect: Words) -> None:
+        """An effect by which no script does anything."""
+        match effect:
             case RefuseJob():
                 self._refused[effect.job] = effect.reason
+            case CloseJob():
+                if effect.job not in self._done:
+                    self._refused[effect.job] = effect.reason
+            case RejectEvent():
+                raise InternalError(f"the scheduler rejected {effect.event} of job {effect.job}: {effect.reason}")
+            case DenyMemory():
+                raise InternalError(f"no script waits for memory, and job {effect.job} is denied it: {effect.reason}")
+            case SetCap() | SetCompute() | ResizeLane():
+                pass  # limits that a script keeps to by itself
+            case ExplainWait() | NameHog() | RememberJob():
+                pass  # for people, and for the next daemon
             case _:
-                pass  # words, sizes and memories: nothing in a script depends on them
+                assert_never(effect)
+
+    def _change_device(self, live: _Live, device: str, at: int) -> None:
+        """It is counted on another device from now on, with what it has on the host or on its way."""
+        for name in (live.device, device):
+            self._catch_up(name, at)
+        self._devices[live.device].resident_bytes -= live.resident_bytes
+        self._devices[device].resident_bytes += live.resident_bytes
+        live.device = device
 
     def _take_turn(self, live: _Live, effect: GrantLease, at: int) -> None:
         device = self._devices[live.device]
