@@ -31,7 +31,7 @@ from carpool.units import MS
 
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 ASKED_SHARES = "fixed"  # the one share policy that gives what is asked; the others divide the device
-SHRINKING = frozenset({Why.SHRINKS})  # the one reason that holds a job back and does not make it leave
+HELD_ONLY = frozenset({Why.SHRINKS})  # reasons that hold a job back and do not make it leave
 OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
@@ -286,7 +286,7 @@ def is_asking(job: Job) -> bool:
 
 def is_leaving(job: Job) -> bool:
     """Whether it is to leave the device; a job that is held back only to become smaller is not."""
-    return bool(job.departures) and job.departures.keys() != SHRINKING
+    return bool(job.departures) and not job.departures.keys() <= HELD_ONLY
 
 
 def may_return(job: Job, *, now: Nanos) -> bool:
