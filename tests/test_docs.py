@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from carpool.cli.accounts import ROWS
 from carpool.cli.main import carpool
-from carpool.core.kernel.ids import JobId
 from carpool.core.node.words.pictures import WAITS
 from carpool.core.policies.base import Rank
 from carpool.policies import POLICIES, JobView, Policy
@@ -113,12 +111,11 @@ def test_every_policy_keeps_the_contract_and_is_documented(name: str) -> None:
 def test_the_check_finds_a_policy_that_depends_on_order() -> None:
     class First(Policy):
         name, quantum_ns = "first", 0
+        asked = 0
 
         def rank(self, view: JobView, *, now: int) -> Rank:
-            return (view.arrived_ns,)
-
-        def pick(self, wanting: Sequence[JobView], *, now: int) -> JobId | None:
-            return wanting[0].id if wanting else None
+            self.asked += 1
+            return (self.asked,)
 
         def why(self, chosen: JobView, over: JobView) -> str:
             return "it is first"

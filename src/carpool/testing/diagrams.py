@@ -1,4 +1,4 @@
-"""Draws the diagrams of docs/lease.md from the tables in core/node/lifecycle.py and moves/departures.py (`make docs`)."""
+"""Draws the diagrams of docs/lease.md from the tables of the node: lifecycle.py, departures.py (`make docs`)."""
 
 from __future__ import annotations
 
