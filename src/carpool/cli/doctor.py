@@ -20,7 +20,7 @@ from carpool.devices import cpu, nvml
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError
 from carpool.units import format_bytes, format_count
-from carpool.wire import page
+from carpool.wire.page import Page
 
 AddFinding = Callable[[str, str, str], None]  # mark (ok, note or missing), what, text
 PROBE_SECONDS = 60
@@ -101,14 +101,14 @@ def examine(python: str) -> list[dict[str, str]]:
 def _examine_meter(meter: str, add: AddFinding) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "page"
-        shared = page.Page.create(path)
+        shared = Page.create(path)
         code = "b = bytearray(8 << 20); import time; print(len(b))"
         environment = {**os.environ, "LD_PRELOAD": meter, "CARPOOL_PAGE": str(path)}
         try:
             done = subprocess.run(
                 [sys.executable, "-S", "-c", code], env=environment, capture_output=True, timeout=PROBE_SECONDS
             )
-            claimed = shared.words[page.H_SLOTS_USED] > 1
+            claimed = shared.header.slots_used > 1
         except (OSError, subprocess.TimeoutExpired) as error:
             add("missing", "meter", f"{Path(meter).name} could not be tried: {error}")
             return
