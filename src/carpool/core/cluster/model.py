@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
+from carpool.core.policies.view import JobView
 from carpool.units import SECOND
 
 Tie = int | tuple[int, ...]  # the further parts of a rank, and at the end a number of its own
@@ -60,6 +61,7 @@ class ClusterJob:
     level: int = 0  # of what it has had (order.py)
     counts_as_running: bool = False  # before those of its level that wait
     standing: int = 0  # among them, where the policy goes by it
+    view: JobView | None = None  # as its policy saw it last
     head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan
@@ -78,7 +80,7 @@ class ClusterJob:
     def parked_before(self, now: Nanos) -> tuple[int, ...]:
         """Who goes last in the order is parked first: its key, turned round."""
         first, tie = self.key_at(now)
-        return (-first, *(-part for part in (tie if isinstance(tie, tuple) else (tie,))))
+        return (-first, -tie) if isinstance(tie, int) else (-first, *(-part for part in tie))
 
     @property
     def is_running(self) -> bool:

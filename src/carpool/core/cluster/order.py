@@ -10,8 +10,9 @@ from __future__ import annotations
 from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
 from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.policies.base import Policy
-from carpool.core.policies.levels import Levels
 from carpool.core.policies.view import JobView
+
+_FACTS = 8  # so many fields of a view, from the first on, never change
 
 
 class Order:
@@ -22,15 +23,18 @@ class Order:
         self.name = policy.name
         self.seats = policy.lanes_max  # how many jobs may run side by side on the same cards
         self.splits_by_weight = policy.by_tenant  # tenants that have jobs own the cluster, whatever they were given
-        self._levels: Levels = policy.levels
+        self._rank = policy.rank
+        self._levels = policy.levels
+        self._bounds, self._begins_ns = policy.levels.bounds, policy.levels.begins_ns
+        self._by_weight, self._keeps_standing = policy.levels.by_weight, policy.levels.keeps_standing
         self._asks_speed = type(policy).speed is not Policy.speed
         self._changes = 0
 
     def key(self, job: ClusterJob, *, now: Nanos) -> Key:
         """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""
         self._count(job)
-        rank = self.policy.rank(self.view_of(job), now=now)
-        tie = job.standing if self._levels.keeps_standing else job.number
+        rank = self._rank(self.view_of(job), now=now)
+        tie = job.standing if self._keeps_standing else job.number
         return (rank[0], tie) if len(rank) == 1 else (rank[0], (*rank[1:], tie))
 
     def speed(self, job: ClusterJob) -> int:
@@ -41,7 +45,7 @@ class Order:
         """After how much more run time its key must be asked anew; None for never."""
         if self._asks_speed and self.policy.speed(self.view_of(job)) is not None:
             return None
-        levels, size_milli = self._levels, max(1, job.size_milli)
+        levels, size_milli = self._levels, job.size_milli or 1
         if job.level == len(levels.ends):
             return None
         end = levels.ends[job.level]
@@ -53,48 +57,37 @@ class Order:
 
     def view_of(self, job: ClusterJob) -> JobView:
         """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
-        levels, number = self._levels, job.level
-        counted_ns = levels.begins_ns[number] if job.counts_as_running else levels.begins_ns[number] + 1
-        if job.service_ns is not None:
-            remaining_ns = job.service_ns - job.attained_ns + job.lost_ns
-        elif number < len(levels.ends):
-            remaining_ns = levels.ends[number] // max(1, job.size_milli)  # as long as its level
+        service_ns, size_milli = job.service_ns, job.size_milli
+        counted_ns = self._begins_ns[job.level] if job.counts_as_running else self._begins_ns[job.level] + 1
+        if service_ns is not None:
+            remaining_ns = service_ns - job.attained_ns + job.lost_ns
         else:
-            remaining_ns = job.attained_ns
-        fields = (
-            job.id,
-            job.id,
-            job.tenant,
-            job.priority,
-            job.arrived_ns,
-            False,
-            0,
-            0,
-            counted_ns,
-            remaining_ns,
-            job.service_ns is not None,
-            counted_ns,
-            0,
-            job.size_milli,
-        )
-        view: JobView = tuple.__new__(JobView, fields)  # the class's own constructor takes twice as long
+            remaining_ns = self._bounds[job.level] // (size_milli or 1)  # as long as its level
+        before = job.view
+        facts = before[:_FACTS] if before is not None else _facts_of(job)
+        counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli)
+        view: JobView = tuple.__new__(JobView, facts + counted)  # the class's own constructor takes twice as long
+        job.view = view
         return view
 
     def _count(self, job: ClusterJob) -> None:
         """Bring the job to the level of what it has attained, never down again, and note how it stands there."""
-        levels, ends, is_new = self._levels, self._levels.ends, job.key == NO_KEY
-        if is_new and job.level:
-            job.head_start = ends[job.level - 1]
+        is_sent_back = job.key is NO_KEY
+        if is_sent_back and job.level:
+            job.head_start = self._levels.ends[job.level - 1]
         served = job.attained_ns * job.size_milli
-        if levels.by_weight:
+        if self._by_weight:
             served = served * WEIGHT_ONE // job.weight_milli + job.head_start
-        is_sent_back = is_new
-        while job.level < len(ends) and served >= ends[job.level]:
+        while served >= self._bounds[job.level]:
             job.level += 1
             is_sent_back = True
-        counts = job.is_running and not is_sent_back
-        if is_sent_back or counts != job.counts_as_running:
+        counts = not is_sent_back and job.is_running
+        if self._keeps_standing and (is_sent_back or counts != job.counts_as_running):
             self._changes += 1
             is_parked = not is_sent_back and not counts  # to the front of those that wait
             job.standing = -self._changes if is_parked else self._changes
         job.counts_as_running = counts
+
+
+def _facts_of(job: Job) -> tuple[object, ...]:
+    return (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)

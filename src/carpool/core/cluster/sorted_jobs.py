@@ -54,10 +54,10 @@ class RunningJobs:
 
     def size_before(self, key: Key, now: Nanos) -> int:
         """The size of all jobs that go before the key."""
-        first, second = key
-        return sum(
-            size * bisect_left(row, (first + speed * now, second)) for (size, speed), row in self._rows.items()
-        )
+        size_milli = 0
+        for (size, speed), row in self._rows.items():
+            size_milli += size * bisect_left(row, (key[0] + speed * now, key[1]) if speed else key)
+        return size_milli
 
     def last(self, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job that goes after all others, with its key now."""
@@ -75,7 +75,7 @@ class RunningJobs:
         """The first job of each row, with its key now."""
         for (_, speed), row in self._rows.items():
             first, second, job = row[0]
-            yield (first - speed * now, second), job
+            yield (first - speed * now, second) if speed else job.key, job
 
     def next_after(self, job: ClusterJob, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job behind this one in its row."""
