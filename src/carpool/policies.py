@@ -1,18 +1,35 @@
-"""All policies there are: those of carpool itself, one file each in core/policies."""
+"""All policies there are: carpool's own, those that installed packages bring, and files of yours.
+
+A policy is named on the command line by its *reference*:
+  srtf              one of carpool's own: a file in core/policies
+  newest            one that an installed package brings: an entry point of the group `carpool.policies`
+  ./mine.py:Mine    a class in a file; `:Mine` may be left out where the file has only one
+  package.mod:Mine  a class in a module that can be imported
+
+How to write one: docs/policies.md. What is wrong with one: `carpool policy check`.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import carpool.core.policies
-from carpool.core.policies.base import Policy
+from carpool.core.policies.base import Policy, Rank
+from carpool.core.policies.levels import Levels
 from carpool.core.policies.view import JobView
+from carpool.errors import UsageError
 
-__all__ = ["POLICIES", "JobView", "Policy", "names_for"]
+__all__ = ["PLACES", "POLICIES", "JobView", "Levels", "Policy", "Rank", "faults_of", "find_policy", "names_for"]
+
+PLACES = ("node", "cluster")
+GROUP = "carpool.policies"  # of entry points
 
 
 def _built_in() -> Iterator[Policy]:
@@ -35,3 +52,154 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in _built_in()}
 def names_for(place: str) -> list[str]:
     """The built-in policies that run on a node, or in a cluster."""
     return [name for name, policy in POLICIES.items() if place in policy.runs_on]
+
+
+def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    """What installed packages bring, by name; a name of carpool's own stays carpool's."""
+    found = importlib.metadata.entry_points(group=GROUP)
+    return {each.name: each for each in found if each.name not in POLICIES}
+
+
+# --- from a reference to a policy ------------------------------------------------------------------------------
+
+
+def find_policy(reference: str, *, place: str | None = None) -> Policy:
+    """The policy of that reference, whole and fit for the place; a UsageError says what is missing."""
+    policy = POLICIES.get(reference)
+    if policy is None:
+        policy = load(reference, place=place)
+        faults = faults_of(policy)
+        if faults:
+            raise UsageError(f"policy {reference}: {faults[0]}")
+    if place is not None and place not in policy.runs_on:
+        where = " and ".join(policy.runs_on)
+        raise UsageError(f"policy {reference} runs on a {where} only; on a {place} there are {_known(place)}")
+    return policy
+
+
+def in_full(reference: str) -> str:
+    """The reference as it can be found again from any directory: that of a file has its whole path and its class."""
+    if not _is_file(reference):
+        return reference
+    return f"{Path(_split(reference)[0]).absolute()}:{type(load(reference)).__name__}"
+
+
+def load(reference: str, *, place: str | None = None) -> Policy:
+    """An object of the class that the reference names; what it holds is not looked at yet (`faults_of`)."""
+    if reference in POLICIES:
+        return POLICIES[reference]
+    if not _is_file(reference) and ":" not in reference:
+        entry = entry_points().get(reference)
+        if entry is None:
+            raise UsageError(f"unknown policy '{reference}'; there are {_known(place)}, or a file: ./mine.py:Mine")
+        return load(entry.value, place=place)
+    source, name = _split(reference)
+    module = _load_file(source) if _is_file(reference) else _load_module(source)
+    return _make(_class_in(module, name, source), reference)
+
+
+def _known(place: str | None) -> str:
+    return ", ".join([*(names_for(place) if place is not None else POLICIES), *entry_points()])
+
+
+def _is_file(reference: str) -> bool:
+    source = _split(reference)[0]
+    return "/" in source or source.endswith(".py")
+
+
+def _split(reference: str) -> tuple[str, str]:
+    source, _, name = reference.partition(":")
+    return source, name
+
+
+def _load_file(source: str) -> ModuleType:
+    path = Path(source)
+    if not path.is_file():
+        raise UsageError(f"there is no file {source} with a policy; correct its path (in {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(f"carpool_policy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{source} is no Python file: its name must end with .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a file of somebody else's: whatever it raises
+        raise UsageError(f"{source} cannot be loaded: {_said(error)}") from error
+    return module
+
+
+def _load_module(source: str) -> ModuleType:
+    try:
+        return importlib.import_module(source)
+    except Exception as error:  # as above
+        raise UsageError(
+            f"module {source} cannot be imported: {_said(error)}; install it, or give a file: ./mine.py:Mine"
+        ) from error
+
+
+def _class_in(module: ModuleType, name: str, source: str) -> type:
+    names = [each.__name__ for each in policies_in(module)]
+    if not name:
+        if len(names) != 1:
+            said = f"has {' and '.join(names)}; say which" if names else "has no class that derives from Policy"
+            raise UsageError(f"{source} {said}, like {source}:Mine")
+        name = names[0]
+    found = getattr(module, name, None)
+    if found is None:
+        said = f"it has {', '.join(names)}" if names else "it has no class that derives from Policy"
+        raise UsageError(f"{source} has no class {name}; {said}")
+    if not inspect.isclass(found) or not issubclass(found, Policy):
+        raise UsageError(f"{name} in {source} is no policy; it must derive from carpool.policies.Policy")
+    return found
+
+
+def _make(kind: type, reference: str) -> Policy:
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise UsageError(f"policy {reference} has no {' and no '.join(missing)}; docs/policies.md shows a whole one")
+    try:
+        policy: Policy = kind()
+    except Exception as error:  # as above
+        raise UsageError(f"policy {reference} cannot be made: {kind.__name__}() raises {_said(error)}") from error
+    return policy
+
+
+def _said(error: Exception) -> str:
+    where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
+
+
+# --- what a policy must have -----------------------------------------------------------------------------------
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value != "" and value.strip() == value
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _are_places(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(each in PLACES for each in value)
+
+
+WANTED: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "name": ("a word", _is_word),
+    "quantum_ns": ("a whole number of nanoseconds, 0 or more", lambda value: _is_count(value, 0)),
+    "lanes_max": ("a whole number, 1 or more", lambda value: _is_count(value, 1)),
+    "by_tenant": ("True or False", lambda value: isinstance(value, bool)),
+    "levels": ("carpool.policies.Levels", lambda value: isinstance(value, Levels)),
+    "runs_on": (f"a tuple of some of {' and '.join(PLACES)}", _are_places),
+}
+
+
+def faults_of(policy: Policy) -> list[str]:
+    """What is wrong with what a policy says of itself; whether its rank is one is seen by asking (carpool.testing)."""
+    faults = [
+        f"{name} must be {wanted}; it is {getattr(policy, name, None)!r}"
+        for name, (wanted, is_right) in WANTED.items()
+        if not is_right(getattr(policy, name, None))
+    ]
+    if not faults and policy.name in POLICIES and type(policy) is not type(POLICIES[policy.name]):
+        faults.append(f"it calls itself {policy.name}, and carpool has a policy of that name; give it another name")
+    return faults

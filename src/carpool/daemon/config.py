@@ -16,7 +16,7 @@ from carpool.core.node.turns.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.kinds import find_devices
 from carpool.errors import UsageError
-from carpool.policies import POLICIES, names_for
+from carpool.policies import find_policy
 from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
 from carpool.wire.places import Places
 
@@ -24,7 +24,7 @@ SLOTS_MAX = 1000
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
-    policy: str = "fair"
+    policy: str = "fair"  # a reference that can be found from any directory (carpool.policies)
     device: str = "auto"
     quantum: str = ""  # empty: the policy's own
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
@@ -35,8 +35,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
-        if self.policy not in names_for("node"):
-            raise UsageError(f"unknown policy '{self.policy}'; there are {', '.join(names_for('node'))}")
+        find_policy(self.policy, place="node")
         find_devices(self.device)
         self.settings()
         if self.park_to and not Path(self.park_to).is_dir():
@@ -60,7 +59,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     def quantum_ns(self) -> Nanos:
         """What a holder keeps its turn for at least: as told, else the policy's own."""
         told = self.settings().quantum_ns
-        return POLICIES[self.policy].quantum_ns if told is None else told
+        return find_policy(self.policy).quantum_ns if told is None else told
 
     def facts(self) -> dict[str, Any]:
         """What is in force, however it was said: to be shown, and compared with what another start asks for."""

@@ -37,7 +37,7 @@ from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.journal.writer import Journal
-from carpool.policies import POLICIES
+from carpool.policies import find_policy
 from carpool.wire.places import Places, find_places, make_private
 
 log = logging.getLogger("carpool")
@@ -98,7 +98,8 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    devices = find_devices(config.device, lanes_max=POLICIES[config.policy].lanes_max)
+    policy = find_policy(config.policy, place="node")
+    devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
     starter = Starter(places, devices)
 
@@ -106,7 +107,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         broken.set()
         stopped.set()
 
-    driver = Driver(Scheduler(POLICIES[config.policy]), journal, starter, give_up)
+    driver = Driver(Scheduler(policy), journal, starter, give_up)
     driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
     for device in devices:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))

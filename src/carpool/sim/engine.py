@@ -42,7 +42,7 @@ from carpool.core.cluster.placer_inventory import PlacerInventory
 from carpool.core.cluster.scheduler import ClusterScheduler
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.errors import InternalError, UsageError
-from carpool.policies import POLICIES
+from carpool.policies import find_policy
 from carpool.sim.traces import TraceJob
 
 NEVER = 1 << 80  # later than any time
@@ -164,7 +164,7 @@ def members_of(job: TraceJob, node_cards: int) -> tuple[Request, ...]:
 class _Engine:
     def __init__(self, jobs: Sequence[TraceJob], plan: Plan) -> None:
         self._plan = plan
-        self._scheduler = ClusterScheduler(make_inventory(jobs, plan.nodes), POLICIES[plan.order], plan.settings)
+        self._scheduler = ClusterScheduler(make_inventory(jobs, plan.nodes), find_policy(plan.order), plan.settings)
         self._node_cards = max(node.cards for node in plan.nodes)
         self._outcomes = [Outcome(job=job, remaining_ns=job.service_ns) for job in jobs]
         self._by_id = {JobId(outcome.job.id): outcome for outcome in self._outcomes}

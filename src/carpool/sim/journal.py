@@ -32,7 +32,7 @@ from carpool.core.node.words.views import JobPicture
 from carpool.errors import InternalError, UsageError
 from carpool.journal import reader
 from carpool.journal.reader import Call, Recording
-from carpool.policies import POLICIES, Policy
+from carpool.policies import Policy, find_policy
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import SECOND
 
@@ -70,13 +70,13 @@ class Replay:
 
 def policy_of(recording: Recording) -> Policy:
     """The policy it was recorded under; UsageError if it is not here."""
-    found = POLICIES.get(recording.policy)
-    if found is None:
+    try:
+        return find_policy(recording.policy, place="node")
+    except UsageError as error:
         raise UsageError(
             f"{recording.source}: run {recording.run} was recorded under the policy '{recording.policy}',"
-            " which is not here"
-        )
-    return found
+            f" which is not here: {error}"
+        ) from error
 
 
 def replay(recording: Recording) -> Replay:

@@ -58,7 +58,7 @@ from carpool.core.node.model import History, JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
-from carpool.policies import POLICIES
+from carpool.policies import find_policy
 from carpool.sim.outcome import JobOutcome, Outcome, Span
 from carpool.units import GIB, SECOND
 
@@ -151,7 +151,7 @@ class NodeEngine:
     def __init__(
         self, policy: str, machine: Machine, *, settings: Settings | None = None, watch: Watch | None = None
     ) -> None:
-        self._scheduler = Scheduler(POLICIES[policy])
+        self._scheduler = Scheduler(find_policy(policy))
         self._settings = settings or Settings()
         self._policy = policy
         self._machine = machine

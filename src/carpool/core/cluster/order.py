@@ -89,5 +89,5 @@ class Order:
         job.counts_as_running = counts
 
 
-def _facts_of(job: Job) -> tuple[object, ...]:
+def _facts_of(job: ClusterJob) -> tuple[object, ...]:
     return (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
