@@ -194,7 +194,7 @@ WANTED: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def faults_of(policy: Policy) -> list[str]:
-    """What is wrong with what a policy says of itself; whether its rank is one is seen by asking (carpool.testing)."""
+    """What is wrong with what a policy says of itself; its ranks are looked at by carpool.testing.policies."""
     faults = [
         f"{name} must be {wanted}; it is {getattr(policy, name, None)!r}"
         for name, (wanted, is_right) in WANTED.items()

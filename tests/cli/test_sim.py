@@ -159,7 +159,7 @@ def test_bad_rows_are_an_error_that_lists_and_counts_them(tmp_path: Path) -> Non
             "line 2: job row2: tenant bob has no share",
         ),
         (SMALL, ["--shares", "alice=0"], "--shares: 'alice=0' gives tenant alice 0; it must be above 0"),
-        (SMALL, ["--policy", "best"], "unknown policy 'best'; there are fifo"),
+        (SMALL, ["--policy", "best"], "unknown policy 'best'; there are fair, fifo, las"),
         (SMALL, ["--policy", "fifo,fifo"], "name each policy once"),
         (SMALL, ["--cluster", "many"], "--cluster 'many' is no cluster"),
         (SMALL, ["--cluster", "0x8x16GiB"], "is no cluster"),

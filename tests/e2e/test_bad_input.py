@@ -45,7 +45,7 @@ def assert_refused(done: Ended, code: int, *words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--policy", "lottery"], ["unknown policy 'lottery'", "fifo, srtf, fair, priority, pack, las"]),
+        (["--policy", "lottery"], ["unknown policy 'lottery'", "fair, fifo, las, pack, priority, srsf, srtf"]),
         (["--policy", "srtf"], ["the running daemon uses policy fair, not srtf"]),
         (["--device", "tpu"], ["unknown device 'tpu'"]),
         (["--device", "cpu:999TiB"], ["999TiB", "this machine has"]),

@@ -14,6 +14,7 @@ import click
 from carpool.calls import as_dict
 from carpool.cli.groups import HelpfulGroup
 from carpool.cli.launch import start_daemon
+from carpool.cli.policy import checked
 from carpool.cli.tables import device_table, show
 from carpool.cli.values import origin, parsed
 from carpool.client import Client
@@ -21,6 +22,7 @@ from carpool.daemon.config import DaemonConfig
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.devices.kinds import find_devices
 from carpool.errors import PeerError, UnreachableError, UsageError
+from carpool.policies import in_full, names_for
 from carpool.units import (
     SECOND,
     format_bytes,
@@ -69,7 +71,12 @@ def daemon() -> None:
 
 
 @daemon.command()
-@click.option("--policy", default="fair", show_default=True, help="fifo, srtf, fair, priority, pack or las.")
+@click.option(
+    "--policy",
+    default="fair",
+    show_default=True,
+    help=f"{', '.join(names_for('node'))}, or one of yours: ./mine.py:Mine (see carpool policy).",
+)
 @click.option(
     "--device",
     default="auto",
@@ -105,6 +112,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
 
     \b
     carpool daemon start --policy srtf --device cpu:4GiB
+    carpool daemon start --policy ./mine.py:Mine
     carpool daemon start --device cpu:4GiB --park-to /dev/shm
     carpool daemon start --tenant-weights ana=2,ben=1
     """
@@ -118,8 +126,9 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
     ):
         if text:
             parsed(option, parse, text)
-    if tenant_weights and policy != "fair":
+    if not checked(policy, place="node").by_tenant and tenant_weights:
         raise UsageError(f"{origin('--tenant-weights')} counts under policy fair; {policy} does not go by tenants")
+    policy = in_full(policy)
     config = DaemonConfig(
         policy=policy,
         device=device,

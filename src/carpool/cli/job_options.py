@@ -19,7 +19,7 @@ from carpool.devices.kinds import kind_named
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import RefusedError, UsageError
-from carpool.policies import names_for
+from carpool.policies import find_policy, in_full, names_for
 from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 
 STEPS_MAX = 10**15
@@ -62,7 +62,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
         click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
         click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
-        click.option("--policy", help=f"For a new daemon: {', '.join(names_for('node'))}."),
+        click.option("--policy", help=f"For a new daemon: {', '.join(names_for('node'))} or ./mine.py:Mine."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -113,8 +113,9 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--name has {len(options['name'])} characters; {NAME_MAX} are the most")
     if options["on_hog"] not in ON_HOG:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
-    if options["policy"] is not None and options["policy"] not in names_for("node"):
-        raise UsageError(f"unknown policy '{options['policy']}'; there are {', '.join(names_for('node'))}")
+    if options["policy"] is not None:
+        find_policy(options["policy"], place="node")
+        options["policy"] = in_full(options["policy"])
     least, most = (
         parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
     )

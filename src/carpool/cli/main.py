@@ -32,6 +32,7 @@ COMMANDS = (
     "checkpoint",
     "cancel",
     "daemon",
+    "policy",
     "doctor",
     "verify",
     "sim",

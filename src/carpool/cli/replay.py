@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # loaded when it is used, as the whole simulator
 
 def replay(options: dict[str, object], as_json: bool) -> int:
     """Replay a journal; with another policy or other devices, say what would have been."""
+    from carpool.cli.policy import checked
     from carpool.sim import journal
     from carpool.sim.compare import check_policies
     from carpool.wire.places import find_places
@@ -31,7 +32,9 @@ def replay(options: dict[str, object], as_json: bool) -> int:
         _flush(places)
     policies = [each.strip() for each in str(options["policies"]).split(",")] if options["policies"] else []
     if policies:
-        check_policies([each for each in policies if each != "srsf"] or ["srsf"], is_node=True)
+        check_policies(policies, is_node=True)
+        for each in policies:
+            checked(each, place="node")
     replayed = journal.replay_all(path, run=int(str(options["run"])) if options["run"] is not None else None)
     recording = replayed.chosen
     devices = _supposed_devices(options, recording.devices)
@@ -79,11 +82,14 @@ def _supposed_devices(
 
 def _as_json(replayed: Replays, jobs: list[Recorded], without: list[str], rows: list[Supposed]) -> dict[str, object]:
     recording = replayed.chosen
+    from carpool.sim.compare import SCHEDULERS
+
     waits, completions = _recorded_means(jobs)
     return {
         "journal": recording.source,
         "run": recording.run,
         "policy": recording.policy,
+        "scheduler": SCHEDULERS["node"],
         "devices": [{"device": name, "bytes": size} for name, size in recording.devices],
         "events": sum(life.events for life in replayed.lives),
         "effects": sum(life.effects for life in replayed.lives),
@@ -177,7 +183,7 @@ def _show(replayed: Replays, jobs: list[Recorded], without: list[str], rows: lis
 
 def _compared(replayed: Replays) -> str:
     events, effects = (sum(getattr(life, what) for life in replayed.lives) for what in ("events", "effects"))
-    told = f"replayed {format_count(len(replayed.lives), 'run')} of the daemon: {events:,} events"
+    told = f"replayed {format_count(len(replayed.lives), 'run')} of the daemon by the node's scheduler: {events:,} events"
     return f"{told}, {effects:,} decisions compared: {replayed.difference or 'every one as recorded'}"
 
 

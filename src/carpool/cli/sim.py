@@ -1,4 +1,4 @@
-"""`carpool sim`: what would sharing do for us, and under which policy? The node's own scheduler, in virtual time."""
+"""`carpool sim`: what would sharing do for us, and under which policy? The live schedulers, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEFT_OUT_SHOWN = 5
     context_settings={"auto_envvar_prefix": "CARPOOL_SIM"},
 )
 @click.option("--trace", metavar="TRACE", help="philly, itp, alibaba2023, muri1..4, salus or FILE.csv.")
-@click.option("--policy", "policies", metavar="A,B", help="Default: fifo,srtf,fair, or as recorded.")
+@click.option("--policy", "policies", metavar="A,B", help="Or ./mine.py:Mine (fifo,srtf,fair, or as recorded).")
 @click.option("--cluster", metavar="SPEC", help="Like 64x8x16GiB: nodes x cards x memory.")
 @click.option("--jobs", type=int, metavar="N", help="The first so many; how many to generate.")
 @click.option("--turns", is_flag=True, help="Turn by turn, on one card.")
@@ -61,7 +61,10 @@ LEFT_OUT_SHOWN = 5
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png or .html.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(as_json: bool, **options: object) -> int:
-    """What would sharing do? The node's own scheduler in virtual time.
+    """What would sharing do? The scheduler of a live node or cluster, in virtual time.
+
+    More than one card: the cluster's, whole cards. One card, --turns, --journal: the node's, turn by turn.
+    The output says which one ran.
 
     \b
     carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB
@@ -87,8 +90,9 @@ def sim(as_json: bool, **options: object) -> int:
 
 
 def _trace(options: dict[str, object], as_json: bool) -> int:
+    from carpool.cli.policy import checked
     from carpool.sim import clusters, traces
-    from carpool.sim.compare import Choice, compare
+    from carpool.sim.compare import Choice, compare, is_turn_by_turn
 
     name, seed = str(options["trace"]), _int(options["seed"])
     trace = traces.load(name)
@@ -105,6 +109,8 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
         skips_bad=bool(options["skip_bad"]),
     )
+    for each in choice.policies:
+        checked(each, place="node" if is_turn_by_turn(choice) else "cluster")
     plot = _check_plot(options["plot"])
     with progress_bar() as progress:
         found = compare(trace, choice, progress)
@@ -158,12 +164,13 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def show_comparison(found: Comparison, cluster: str) -> None:
+    from carpool.sim.compare import SCHEDULERS
     from carpool.sim.measures import tables
 
     out = console()
     cards = "one card" if found.cards == 1 else f"{found.cards:,} cards"
-    how = "turn by turn" if found.engine == "node" else "cluster scheduler"
-    out.print(f"{found.trace}: {format_count(found.jobs, 'job')} on {cards} ({cluster}), {how}", highlight=False)
+    out.print(f"{found.trace}: {format_count(found.jobs, 'job')} on {cards} ({cluster})", highlight=False)
+    out.print(f"decided by {SCHEDULERS[found.engine]}", highlight=False)
     for table in tables(found.rows, found.bounds):
         show_table(table)
     out.print("× is the ratio to the first policy; bound: the best with one job on a card at a time", highlight=False)

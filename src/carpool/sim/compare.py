@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.core.node.settings import Settings
-from carpool.errors import UsageError
-from carpool.policies import POLICIES, names_for
+from carpool.errors import CarpoolError, UsageError
+from carpool.policies import POLICIES, find_policy
 from carpool.sim.clusters import bytes_of, cards_of
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
@@ -19,7 +19,10 @@ from carpool.sim.traces import WHOLE_CARD, Trace, TraceJob
 from carpool.sim.workload import script_of
 from carpool.units import format_bytes, format_ns
 
-KNOWS_LENGTHS = frozenset({"srtf", "srsf"})  # the others use no run times and are told none
+SCHEDULERS = {  # which one runs, by the name of the engine around it
+    "node": "the node's scheduler, turn by turn on one card",
+    "cluster": "the cluster's scheduler, whole cards",
+}
 QUANTA_IN_ALL = 10_000  # a turn-by-turn run of much work has a longer quantum, so that it ends this year
 
 Progress = Callable[[str, int, int], None]  # policy, jobs ended, jobs in all
@@ -49,6 +52,7 @@ class Comparison:
     jobs: int
     left_out: tuple[tuple[int, str], ...]  # line and reason
     rows: tuple[tuple[str, Measures], ...]
+    references: tuple[str, ...]  # of the same policies, as they were asked for
     bounds: Bounds
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
@@ -58,16 +62,18 @@ class Comparison:
         return {
             "trace": self.trace,
             "engine": self.engine,
+            "scheduler": SCHEDULERS[self.engine],
             "cards": self.cards,
             "jobs": self.jobs,
             "left_out": [{"line": line, "reason": reason} for line, reason in self.left_out],
             "policies": [
                 {
                     "policy": policy,
+                    "reference": reference,
                     **figures.as_json(),
                     "ratio_to_first": _ratios(figures.as_json(), first),
                 }
-                for policy, figures in self.rows
+                for (policy, figures), reference in zip(self.rows, self.references, strict=True)
             ],
             "bound": self.bounds.as_json(),
             "notes": list(self.notes),
@@ -85,34 +91,37 @@ def _ratios(figures: dict[str, object], first: dict[str, object]) -> dict[str, f
 
 def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> Comparison:
     """Run the trace under each policy. What cannot run is an error, or left out and counted if that was asked for."""
-    is_node = choice.turns or cards_of(choice.nodes) == 1
-    check_policies(choice.policies, is_node=is_node)
-    if choice.weights_milli and "fair" not in choice.policies:
+    is_node = is_turn_by_turn(choice)
+    names = check_policies(choice.policies, is_node=is_node)
+    if choice.weights_milli and not any(find_policy(policy).by_tenant for policy in choice.policies):
         raise UsageError("--weights counts under fair; no other policy reads it")
     jobs, left_out = _fitting(trace, choice, is_node=is_node)
-    outcomes = [
-        (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress) for policy in choice.policies
-    ]
+    outcomes = [_run(policy, jobs, choice, progress, is_node=is_node) for policy in choice.policies]
     return Comparison(
         trace=trace.name,
         engine="node" if is_node else "cluster",
         cards=outcomes[0].cards,
         jobs=len(jobs),
         left_out=tuple(left_out),
-        rows=tuple((policy, measure(outcome)) for policy, outcome in zip(choice.policies, outcomes, strict=True)),
+        rows=tuple((name, measure(outcome)) for name, outcome in zip(names, outcomes, strict=True)),
+        references=tuple(choice.policies),
         bounds=bound(outcomes[0]),
         outcomes=tuple(outcomes),
         notes=tuple(_notes(choice, jobs, is_node=is_node)),
     )
 
 
-def check_policies(policies: Sequence[str], *, is_node: bool) -> None:
-    known = names_for("node" if is_node else "cluster")
-    for policy in policies:
-        if policy not in known:
-            raise UsageError(f"unknown policy '{policy}'; there are {', '.join(known)}")
-    if len(set(policies)) != len(policies) or not policies:
+def is_turn_by_turn(choice: Choice) -> bool:
+    """Whether the node's scheduler runs, and not the cluster's."""
+    return choice.turns or cards_of(choice.nodes) == 1
+
+
+def check_policies(policies: Sequence[str], *, is_node: bool) -> list[str]:
+    """Whether all of them can run; returns the names they have."""
+    names = [find_policy(policy, place="node" if is_node else "cluster").name for policy in policies]
+    if len(set(names)) != len(names) or not names:
         raise UsageError("name each policy once: --policy fifo,srtf")
+    return names
 
 
 # --- what can run ----------------------------------------------------------------------------------------------
@@ -171,10 +180,23 @@ def _why_not(job: TraceJob, choice: Choice, *, is_node: bool) -> str | None:
 # --- runs ------------------------------------------------------------------------------------------------------
 
 
+def _run(
+    policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None, *, is_node: bool
+) -> Outcome:
+    try:
+        return (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress)
+    except Exception as error:
+        if policy in POLICIES or isinstance(error, CarpoolError):
+            raise
+        raise UsageError(
+            f"policy {policy} raised {type(error).__name__}: {error}; look at it with carpool policy check {policy}"
+        ) from error
+
+
 def _run_node(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:
     device_bytes = choice.nodes[0].card_bytes or 1 << 50
     machine = Machine(devices=(("card0", device_bytes),))
-    busy = pair_busy_milli() if policy == "pack" else WHOLE_CARD
+    busy = pair_busy_milli() if find_policy(policy).lanes_max > 1 else WHOLE_CARD
     scripts = [script_of(job, is_known=not choice.is_unknown, busy_milli=busy) for job in jobs]
     engine = NodeEngine(policy, machine, settings=node_settings(policy, jobs, choice))
     outcome = engine.run(scripts, progress=_counter(progress, policy, len(jobs)))
@@ -183,7 +205,7 @@ def _run_node(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: P
 
 def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Settings:
     """The daemon's settings; the quantum is the policy's own, or a share of all the work if that is longer."""
-    own = POLICIES[policy].quantum_ns
+    own = find_policy(policy).quantum_ns
     quantum = choice.quantum_ns
     if quantum is None:
         quantum = max(own, sum(job.service_ns for job in jobs) // QUANTA_IN_ALL) if own else own
@@ -193,13 +215,14 @@ def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Sett
 
 
 def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:
+    rule = find_policy(policy)
     plan = Plan(
         nodes=choice.nodes,
         order=policy,
-        knows_lengths=policy in KNOWS_LENGTHS,
+        knows_lengths=True,  # srtf and srsf go by it
         shares_milli=choice.shares_milli,
-        weights_milli=choice.weights_milli if policy == "fair" else {},
-        rates=rates_for(jobs) if policy == "pack" else None,
+        weights_milli=choice.weights_milli if rule.by_tenant else {},
+        rates=rates_for(jobs) if rule.lanes_max > 1 else None,
     )
     result = simulate(jobs, plan, step=_counter(progress, policy, len(jobs)))
     done = [
@@ -246,7 +269,7 @@ def _counter(progress: Progress | None, policy: str, total: int) -> Callable[[in
 
 def _notes(choice: Choice, jobs: Sequence[TraceJob], *, is_node: bool) -> list[str]:
     notes = []
-    if "pack" in choice.policies:
+    if any(find_policy(policy).lanes_max > 1 for policy in choice.policies):
         is_measured = not is_node and rates_for(jobs) is not as_median_pair
         notes.append(
             f"side by side: {'the stages of the trace' if is_measured else 'as the median P100 pair of Gavel'}"
