@@ -21,6 +21,7 @@ from carpool.testing import diagrams
 from carpool.testing.house import drawing
 from carpool.testing.house.imports import LAYERS
 from carpool.testing.policies import check_policy
+from carpool.units import format_ns
 from tests.test_architecture import (
     FUNCTION_LINES_MAX,
     GUEST_LINES_MAX,
@@ -95,17 +96,28 @@ def test_the_readme_snippet_runs_outside_a_job() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_policy_snippet_keeps_the_contract() -> None:
+def test_the_policy_snippet_is_a_file_that_the_pages_commands_accept(tmp_path: Path) -> None:
     (snippet,) = fenced(ROOT / "docs" / "policies.md", "python")
-    names: dict[str, type] = {}
-    exec(snippet, names)
-    assert check_policy(names["NewestFirst"]()) == []
+    (tmp_path / "mine.py").write_text(snippet)
+    (commands,) = [each for each in fenced(ROOT / "docs" / "policies.md", "") if "policy check" in each]
+    tried = [line for line in commands.splitlines() if "daemon" not in line and "philly" not in line]
+    assert len(tried) == 2, "the check, and a simulation"
+    for line in tried:
+        words = [sys.executable, "-m", "carpool", *shlex.split(line)[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        assert "newest" in done.stdout
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_keeps_the_contract_and_is_documented(name: str) -> None:
+def test_every_policy_keeps_the_contract_and_has_a_row(name: str) -> None:
     assert check_policy(POLICIES[name]) == []
-    assert f"`{name}`" in (ROOT / "docs" / "policies.md").read_text()
+    rows = [line.strip("|").split("|") for line in (ROOT / "docs" / "policies.md").read_text().splitlines()]
+    row = next((cells for cells in rows if cells[0].split()[:1] == [f"`{name}`"]), None)
+    policy = POLICIES[name]
+    assert row is not None, f"docs/policies.md has no row for {name}: add one to the table of policies"
+    assert (row[3].strip(), row[4].strip()) == (str(policy.lanes_max), ", ".join(policy.runs_on))
+    assert row[2].strip() == (format_ns(policy.quantum_ns) if policy.quantum_ns else "–")
 
 
 def test_the_check_finds_a_policy_that_depends_on_order() -> None:

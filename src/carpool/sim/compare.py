@@ -20,7 +20,7 @@ from carpool.sim.workload import script_of
 from carpool.units import format_bytes, format_ns
 
 SCHEDULERS = {  # which one runs, by the name of the engine around it
-    "node": "the node's scheduler, turn by turn on one card",
+    "node": "the node's scheduler, turn by turn",
     "cluster": "the cluster's scheduler, whole cards",
 }
 QUANTA_IN_ALL = 10_000  # a turn-by-turn run of much work has a longer quantum, so that it ends this year
