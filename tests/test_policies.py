@@ -231,7 +231,7 @@ def test_check_exits_with_1_for_a_fault_and_0_without(tmp_path: Path) -> None:
 
 def test_list_says_rule_origin_and_place_of_every_policy(tmp_path: Path) -> None:
     path = written(tmp_path, NEWEST)
-    rows = json.loads(carpool_said("policy", "list", path, "--json")[1])["policies"]
+    rows = json.loads(carpool_said("policy", "list", "--also", path, "--json")[1])["policies"]
     assert [row["name"] for row in rows] == [*POLICIES, "newest"]
     assert rows[-1]["rule"] == "The job that came last runs." and rows[-1]["origin"] == f"file {path}"
     assert {row["name"] for row in rows if row["runs_on"] == ["cluster"]} == {"tiresias"}

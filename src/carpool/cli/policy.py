@@ -43,18 +43,19 @@ class Row:
 
 
 @policy.command(name="list")
-@click.argument("references", nargs=-1, metavar="[REFERENCE]...")
+@click.option("--also", default="", metavar="A,B", help="And some of yours, like ./mine.py:Mine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def list_policies(references: tuple[str, ...], as_json: bool) -> None:
-    """Show every policy: its rule, where it comes from, and where it can run.
+def list_policies(also: str, as_json: bool) -> None:
+    """Show all: the rule, where it comes from, where it can run.
 
     Carpool's own, those that installed packages bring (entry points of the group carpool.policies), and the files
     that you name.
 
     \b
     carpool policy list
-    carpool policy list ./mine.py:Mine --json
+    carpool policy list --also ./mine.py:Mine --json
     """
+    references = [each.strip() for each in also.split(",")]
     rows = [_row(each, "built in") for each in POLICIES.values()]
     for name, entry in sorted(entry_points().items()):
         package = entry.dist.name if entry.dist is not None else entry.value
@@ -62,7 +63,9 @@ def list_policies(references: tuple[str, ...], as_json: bool) -> None:
             rows.append(_row(find_policy(name), f"entry point of {package}"))
         except UsageError as error:
             rows.append(Row(name=name, rule=f"cannot be used: {error}", origin=f"entry point of {package}"))
-    rows += [_row(find_policy(each), f"file {each}" if ".py" in each else f"module {each}") for each in references]
+    rows += [
+        _row(find_policy(each), f"file {each}" if ".py" in each else f"module {each}") for each in references if each
+    ]
     if as_json:
         shown = [{name: getattr(row, name) for name in Row.__slots__} for row in rows]
         print(json.dumps({"policies": shown}))

@@ -61,10 +61,8 @@ LEFT_OUT_SHOWN = 5
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png or .html.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(as_json: bool, **options: object) -> int:
-    """What would sharing do? The scheduler of a live node or cluster, in virtual time.
-
-    More than one card: the cluster's, whole cards. One card, --turns, --journal: the node's, turn by turn.
-    The output says which one ran.
+    """What would sharing do? The live schedulers in virtual time: on several cards the cluster's; on one card, with
+    --turns or --journal the node's, turn by turn.
 
     \b
     carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB

@@ -17,6 +17,7 @@ from typing import TypeVar
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.core.policies.base import Policy, Rank
 from carpool.core.policies.view import JobView
+from carpool.errors import UsageError
 from carpool.policies import faults_of
 from carpool.units import MS, SECOND
 
@@ -30,10 +31,6 @@ TURNS = 1_000  # of 100 ms, in which every job should have had one
 
 
 Answer = TypeVar("Answer")
-
-
-class _FaultError(Exception):
-    """The first thing that is wrong, as a sentence; nothing more is asked then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ def check_policy(policy: Policy) -> list[str]:
         return faults
     try:
         _check_all(policy)
-    except _FaultError as fault:
+    except UsageError as fault:
         return [str(fault)]
     return []
 
@@ -117,7 +114,7 @@ def _views_for(place: str, source: random.Random, count: int) -> list[JobView]:
 
 def _check_all(policy: Policy) -> None:
     if policy.pick([], now=0) is not None:
-        raise _FaultError("it picks a job when nobody wants the lane")
+        raise UsageError("it picks a job when nobody wants the lane")
     before = _state_of(policy)
     source, deadline = random.Random(0), time.monotonic() + PATIENCE_S
     for place in policy.runs_on:
@@ -126,7 +123,7 @@ def _check_all(policy: Policy) -> None:
                 break  # so slow that a few rounds must do
             _check_round(policy, place, _views_for(place, source, source.randrange(1, 8)), source)
     if _state_of(policy) != before:
-        raise _FaultError("it remembers something from one question to the next; a rank may use its view only")
+        raise UsageError("it remembers something from one question to the next; a rank may use its view only")
 
 
 def _state_of(policy: Policy) -> object:
@@ -138,20 +135,20 @@ def _check_round(policy: Policy, place: str, views: Sequence[JobView], source: r
     again = {view.id: _rank(policy, view) for view in source.sample(list(views), len(views))}
     for view, rank in zip(views, ranks, strict=True):
         if again[view.id] != rank:
-            raise _FaultError(f"its rank of the same job is {rank}, and {again[view.id]} when asked again: {view}")
+            raise UsageError(f"its rank of the same job is {rank}, and {again[view.id]} when asked again: {view}")
     if place == "cluster" and len({len(rank) for rank in ranks}) > 1:
-        raise _FaultError(f"in a cluster all its ranks must have as many parts; these have not: {ranks}")
+        raise UsageError(f"in a cluster all its ranks must have as many parts; these have not: {ranks}")
     by_id = {view.id: view for view in views}
     picked = _ask(lambda: policy.pick(views, now=NOW), "pick", views[0])
     chosen = by_id.get(picked) if picked is not None else None
     if chosen is None:
-        raise _FaultError(f"it picks {picked}, which does not want the lane")
+        raise UsageError(f"it picks {picked}, which does not want the lane")
     if policy.pick(source.sample(list(views), len(views)), now=NOW) != picked:
-        raise _FaultError("its choice depends on the order of the list; leave pick as it is, and give a rank")
+        raise UsageError("its choice depends on the order of the list; leave pick as it is, and give a rank")
     for view in views:
         why: object = _ask(partial(policy.why, chosen, view), "why", view)
         if not isinstance(why, str) or not why.strip():
-            raise _FaultError(f"why() gives no reason; it gives {why!r}")
+            raise UsageError(f"why() gives no reason; it gives {why!r}")
     if place == "cluster":
         _check_speed(policy, views[0])
 
@@ -159,17 +156,17 @@ def _check_round(policy: Policy, place: str, views: Sequence[JobView], source: r
 def _rank(policy: Policy, view: JobView) -> Rank:
     rank = _ask(lambda: policy.rank(view, now=NOW), "rank", view)
     if not isinstance(rank, tuple) or not rank or not all(isinstance(part, int) for part in rank):
-        raise _FaultError(f"a rank must be a tuple of whole numbers, like (5,) or (0, 7); it is {rank!r} for {view}")
+        raise UsageError(f"a rank must be a tuple of whole numbers, like (5,) or (0, 7); it is {rank!r} for {view}")
     return rank
 
 
 def _check_speed(policy: Policy, view: JobView) -> None:
     speed = _ask(lambda: policy.speed(view), "speed", view)
     if speed is not None and not isinstance(speed, int):
-        raise _FaultError(f"speed must be a whole number or None; it is {speed!r} for {view}")
+        raise UsageError(f"speed must be a whole number or None; it is {speed!r} for {view}")
     fallen = _fall(policy, view)
     if speed is not None and fallen != speed * MS:
-        raise _FaultError(
+        raise UsageError(
             f"its speed is {speed}, but the first part of its rank falls by {fallen / MS:g} for each nanosecond that"
             f" a job runs: {view}"
         )
@@ -185,7 +182,7 @@ def _ask(question: Callable[[], Answer], what: str, view: JobView) -> Answer:
     try:
         return question()
     except Exception as error:  # a class of somebody else's: whatever it raises
-        raise _FaultError(f"{what}() raises {type(error).__name__}: {error}, for {view}") from error
+        raise UsageError(f"{what}() raises {type(error).__name__}: {error}, for {view}") from error
 
 
 # --- hints -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
-from carpool.core.policies.view import JobView
 from carpool.units import SECOND
 
 Tie = int | tuple[int, ...]  # the further parts of a rank, and at the end a number of its own
@@ -61,7 +60,7 @@ class ClusterJob:
     level: int = 0  # of what it has had (order.py)
     counts_as_running: bool = False  # before those of its level that wait
     standing: int = 0  # among them, where the policy goes by it
-    view: JobView | None = None  # as its policy saw it last
+    facts: tuple[object, ...] = ()  # what its policy sees of it and never changes (order.py)
     head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan

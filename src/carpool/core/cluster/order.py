@@ -12,8 +12,6 @@ from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.policies.base import Policy
 from carpool.core.policies.view import JobView
 
-_FACTS = 8  # so many fields of a view, from the first on, never change
-
 
 class Order:
     """One object a scheduler: it counts how often a job's standing among the others changed."""
@@ -63,11 +61,10 @@ class Order:
             remaining_ns = service_ns - job.attained_ns + job.lost_ns
         else:
             remaining_ns = self._bounds[job.level] // (size_milli or 1)  # as long as its level
-        before = job.view
-        facts = before[:_FACTS] if before is not None else _facts_of(job)
+        if not job.facts:
+            job.facts = (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
         counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli)
-        view: JobView = tuple.__new__(JobView, facts + counted)  # the class's own constructor takes twice as long
-        job.view = view
+        view: JobView = tuple.__new__(JobView, job.facts + counted)  # the class's own constructor takes twice as long
         return view
 
     def _count(self, job: ClusterJob) -> None:
@@ -87,7 +84,3 @@ class Order:
             is_parked = not is_sent_back and not counts  # to the front of those that wait
             job.standing = -self._changes if is_parked else self._changes
         job.counts_as_running = counts
-
-
-def _facts_of(job: ClusterJob) -> tuple[object, ...]:
-    return (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
