@@ -183,7 +183,8 @@ def _show(replayed: Replays, jobs: list[Recorded], without: list[str], rows: lis
 
 def _compared(replayed: Replays) -> str:
     events, effects = (sum(getattr(life, what) for life in replayed.lives) for what in ("events", "effects"))
-    told = f"replayed {format_count(len(replayed.lives), 'run')} of the daemon by the node's scheduler: {events:,} events"
+    runs = format_count(len(replayed.lives), "run")
+    told = f"replayed {runs} of the daemon by the node's scheduler: {events:,} events"
     return f"{told}, {effects:,} decisions compared: {replayed.difference or 'every one as recorded'}"
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.core.node.accounts import first
 from carpool.core.policies.base import Policy, Rank
 from carpool.core.policies.view import JobView
 from carpool.errors import UsageError
@@ -113,8 +114,6 @@ def _views_for(place: str, source: random.Random, count: int) -> list[JobView]:
 
 
 def _check_all(policy: Policy) -> None:
-    if policy.pick([], now=0) is not None:
-        raise UsageError("it picks a job when nobody wants the lane")
     before = _state_of(policy)
     source, deadline = random.Random(0), time.monotonic() + PATIENCE_S
     for place in policy.runs_on:
@@ -139,12 +138,8 @@ def _check_round(policy: Policy, place: str, views: Sequence[JobView], source: r
     if place == "cluster" and len({len(rank) for rank in ranks}) > 1:
         raise UsageError(f"in a cluster all its ranks must have as many parts; these have not: {ranks}")
     by_id = {view.id: view for view in views}
-    picked = _ask(lambda: policy.pick(views, now=NOW), "pick", views[0])
-    chosen = by_id.get(picked) if picked is not None else None
-    if chosen is None:
-        raise UsageError(f"it picks {picked}, which does not want the lane")
-    if policy.pick(source.sample(list(views), len(views)), now=NOW) != picked:
-        raise UsageError("its choice depends on the order of the list; leave pick as it is, and give a rank")
+    picked = first(policy, views, now=NOW)
+    chosen = by_id[picked] if picked is not None else views[0]
     for view in views:
         why: object = _ask(partial(policy.why, chosen, view), "why", view)
         if not isinstance(why, str) or not why.strip():
@@ -194,7 +189,7 @@ def decision_us(policy: Policy) -> float:
     best = float("inf")
     for _ in range(20):
         before = time.perf_counter_ns()
-        policy.pick(views, now=NOW)
+        first(policy, views, now=NOW)
         best = min(best, (time.perf_counter_ns() - before) / 1e3)
     return best
 
@@ -233,7 +228,7 @@ def _hint_of_starving(policy: Policy) -> list[str]:
             return []
         now = 3 * SECOND + number * turn_ns
         views = [_wanting(name, place, served[name], now - waiting[name]) for place, name in enumerate(served)]
-        picked = policy.pick(views, now=now)
+        picked = first(policy, views, now=now)
         for name in served:
             if name == picked:
                 served[name] += turn_ns
