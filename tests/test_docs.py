@@ -15,8 +15,7 @@ import pytest
 from carpool.cli.accounts import ROWS
 from carpool.cli.main import carpool
 from carpool.core.node.words.pictures import WAITS
-from carpool.core.policies.base import Rank
-from carpool.policies import POLICIES, JobView, Policy
+from carpool.policies import POLICIES
 from carpool.testing import diagrams
 from carpool.testing.house import drawing
 from carpool.testing.house.imports import LAYERS
@@ -118,21 +117,6 @@ def test_every_policy_keeps_the_contract_and_has_a_row(name: str) -> None:
     assert row is not None, f"docs/policies.md has no row for {name}: add one to the table of policies"
     assert (row[3].strip(), row[4].strip()) == (str(policy.lanes_max), ", ".join(policy.runs_on))
     assert row[2].strip() == (format_ns(policy.quantum_ns) if policy.quantum_ns else "–")
-
-
-def test_the_check_finds_a_policy_that_depends_on_order() -> None:
-    class First(Policy):
-        name, quantum_ns = "first", 0
-        asked = 0
-
-        def rank(self, view: JobView, *, now: int) -> Rank:
-            self.asked += 1
-            return (self.asked,)
-
-        def why(self, chosen: JobView, over: JobView) -> str:
-            return "it is first"
-
-    assert any("order" in complaint for complaint in check_policy(First()))
 
 
 def test_the_diagrams_are_drawn_from_the_tables() -> None:
