@@ -24,11 +24,7 @@ BOUNDS = {
     "words_undefined": 0,
 }
 # Where a bound is not met yet: what the figure was when it was last improved. The tests let nothing become worse.
-RATCHET = {
-    "core_imports_max": 11,
-    "core_depth": 9,
-    "rules_untested": 9,
-}
+RATCHET: dict[str, int] = {}
 WHAT = {
     "core_imports_max": "most imports of one core module, the two schedulers left out",
     "core_depth": "longest chain of imports in the core, those for types included",
