@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.events import ShareGiven, ShareWithdrawn
-from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
+from carpool.core.cluster.model import NO_KEY, ClusterJob, Entry, Key
 from carpool.core.cluster.occupancy import Room
 from carpool.core.cluster.side_by_side import find_host
 from carpool.core.cluster.tenants import Pool, victim_rank
@@ -53,14 +53,15 @@ def lend(cluster: Cluster) -> None:
     inventory, deadline_ns = cluster.inventory, cluster.settings.deadline_ns
     heads: list[tuple[int, Key, ClusterJob]] = []
 
-    def add_head(pool: Pool, shape: int) -> None:
-        for first, second, job in pool.waiting.rows.get(shape, [])[:1]:
-            if job.size_milli <= inventory.free_milli and job.turn_ns <= deadline_ns:
-                heappush(heads, (pool.over_milli, (first, second), job))
+    def add_head(pool: Pool, row: list[Entry]) -> None:
+        first, second, job = row[0]
+        if job.size_milli <= inventory.free_milli and job.turn_ns <= deadline_ns:
+            heappush(heads, (pool.over_milli, (first, second), job))
 
     for pool in cluster.pools.values():
-        for shape in pool.waiting.rows:
-            add_head(pool, shape)
+        for row in pool.waiting.rows.values():
+            if row[0][2].size_milli <= inventory.free_milli:
+                add_head(pool, row)
     tried: set[int] = set()
     while heads:
         job = heappop(heads)[2]
@@ -69,7 +70,9 @@ def lend(cluster: Cluster) -> None:
             tried.add(job.shape)
             continue
         cluster.run(job, room, is_owned=False)
-        add_head(cluster.pool_of(job), job.shape)
+        pool = cluster.pool_of(job)
+        if job.shape in pool.waiting.rows:
+            add_head(pool, pool.waiting.rows[job.shape])
 
 
 def fit_if_changed(cluster: Cluster) -> None:
