@@ -183,12 +183,20 @@ class Node:
         quantum: str = "",
         hog_after: str = "",
         park_to: str = "",
+        **more: str,
     ) -> None:
-        """Start a daemon as a child of the test, so that its death is seen at once."""
+        """Start a daemon as a child of the test, so that its death is seen at once; `more` of its configuration."""
         for directory in (self.places.run, self.places.state, self.places.jobs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = json.dumps(
-            {"policy": policy, "device": device, "quantum": quantum, "hog_after": hog_after, "park_to": park_to}
+            {
+                "policy": policy,
+                "device": device,
+                "quantum": quantum,
+                "hog_after": hog_after,
+                "park_to": park_to,
+                **more,
+            }
         )
         self.daemon = Started(self, [PYTHON, "-m", "carpool.daemon.main", config])
         self.wait_daemon()

@@ -1,0 +1,1 @@
+"""Tests of the journal: what is written, and what is read back."""
