@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from carpool.core.kernel.ids import DeviceId, JobId
-from carpool.core.node.events import DeviceAdded, JobAdopted
+from carpool.core.node.events import DeviceAdded, JobAdopted, NodeConfigured
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
@@ -34,10 +34,11 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
-        places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"], Settings())
+        places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"])
         self._starter = Starter(places, [])
         self.driver = Driver(scheduler, self.journal, self._starter, lambda: None)
         self.use_devices([DeviceFacts(id="cpu", kind=KINDS["cpu"], capacity_bytes=100 * MIB, title="cores")])
+        self.driver.tell(NodeConfigured(policy="fair", settings=Settings()))
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
 
     def use_devices(self, devices: list[DeviceFacts]) -> None:

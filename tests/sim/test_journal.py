@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from carpool.sim import journal
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import GIB, MIB, MS, SECOND, parse_tenants
 
+SETTINGS = [field.name for field in fields(Settings)]
 DEVICES = (("cpu", 4 * GIB),)
 
 
@@ -68,6 +70,54 @@ def test_every_recorded_decision_is_reproduced(tmp_path: Path, policy: str, quan
     assert replayed.end == ""
     assert replayed.events == len(recording.calls) > 50
     assert replayed.effects > 50
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(host_bytes_max=150 * MIB),
+        Settings(share_policy="equal", share_slots=3),
+        Settings(hog_factor=0, hog_floor_ns=10 * MS, watch_ns=10 * MS),
+        Settings(lapse_ns=5 * MS, margin_percent=40, open_share_divisor=2, start_floor_divisor=3),
+        Settings(move_percent=0, pass_over_ns=MS, start_patience_ns=MS, move_retry_ns=MS, quiet_ns_min=MS),
+    ],
+    ids=lambda settings: "-".join(name for name in SETTINGS if getattr(settings, name) != getattr(Settings(), name)),
+)
+def test_j2_a_journal_taken_with_any_settings_replays_exactly(tmp_path: Path, settings: Settings) -> None:
+    path = tmp_path / "journal.db"
+    written = Journal(path, version="0", config="{}")
+    machine = Machine(devices=(("cpu0", 500 * MIB), ("cpu1", 400 * MIB)))
+    NodeEngine("fair", machine, settings=settings, watch=written.note).run(scripts())
+    written.close()
+    recording = reader.read(path)
+    assert recording.configured.settings == settings
+    replayed = journal.replay(recording)
+    assert (replayed.difference, replayed.end) == ("", "")
+    assert replayed.effects == sum(len(call.effects) for call in recording.calls) > 50
+
+
+def test_a_policy_that_is_not_here_is_an_error(tmp_path: Path) -> None:
+    record(tmp_path / "journal.db")
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("update log set body = replace(body, '\"fair\"', '\"best\"') where rowid = 1")
+    with pytest.raises(UsageError, match="recorded under the policy 'best', which is not here"):
+        journal.replay(reader.read(tmp_path / "journal.db"))
+
+
+def test_every_life_of_a_journal_is_replayed_and_the_first_difference_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    for policy in ("fair", "srtf", "fifo"):
+        record(path, policy=policy)
+    replayed = journal.replay_all(path)
+    assert ([each.run for each in replayed.lives], replayed.difference, replayed.refused) == ([1, 2, 3], "", ())
+    assert (replayed.chosen.run, replayed.of_chosen.run) == (3, 3)
+    with sqlite3.connect(path) as db:
+        row = db.execute("select min(rowid) from log where name = 'GrantLease' and run = 2").fetchone()[0]
+        db.execute("delete from log where rowid = ?", (row,))
+        db.execute("delete from log where run = 1 and rowid < 5")
+    replayed = journal.replay_all(path)
+    assert f"{path} run 2 row " in replayed.difference
+    assert "the beginning of run 1 is not there" in replayed.refused[0]
 
 
 def test_the_jobs_of_a_journal_are_those_that_ran(tmp_path: Path) -> None:

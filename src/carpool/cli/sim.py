@@ -43,7 +43,7 @@ LEFT_OUT_SHOWN = 5
 @click.option("--weights", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run; count them.")
 @click.option("--journal", is_flag=False, flag_value="", metavar="[FILE]", help="Replay what a daemon recorded.")
-@click.option("--run", type=int, metavar="N", help="Journal: which life of the daemon.")
+@click.option("--run", type=int, metavar="N", help="Journal: only this life of the daemon.")
 @click.option("--device", metavar="SIZES", help="Journal: if its devices had been 16GiB,16GiB.")
 @click.option("--add-device", metavar="SIZE", help="Journal: if there had been one more.")
 @click.option("--generate", metavar="KIND", help="Make a workload: lognormal or mixed.")
