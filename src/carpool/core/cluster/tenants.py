@@ -13,8 +13,8 @@ Each tenant owns a share of the cluster. Its jobs, in their order, run on the sh
       had least, and hold least.
   O5  A job that cannot promise a boundary within the deadline gets no loan.
   O6  A job for which others were parked in a decision gives way in that decision only to a larger one. So every
-      decision ends: with each parking, of the sizes of those for whom room was made, the largest that changes grows
-      in number, and there are only so many jobs.
+      decision ends: the jobs for which room was made only become more, or one of them gives way to a larger one; and
+      there are finitely many.
   O7  While the cluster has less than the shares that were given, each share counts for its part of what there is.
   O8  Shares come, change and go at any time. Jobs of a tenant without a share that are here go on as loans.
 

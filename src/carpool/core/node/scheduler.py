@@ -248,7 +248,7 @@ class Scheduler:
 
     def unheard_until(self, job: JobId) -> Nanos | None:
         """Until when a driver need not hear that this recalled holder's turn went on: the successor will hardly have
-        had his quantum. None: at once, as limits count turns, or another device's events may change who follows."""
+        had its quantum. None: at once, as limits count turns, or another device's events may change who follows."""
         node, holder = self._node, self._node.jobs[job]
         if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
             return None

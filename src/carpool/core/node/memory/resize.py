@@ -4,7 +4,7 @@ Rules
   Z1  A larger cap, a new weight and a new share count from now on: the job is told in the same call.
   Z2  A smaller cap is told to a job only when it is known to need no more. Until then it keeps the old one and gets
       no turn; at its next boundary it gives back what it can spare and is measured anew.
-  Z3  One that needs more all the same leaves the device until its cap is raised; it is ended only if that was asked.
+  Z3  A job that still needs more leaves the device until its cap is raised. It is ended only if that was asked.
   Z4  A cap larger than every device the job may use, and a smaller one for a job of which nobody knows what it needs,
       are refused and change nothing; so is a share that others are guaranteed (S3).
 """

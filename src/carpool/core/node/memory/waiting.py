@@ -21,8 +21,8 @@ Rules
       any. One fails at a time: that of the job which had the least device time, of several the youngest; the others
       wait for what becomes of it.
   W7  At its deadline an allocation fails.
-  W8  Whoever wants the job to end (Ctrl-C, cancel) ends what waits then, each time: inside an allocation the program
-      cannot hear of it. What it asks for later, to save its work perhaps, may wait again.
+  W8  An order to end the job (Ctrl-C, cancel) ends every allocation of it that waits at that moment: inside an
+      allocation the program cannot hear the order. What it asks for later, perhaps to save its work, may wait again.
 
 An allocation that fails is told so by the driver, with the sentence why, and the program gets the error of its
 framework. docs/design/0012-growth.md has the reasons.

@@ -12,7 +12,7 @@ Rules
   R3  One claimant a device at a time. Until it has its room or cannot get it, nobody else is let in there.
   R4  Moving takes at most `move_percent` of a device's time: after the moves for one claimant nobody is moved for
       another until the device had `(100 - percent) / percent` times as long without, and nobody is parked who was
-      not there so much longer than his own moves will probably take. A newcomer under a policy without a quantum
+      not there so much longer than its own moves will probably take. A newcomer under a policy without a quantum
       (first come, priorities) need not wait for that: each comes only once.
   R5  A job that could not be parked for another goes on at once, like all who were to leave with it, and is left
       alone for longer each time.
@@ -81,7 +81,7 @@ def review(node: Node, device: Device, *, now: Nanos) -> None:
 
 
 def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
-    """Whether a claim cannot be met by those who leave: they are gone, or one of them does not go."""
+    """Whether the leavers cannot make the room that is claimed: none is left, or one of them does not go."""
     if device.claimant is None:
         return False
     leaving = [job for job in node.jobs_on(device) if Why.MAKES_ROOM in job.departures]

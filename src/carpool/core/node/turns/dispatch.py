@@ -7,9 +7,10 @@ Rules
       queue for the memory its open promise holds.
   D4  A holder is recalled only for a job the policy prefers or a guarantee puts first, after its quantum, or because
       it outgrew its promise or used up its limit (shares.py).
-  D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event: when
-      the turn comes back he gets it, so a driver may tell him before it tells the core. Nobody is named if bytes
-      change hands then: an allocation waits on the device, or the holder gives back what its own waited for (W2).
+  D5  Where one job runs at a time, the successor of a recalled holder is chosen beforehand, anew at every event. It
+      gets the turn when that comes back, so a driver may tell it before it tells the core. No successor is named if
+      bytes change hands then: an allocation waits on the device, or the holder gives back what its own waited for
+      (W2).
   D6  A holder loses its turn by lapse only after several looks that found it silent. A look that comes late counts no
       more than one in time: perhaps the whole machine stood still, and the holder is in the middle of a step.
 """
@@ -92,7 +93,7 @@ def _why_not(node: Node, device: Device, holder: Job, *, now: Nanos) -> str:
 
 
 def _named(waiting: list[Job], promised: JobId) -> Job | None:
-    """The successor, if he still waits (D5)."""
+    """The successor, if it still waits (D5)."""
     return next((job for job in waiting if job.id == promised), None)
 
 

@@ -100,7 +100,7 @@ def settle(node: Node, device: Device) -> list[Effect]:
     device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
     effects: list[Effect] = []
     for job in takers:
-        # Beside a share, whoever launches without a limit is held to 100 %: so his turn can be taken back soon.
+        # Beside a share, a job without a limit is held to 100 %, so that its turn can be taken back soon.
         told = job.share.limit_milli if device.has_shares else None
         if told != job.share.told_milli:
             job.share.told_milli = told
@@ -131,7 +131,7 @@ def charge_holders(node: Node, device: Device, *, now: Nanos) -> None:
 
 
 def check_shares(node: Node, device: Device) -> None:
-    """Assert S3, that nobody is allowed less than he is guaranteed, and that the device knows of every share."""
+    """Assert S3, that no job is allowed less than it is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
     parts = {(job.share.guaranteed_milli, job.share.limit_milli) for job in jobs if job.state not in AWAY}
     if not device.has_shares and parts - {(0, SHARE_ONE)}:
