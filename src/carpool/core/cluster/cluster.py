@@ -460,7 +460,9 @@ class Cluster:
         self.rekeyed.clear()
 
     def speed(self, job: ClusterJob) -> int:
-        return self.order.speed(job) if job.state is State.RUNNING and not (job.is_starved or job.queued_why) else 0
+        if not self.order.asks_speed or job.state is not State.RUNNING or job.is_starved or job.queued_why:
+            return 0
+        return self.order.speed(job)
 
     def wake_later(self, job: ClusterJob) -> None:
         job.changes += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
@@ -60,7 +61,7 @@ class ClusterJob:
     level: int = 0  # of what it has had (order.py)
     counts_as_running: bool = False  # before those of its level that wait
     standing: int = 0  # among them, where the policy goes by it
-    facts: tuple[object, ...] = ()  # what its policy sees of it and never changes (order.py)
+    views: dict[int, Any] = field(default_factory=dict)  # as its policy sees it, by what it has had (order.py)
     head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan
@@ -75,11 +76,6 @@ class ClusterJob:
     leave_by_ns: Nanos | None = None  # while it leaves: it is taken off its cards then
     host: ClusterJob | None = None
     guests: list[ClusterJob] = field(default_factory=list)
-
-    def parked_before(self, now: Nanos) -> tuple[int, ...]:
-        """Who goes last in the order is parked first: its key, turned round."""
-        first, tie = self.key_at(now)
-        return (-first, -tie) if isinstance(tie, int) else (-first, *(-part for part in tie))
 
     @property
     def is_running(self) -> bool:

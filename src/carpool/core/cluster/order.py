@@ -23,25 +23,30 @@ class Order:
         self.splits_by_weight = policy.by_tenant  # tenants that have jobs own the cluster, whatever they were given
         self._rank = policy.rank
         self._levels = policy.levels
-        self._bounds, self._begins_ns = policy.levels.bounds, policy.levels.begins_ns
+        self._bounds = policy.levels.bounds
+        self._begins_ns, self._waits_ns = policy.levels.begins_ns, policy.levels.waits_ns
         self._by_weight, self._keeps_standing = policy.levels.by_weight, policy.levels.keeps_standing
-        self._asks_speed = type(policy).speed is not Policy.speed
+        self.asks_speed = type(policy).speed is not Policy.speed
         self._changes = 0
 
     def key(self, job: ClusterJob, *, now: Nanos) -> Key:
         """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""
-        self._count(job)
+        served = job.attained_ns * job.size_milli
+        if served >= self._bounds[job.level] or self._by_weight or self._keeps_standing or job.key is NO_KEY:
+            self._count(job, served)
+        else:
+            job.counts_as_running = job.is_running
         rank = self._rank(self.view_of(job), now=now)
         tie = job.standing if self._keeps_standing else job.number
         return (rank[0], tie) if len(rank) == 1 else (rank[0], (*rank[1:], tie))
 
     def speed(self, job: ClusterJob) -> int:
         """By how much the first part of its key falls in each nanosecond of running."""
-        return (self.policy.speed(self.view_of(job)) or 0) if self._asks_speed else 0
+        return (self.policy.speed(self.view_of(job)) or 0) if self.asks_speed else 0
 
     def rest_ns(self, job: ClusterJob) -> Nanos | None:
         """After how much more run time its key must be asked anew; None for never."""
-        if self._asks_speed and self.policy.speed(self.view_of(job)) is not None:
+        if self.asks_speed and self.policy.speed(self.view_of(job)) is not None:
             return None
         levels, size_milli = self._levels, job.size_milli or 1
         if job.level == len(levels.ends):
@@ -55,24 +60,27 @@ class Order:
 
     def view_of(self, job: ClusterJob) -> JobView:
         """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
-        service_ns, size_milli = job.service_ns, job.size_milli
-        counted_ns = self._begins_ns[job.level] if job.counts_as_running else self._begins_ns[job.level] + 1
-        if service_ns is not None:
-            remaining_ns = service_ns - job.attained_ns + job.lost_ns
+        counted_ns = (self._begins_ns if job.counts_as_running else self._waits_ns)[job.level]
+        is_known = job.service_ns is not None
+        view: JobView | None = job.views.get(counted_ns) if not is_known else None
+        if view is not None:
+            return view  # nothing else changes, and making one takes longer than all around it
+        if job.service_ns is not None:
+            remaining_ns = job.service_ns - job.attained_ns + job.lost_ns
         else:
-            remaining_ns = self._bounds[job.level] // (size_milli or 1)  # as long as its level
-        if not job.facts:
-            job.facts = (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
-        counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli)
-        view: JobView = tuple.__new__(JobView, job.facts + counted)  # the class's own constructor takes twice as long
+            remaining_ns = self._bounds[job.level] // (job.size_milli or 1)  # as long as its level
+        facts = (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
+        counted = (counted_ns, remaining_ns, is_known, counted_ns, 0, job.size_milli)
+        view = tuple.__new__(JobView, facts + counted)  # the class's own constructor takes twice as long
+        if not is_known:
+            job.views[counted_ns] = view
         return view
 
-    def _count(self, job: ClusterJob) -> None:
+    def _count(self, job: ClusterJob, served: int) -> None:
         """Bring the job to the level of what it has attained, never down again, and note how it stands there."""
         is_sent_back = job.key is NO_KEY
         if is_sent_back and job.level:
             job.head_start = self._levels.ends[job.level - 1]
-        served = job.attained_ns * job.size_milli
         if self._by_weight:
             served = served * WEIGHT_ONE // job.weight_milli + job.head_start
         while served >= self._bounds[job.level]:

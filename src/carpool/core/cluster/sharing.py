@@ -199,7 +199,8 @@ def _make_room(cluster: Cluster, job: ClusterJob) -> Room | None:
         if other.is_owned:
             return (1, -other.size_milli, other.number)
         if not cluster.has_shares:
-            return (0, *other.parked_before(cluster.now))
+            first, tie = other.key_at(cluster.now)
+            return (0, -first, -tie) if isinstance(tie, int) else (0, -first, *(-part for part in tie))
         return (0, *victim_rank(other, cluster.pool_of(other)))
 
     loans = [other for pool in cluster.pools.values() for other in pool.loans]

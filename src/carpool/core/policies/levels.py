@@ -27,7 +27,7 @@ NEVER = 1 << 100  # more than any job attains
 class Levels:
     """Where each level ends, in nanoseconds × thousandths of a card, and how jobs stand in it."""
 
-    __slots__ = ("begins_ns", "bounds", "by_weight", "ends", "keeps_standing", "step_ns")
+    __slots__ = ("begins_ns", "bounds", "by_weight", "ends", "keeps_standing", "step_ns", "waits_ns")
 
     def __init__(
         self, ends: Sequence[int], *, by_weight: bool = False, keeps_standing: bool = False, step_ns: Nanos = 1
@@ -35,6 +35,7 @@ class Levels:
         self.ends = tuple(ends)
         self.bounds = (*self.ends, NEVER)
         self.begins_ns: tuple[Nanos, ...] = (0, *(end // 1000 for end in self.ends))  # of one whole card
+        self.waits_ns = tuple(begin_ns + 1 for begin_ns in self.begins_ns)  # of those of a level that wait
         self.by_weight = by_weight  # what a job has had counts by its weight
         self.keeps_standing = keeps_standing  # equals go as they began and were parked, not as they came
         self.step_ns = step_ns  # a level's end is noticed at multiples of this
