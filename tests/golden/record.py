@@ -54,10 +54,12 @@ class Play:
 
 
 EVERYTHING = 1 << 60
+NEWER_TESTS = ("tests/core/cluster", "tests/core/node/test_configured.py", "tests/sim/test_both.py")
 SOURCES: tuple[Tests | Play, ...] = (
     Tests(log="core", paths=("tests/core",), events_max=200_000, look_every=10),
     Tests(log="properties", paths=("tests/properties",), events_max=250_000, look_every=25),
     Tests(log="chaos", paths=("tests/chaos",), events_max=80_000, look_every=50),
+    Tests(log="newer", paths=NEWER_TESTS, events_max=70_000, look_every=10),
     Play(log="day_node", play="tests.golden.day:play_node"),
     Play(log="day_cluster", play="tests.golden.day:play_cluster"),
     Play(log="real", play="tests.golden.real:play"),

@@ -173,9 +173,9 @@ def tell(scheduler: Scheduler, kind: str, name: str, values: dict[str, Plain], n
 
 
 def look(scheduler: Scheduler, now: int) -> tuple[int, dict[str, str]]:
-    """A checksum of what each job had, and the sentence that explains each one; of a cluster's scheduler: nothing."""
+    """A checksum of what each job had, and the sentence that explains each one."""
     if not isinstance(scheduler, NodeScheduler):
-        return 0, {}
+        return _look_at_cluster(scheduler, now)
     picture = scheduler.picture(now=now)
     rows: list[tuple[object, ...]] = []
     for job in picture.jobs:
@@ -186,6 +186,17 @@ def look(scheduler: Scheduler, now: int) -> tuple[int, dict[str, str]]:
         rows.append((str(job.id), *had, spent, waited, turn))
     for device in picture.devices:
         rows.append((str(device.id), device.promised_bytes, device.lanes_bytes, device.free_bytes, device.claimant))
+    return crc32(repr(rows).encode()), {str(job.id): job.reason for job in picture.jobs if job.reason}
+
+
+def _look_at_cluster(scheduler: ClusterScheduler, now: int) -> tuple[int, dict[str, str]]:
+    picture = scheduler.picture(now=now)
+    rows: list[tuple[object, ...]] = []
+    for job in picture.jobs:
+        places = [(place.node, place.cards) for place in job.places]
+        rows.append((str(job.id), str(job.state), places, job.is_loan, job.host, job.attained_ns, job.arrived_ns))
+    for tenant in picture.tenants:
+        rows.append((tenant.tenant, tenant.share_milli, tenant.owned_milli, tenant.loans_milli, tenant.waiting))
     return crc32(repr(rows).encode()), {str(job.id): job.reason for job in picture.jobs if job.reason}
 
 

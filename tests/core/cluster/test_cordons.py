@@ -182,3 +182,18 @@ def test_cards_have_the_names_they_came_with() -> None:
         "park a for card GPU-aa of node rack7 is drained",
         "place a rack7:GPU-bb",
     ]
+
+
+def test_a_job_that_was_to_have_cards_of_a_drained_node_has_no_place_there_any_more() -> None:
+    """A picture named cards of a node that was gone by then, and broke off."""
+    desk = Desk("priority", nodes=1, cards=1, settings=SLOW)
+    assert desk.come("first", 1) == ["place first 0:0"]
+    assert desk.come("x", 1, priority=9) == ["park first for x"]
+    assert desk.state("x") is State.COMING
+    desk.drain("n0", at=2)
+    desk.lose_node("n0", at=3)
+    picture = desk.scheduler.picture(now=desk.now)
+    assert [(str(job.id), job.state, job.places) for job in picture.jobs] == [
+        ("first", State.WAITING, ()),
+        ("x", State.WAITING, ()),
+    ]

@@ -203,6 +203,7 @@ class Cluster:
             self.touch(self.pool_of(job))
         if job.state is State.COMING:
             job.is_owned = False
+            self.occupancy.forget_places(job)
             self.begin_waiting(job)
             return
         if self.order.seats > 1:
