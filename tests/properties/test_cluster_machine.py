@@ -257,6 +257,8 @@ class ClusterMachine(RuleBasedStateMachine):
             state = self.scheduler.state_of(JobId(job))
             assert (job in self.holding) == (state in (State.RUNNING, State.LEAVING)), (job, state)
             assert (job in self.riding) == (state is State.RIDING), (job, state)
+        for picture in self.scheduler.picture(now=self.now).jobs:
+            assert bool(picture.places) == (picture.state is not State.WAITING), picture
 
 
 class LivingClusterMachine(ClusterMachine):
