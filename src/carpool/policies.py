@@ -122,7 +122,7 @@ def _load_file(source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a file of somebody else's: whatever it raises
+    except (Exception, SystemExit) as error:  # a file of somebody else's: whatever it raises
         raise UsageError(f"{source} cannot be loaded: {_said(error)}") from error
     return module
 
@@ -130,7 +130,7 @@ def _load_file(source: str) -> ModuleType:
 def _load_module(source: str) -> ModuleType:
     try:
         return importlib.import_module(source)
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise UsageError(
             f"module {source} cannot be imported: {_said(error)}; install it, or give a file: ./mine.py:Mine"
         ) from error
@@ -140,8 +140,9 @@ def _class_in(module: ModuleType, name: str, source: str) -> type:
     names = [each.__name__ for each in policies_in(module)]
     if not name:
         if len(names) != 1:
-            said = f"has {' and '.join(names)}; say which" if names else "has no class that derives from Policy"
-            raise UsageError(f"{source} {said}, like {source}:Mine")
+            if names:
+                raise UsageError(f"{source} has {' and '.join(names)}; say which, like {source}:{names[0]}")
+            raise UsageError(f"{source} has no class that derives from carpool.policies.Policy{_unfinished(module)}")
         name = names[0]
     found = getattr(module, name, None)
     if found is None:
@@ -152,20 +153,73 @@ def _class_in(module: ModuleType, name: str, source: str) -> type:
     return found
 
 
+def _unfinished(module: ModuleType) -> str:
+    """What classes of the module lack that would be policies."""
+    kinds = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+    lacks = [
+        f"{each.__name__} has no {' and no '.join(sorted(each.__abstractmethods__))}"
+        for each in kinds
+        if issubclass(each, Policy) and inspect.isabstract(each)
+    ]
+    return f" and is whole: {'; '.join(lacks)}" if lacks else ""
+
+
 def _make(kind: type, reference: str) -> Policy:
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise UsageError(f"policy {reference} has no {' and no '.join(missing)}; docs/policies.md shows a whole one")
     try:
         policy: Policy = kind()
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise UsageError(f"policy {reference} cannot be made: {kind.__name__}() raises {_said(error)}") from error
     return policy
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
     return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
+
+
+# --- a policy of somebody else's at work -----------------------------------------------------------------------
+
+
+class Guarded(Policy):
+    """A policy whose faults do not end the daemon: after the first one, jobs go in the order in which they came.
+
+    The same events lead to the same fault, so a replay of the journal falls back at the same decision.
+    """
+
+    def __init__(self, policy: Policy, say: Callable[[str], None]) -> None:
+        self.name, self.quantum_ns, self.lanes_max = policy.name, policy.quantum_ns, policy.lanes_max
+        self.by_tenant, self.levels, self.runs_on = policy.by_tenant, policy.levels, policy.runs_on
+        self._policy, self._say = policy, say
+        self.trouble = ""  # what was said of the first fault
+
+    def rank(self, view: JobView, *, now: int) -> Rank:
+        if not self.trouble:
+            try:
+                rank: object = self._policy.rank(view, now=now)
+            except Exception as error:  # noqa: BLE001 - a class of somebody else's: whatever it raises
+                self._give_up(f"rank() raises {_said(error)}")
+            else:
+                if isinstance(rank, tuple) and all(isinstance(part, int) for part in rank):
+                    return rank
+                self._give_up(f"a rank is {rank!r}, not a tuple of whole numbers")
+        return ()
+
+    def why(self, chosen: JobView, over: JobView) -> str:
+        try:
+            return self._policy.why(chosen, over) if not self.trouble else f"{chosen.name} came before {over.name}"
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(f"why() raises {_said(error)}")
+            return f"{chosen.name} came before {over.name}"
+
+    def _give_up(self, fault: str) -> None:
+        self.trouble = (
+            f"policy {self.name} failed: {fault}; from now on jobs go in the order in which they came. Look at it"
+            " with carpool policy check, and restart the daemon"
+        )
+        self._say(self.trouble)
 
 
 # --- what a policy must have -----------------------------------------------------------------------------------

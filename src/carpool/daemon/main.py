@@ -37,7 +37,7 @@ from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, PeerError, UsageError
 from carpool.journal.writer import Journal
-from carpool.policies import find_policy
+from carpool.policies import Guarded, find_policy
 from carpool.wire.places import Places, find_places, make_private
 
 log = logging.getLogger("carpool")
@@ -98,7 +98,7 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    policy = find_policy(config.policy, place="node")
+    policy = Guarded(find_policy(config.policy, place="node"), log.error)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
     starter = Starter(places, devices)

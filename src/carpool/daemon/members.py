@@ -72,26 +72,33 @@ class Members:
                 if not message.passed:  # else it was collected
                     self._return(live, member, wants_more=message.wants_more)
             case m.Measured():
-                member.measured = message
-                measured = [progress.measured(live, each) for each in live.members.values()]
-                event = needs_from(live.id, measured, step_ns=message.step_ns)
-                live.file.needs = event.needs
-                live.save_or_warn()
-                self._driver.tell(event)
+                self._measured(live, member, message)
             case m.Gradients():
                 member.gradient_bytes = message.gradient_bytes
             case m.Parked() | m.Unparked():
                 self._tell(parking.answer(live, member, message, self._state_of(live)))
-            case m.Detach() if live.speaks_for_all(member):
-                live.detach(member, message.reason)
-                live.save_or_warn()
-                self._driver.tell(JobDetached(job=live.id, reason=message.reason))
-                if live.turn.is_asking():  # the other ranks still take turns
-                    self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
             case m.Detach():
-                pass  # a helper that never took a turn: for the others nothing changes
+                self._detach(live, member, message)
             case _:
                 raise PeerError(f"a daemon does not take {type(message).__name__} from a job")
+
+    def _measured(self, live: LiveJob, member: Member, message: m.Measured) -> None:
+        """A job needs what all its processes need together."""
+        member.measured = message
+        measured = [progress.measured(live, each) for each in live.members.values()]
+        event = needs_from(live.id, measured, step_ns=message.step_ns)
+        live.file.needs = event.needs
+        live.save_or_warn()
+        self._driver.tell(event)
+
+    def _detach(self, live: LiveJob, member: Member, message: m.Detach) -> None:
+        if not live.speaks_for_all(member):
+            return  # a helper that never took a turn: for the others nothing changes
+        live.detach(member, message.reason)
+        live.save_or_warn()
+        self._driver.tell(JobDetached(job=live.id, reason=message.reason))
+        if live.turn.is_asking():  # the other ranks still take turns
+            self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
 
     def _ask(self, live: LiveJob, member: Member) -> None:
         is_first = not live.turn.is_asking()

@@ -32,7 +32,7 @@ from carpool.core.node.words.views import JobPicture
 from carpool.errors import InternalError, UsageError
 from carpool.journal import reader
 from carpool.journal.reader import Call, Recording
-from carpool.policies import Policy, find_policy
+from carpool.policies import Guarded, Policy, find_policy
 from carpool.sim.node_engine import Machine, NodeEngine, Script
 from carpool.units import SECOND
 
@@ -81,7 +81,7 @@ def policy_of(recording: Recording) -> Policy:
 
 def replay(recording: Recording) -> Replay:
     """Tell the recorded events to a new scheduler of the recorded policy, and compare every effect (J2)."""
-    scheduler = Scheduler(policy_of(recording))
+    scheduler = Scheduler(Guarded(policy_of(recording), lambda _: None))  # it falls back where the daemon's did
     last = recording.calls[-1]
     compared, difference, end = 0, "", "gap" if recording.gap else ""
     pictures: dict[JobId, JobPicture] = {}

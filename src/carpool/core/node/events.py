@@ -187,6 +187,9 @@ class JobForgotten:
     job: JobId
 
 
+# What people ask for that holds a job back or lets it go on. Each may come to any job that takes turns
+# (lifecycle.py), and is taken in by moves/departures.py.
+HoldOrder = SuspendAsked | ResumeAsked
 JobEvent = (
     JobSubmitted
     | JobAdopted
@@ -198,8 +201,7 @@ JobEvent = (
     | JobExited
     | CancelAsked
     | JobResized
-    | SuspendAsked
-    | ResumeAsked
+    | HoldOrder
     | MigrateAsked
     | JobParked
     | JobUnparked

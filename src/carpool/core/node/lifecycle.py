@@ -21,6 +21,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from carpool.core.kernel.ids import Nanos
 from carpool.core.node import accounts
@@ -36,6 +37,7 @@ from carpool.core.node.effects import (
 )
 from carpool.core.node.events import (
     CancelAsked,
+    HoldOrder,
     JobDetached,
     JobExited,
     JobForgotten,
@@ -112,8 +114,9 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, ProgressSeen): state for state in _LIVE},
     **{(state, CancelAsked): state for state in _LIVE},
     **{(state, JobResized): state for state in [_S.QUEUED, *_LIVE]},
-    **{(state, SuspendAsked): state for state in [_S.QUEUED, *_MANAGED]},
-    **{(state, ResumeAsked): state for state in [_S.QUEUED, *_MANAGED]},
+    **{(state, order): state for state in _MANAGED for order in get_args(HoldOrder)},
+    (_S.QUEUED, SuspendAsked): _S.QUEUED,
+    (_S.QUEUED, ResumeAsked): _S.QUEUED,
     **{(state, MigrateAsked): state for state in _MANAGED},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
     **{(state, JobForgotten): state for state in ENDED},  # it is then in no state at all

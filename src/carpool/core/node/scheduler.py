@@ -27,19 +27,14 @@ from carpool.core.node.events import (
     JobEvent,
     JobExited,
     JobForgotten,
-    JobParked,
     JobResized,
     JobSubmitted,
-    JobUnparked,
     LeaseAsked,
     LeaseReturned,
     MigrateAsked,
-    MoveFailed,
     NeedsMeasured,
     NodeConfigured,
     ProgressSeen,
-    ResumeAsked,
-    SuspendAsked,
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
@@ -302,6 +297,9 @@ class Scheduler:
         return self._take_known(job, event, now)
 
     def _take_known(self, job: Job, event: JobEvent, now: Nanos) -> list[Effect]:
+        if isinstance(event, departures.ParkingEvent):
+            departures.take(self._node, job, event, now=now)
+            return []
         match event:
             case LeaseAsked():
                 return self._on_asked(job, event, now)
@@ -318,9 +316,6 @@ class Scheduler:
                 return endings.end(self._node, job, event, now=now)
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
-            case SuspendAsked() | ResumeAsked() | JobParked() | JobUnparked() | MoveFailed():
-                departures.take(self._node, job, event, now=now)
-                return []
             case JobResized():
                 reason = resize.refusal(self._node, job, event)
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)

@@ -33,6 +33,7 @@ from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ParkJob, UnparkJob
 from carpool.core.node.events import (
+    HoldOrder,
     JobDetached,
     JobExited,
     JobParked,
@@ -50,7 +51,7 @@ from carpool.units import format_bytes
 
 FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
 
-ParkingEvent = SuspendAsked | ResumeAsked | JobParked | JobUnparked | MoveFailed
+ParkingEvent = HoldOrder | JobParked | JobUnparked | MoveFailed
 OVER = frozenset({JobExited, JobDetached})
 
 
@@ -60,11 +61,14 @@ class Row:
 
     set_by: tuple[str, ...]  # the modules of core/node that do
     leaves: bool = True  # else the job only gets no turn
+    stays: bool = False  # room does not bring it back, and it wants nothing meanwhile: somebody has to let it
+    is_stop: bool = False  # `ps` shows the job as suspended
     ended_by: frozenset[type]  # events that end it; whoever set it may end it too
     comes_back: str  # when, in words: for the diagram and for people
     held: Callable[[Job, Departure], str]  # why its turn is asked back, and why it is told to park
     stuck: Callable[[Job, Departure, str, str], str]  # at a boundary, still here: with what, and what the trouble is
     away: Callable[[Job, Departure, str], str] | None = None  # away for so long; None: like any job without room
+    asked: Callable[[Job, Departure], str] | None = None  # it still computes: what it is to do at its next boundary
 
 
 def _cap(job: Job) -> str:
@@ -78,6 +82,9 @@ def _need(job: Job) -> str:
 TABLE: dict[Why, Row] = {
     Why.SUSPENDED: Row(
         set_by=("moves/departures", "adoption"),
+        stays=True,
+        is_stop=True,
+        asked=lambda _, __: "it is suspended at its next boundary",
         ended_by=OVER | {ResumeAsked},
         comes_back="when it is resumed",
         held=lambda job, _: f"{job.spec.name} was suspended",
@@ -89,6 +96,7 @@ TABLE: dict[Why, Row] = {
     ),
     Why.SENT_AWAY: Row(
         set_by=("turns/hogs",),
+        is_stop=True,
         ended_by=OVER | {ResumeAsked, MoveFailed},
         comes_back="when nobody else wants the device, or when it is resumed",
         held=lambda job, _: f"{job.spec.name} kept others waiting too long",
@@ -100,6 +108,7 @@ TABLE: dict[Why, Row] = {
     ),
     Why.MIGRATES: Row(
         set_by=("moves/departures",),
+        asked=lambda _, why: f"it moves to {why.to} at its next boundary",
         ended_by=OVER | {MoveFailed},
         comes_back="on the other device, at once",
         held=lambda job, why: f"{job.spec.name} moves to {why.to}",
@@ -116,6 +125,7 @@ TABLE: dict[Why, Row] = {
     ),
     Why.GIVES_WAY: Row(
         set_by=("memory/waiting",),
+        is_stop=True,
         ended_by=OVER | {MoveFailed},
         comes_back="when no allocation waits any more and the device was quiet",
         held=lambda job, _: f"{job.spec.name} makes room for an allocation that waits",
@@ -126,6 +136,8 @@ TABLE: dict[Why, Row] = {
     ),
     Why.TOO_LARGE: Row(
         set_by=("memory/resize",),
+        stays=True,
+        asked=lambda job, _: f"it was resized to {_cap(job)} and gives back what it can at its next boundary",
         ended_by=OVER,
         comes_back="when its cap is raised",
         held=lambda job, _: f"{job.spec.name} was resized to {_cap(job)}",
@@ -138,6 +150,7 @@ TABLE: dict[Why, Row] = {
     Why.SHRINKS: Row(
         set_by=("memory/resize", "adoption"),
         leaves=False,
+        asked=lambda job, _: f"it was resized to {_cap(job)} and gives back what it can at its next boundary",
         ended_by=OVER,
         comes_back="when it was measured to keep its cap",
         held=lambda job, _: f"{job.spec.name} was resized to {_cap(job)}",
@@ -186,6 +199,22 @@ def held_words(job: Job) -> str:
     return found[0].held(job, found[1]) if found is not None else ""
 
 
+def asked_words(job: Job) -> str:
+    """What a job that still computes is to do at its next boundary, as the end of a sentence."""
+    told = [(TABLE[why].asked, job.departures[why]) for why in TABLE if why in job.departures]
+    return "".join(f"; {asked(job, why)}" for asked, why in told if asked is not None)
+
+
+def stays_away(job: Job) -> bool:
+    """Whether it does not come back by itself, whatever is free, and wants nothing meanwhile."""
+    return any(TABLE[why].stays for why in job.departures)
+
+
+def is_stopped(job: Job) -> bool:
+    """Whether people are shown that it is suspended."""
+    return any(TABLE[why].is_stop for why in job.departures)
+
+
 # --- claims and quiet times (rotation.py decides them) ------------------------------------------------------
 
 
@@ -227,16 +256,9 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     """Take in a fact; what follows from it is settled and dispatched afterwards."""
     match event:
         case SuspendAsked():
-            known = job.departures.get(Why.SUSPENDED)
-            add(node, job, Why.SUSPENDED, known or Departure(since_ns=now))
-            retry_now(job)
+            _hold(node, job, Why.SUSPENDED, now=now)
         case ResumeAsked():
-            if job.state in AWAY and not job.departures.keys().isdisjoint({Why.SUSPENDED, Why.SENT_AWAY}):
-                accounts.lift_newcomer(node, job)
-                lifecycle.begin_waiting(job, now=now)
-            end(node, job, ResumeAsked)
-            retry_now(job)
-            job.move.trouble = ""
+            _let_go(node, job, ResumeAsked, now=now)
         case JobParked():
             _left(node, job, event)
         case JobUnparked():
@@ -251,6 +273,22 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     device = node.devices[job.device] if job.device is not None else None
     if device is not None and device.claimant is None and not node.is_moving(device):
         begin_quiet(node, device, now=now)  # that was the last move for a claimant
+
+
+def _hold(node: Node, job: Job, why: Why, *, now: Nanos) -> None:
+    """Somebody asked that it leaves; asked twice, it has left since the first time."""
+    add(node, job, why, job.departures.get(why) or Departure(since_ns=now))
+    retry_now(job)
+
+
+def _let_go(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
+    """Somebody asked that it comes back: if that ends a reason, it wants turns like a newcomer from now on."""
+    if job.state in AWAY and any(cause in TABLE[why].ended_by for why in job.departures):
+        accounts.lift_newcomer(node, job)
+        lifecycle.begin_waiting(job, now=now)
+    end(node, job, cause)
+    retry_now(job)
+    job.move.trouble = ""
 
 
 def _left(node: Node, job: Job, event: JobParked) -> None:
@@ -281,10 +319,10 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
 
 def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
     """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
-    is_suspended = Why.SUSPENDED in job.departures
-    times = 0 if is_suspended else min(job.move.fails, FAILS_COUNTED)
+    is_to_stay = stays_away(job)
+    times = 0 if is_to_stay else min(job.move.fails, FAILS_COUNTED)
     job.move.retry_ns = now + (node.settings.move_retry_ns << times)
-    if not is_suspended:  # one whose obstacle is there to stay is not asked again and again
+    if not is_to_stay:  # one that was to leave for others, and whose obstacle stays, is not asked again and again
         job.move.fails += 1
 
 

@@ -73,7 +73,7 @@ def _wanted(node: Node, job: Job, target: Device) -> Needs | None:
 
 
 def _has_room(node: Node, job: Job, target: Device, wanted: Needs) -> bool:
-    if Why.SUSPENDED in job.departures and job.state is PARKED:
+    if departures.stays_away(job) and job.state is PARKED:
         return job.memory.stayed_bytes <= ledger.free_bytes(target)
     return admission.fit_of(node, target, wanted) is not None
 
@@ -103,7 +103,7 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
         return _enter(node, source, job, wanted, now=now)
     ledger.shrink(source, node.jobs)
     departures.leave_device(node, source, job)
-    if Why.SUSPENDED in job.departures:
+    if departures.stays_away(job):
         departures.book_move(node, job, None)
         ledger.promise(target, job, job.memory.stayed_bytes)
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
@@ -128,9 +128,9 @@ def _close(node: Node, job: Job, source_id: DeviceId, *, now: Nanos) -> list[Eff
 
 def _enter(node: Node, device: Device, job: Job, wanted: Needs, *, now: Nanos) -> list[Effect]:
     """Book a parked job on a device and order its return; where there is no room it stays parked there."""
-    is_suspended = Why.SUSPENDED in job.departures
+    is_to_stay = departures.stays_away(job)
     had_bytes = job.memory.promised_bytes
-    fit = admission.fit_of(node, device, wanted, had_bytes=had_bytes) if not is_suspended else None
+    fit = admission.fit_of(node, device, wanted, had_bytes=had_bytes) if not is_to_stay else None
     if fit is None:
         ledger.promise_up_to(device, job, job.memory.stayed_bytes)
         return []

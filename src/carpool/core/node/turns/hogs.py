@@ -104,6 +104,6 @@ def forgive(node: Node, device: Device) -> None:
         return
     others = node.queued_for(device)
     others += [job for job in here if Why.SENT_AWAY not in job.departures and job.state is not JobState.UNMANAGED]
-    if all(not job.departures.keys().isdisjoint({Why.SUSPENDED, Why.TOO_LARGE}) for job in others):
+    if all(departures.stays_away(job) for job in others):
         for job in sent_away:
             departures.drop(node, job, Why.SENT_AWAY)

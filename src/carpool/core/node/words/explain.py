@@ -28,7 +28,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     late = choice.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
-    return reasons.standing(job, now=now)
+    return reasons.standing(job, departures.asked_words(job), now=now)
 
 
 def _away(node: Node, device: Device, job: Job, *, now: Nanos) -> str:

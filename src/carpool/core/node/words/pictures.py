@@ -6,11 +6,11 @@ from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
+from carpool.core.node.moves import departures
 from carpool.core.node.node import Node, is_asking, is_holding
 from carpool.core.node.turns import choice
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
 
-STOPPED = frozenset({Why.SUSPENDED, Why.SENT_AWAY, Why.GIVES_WAY})  # shown as suspended
 WAITS = ("turn", "limit", "memory", "parked")
 
 
@@ -49,7 +49,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         cap_bytes=job.spec.cap_bytes,
         guaranteed_milli=(job.share if job.device else job.spec).guaranteed_milli,
         limit_milli=(job.share if job.device else job.spec).limit_milli,
-        is_suspended=not job.departures.keys().isdisjoint(STOPPED),
+        is_suspended=departures.is_stopped(job),
         is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
         leaving_for=makes_room.whom if makes_room is not None else None,
         parked_bytes=job.memory.parked_bytes,

@@ -283,23 +283,11 @@ def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
 
-def _asked_of(job: Job) -> str:
-    """What a job that goes on is to do at its next boundary."""
-    asked, cap = "", format_bytes(job.spec.cap_bytes or 0)
-    if Why.SUSPENDED in job.departures:
-        asked += "; it is suspended at its next boundary"
-    if not job.departures.keys().isdisjoint({Why.SHRINKS, Why.TOO_LARGE}):
-        asked += f"; it was resized to {cap} and gives back what it can at its next boundary"
-    if target := _target(job):
-        asked += f"; it moves to {target} at its next boundary"
-    asked += f"; it was not moved: {job.move.refused}" if job.move.refused else ""
-    return asked
-
-
-def standing(job: Job, *, now: Nanos) -> str:
+def standing(job: Job, asked: str, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
-    asked, target = _asked_of(job), _target(job)
+    target = _target(job)
+    asked += f"; it was not moved: {job.move.refused}" if job.move.refused else ""
     match job.state:
         case JobState.STARTING:
             ran_ns = (
