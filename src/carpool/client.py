@@ -33,6 +33,10 @@ NAME_MAX = 60
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
+def _said(error: OSError) -> str:
+    return error.strerror or (f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error))
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
@@ -45,15 +49,18 @@ class DaemonSocket:
         except OSError as error:
             self._socket.close()
             raise UnreachableError(
-                f"no daemon answers at {places.socket} ({error.strerror}); start one: carpool daemon start"
+                f"no daemon answers at {places.socket} ({_said(error)}); start one: carpool daemon start"
             ) from error
+        except PeerError:
+            self._socket.close()
+            raise
 
     def send(self, message: m.Message) -> None:
         try:
             # A runner passes SIGPIPE on to its program: a daemon that died must not send it one.
             self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise UnreachableError(f"the daemon closed the connection: {error.strerror}") from error
+            raise UnreachableError(f"the daemon does not take what is sent: {_said(error)}") from error
 
     def receive(self, *, seconds: float | None = ANSWER_SECONDS) -> m.Message:
         """The next message; None waits for ever."""

@@ -51,7 +51,19 @@ def _is_rejected_instead_of_ignored(answers: Answers) -> bool:
     return answers.event[0] == "JobForgotten" and not answers.before and is_rejected
 
 
+def _is_moved_as_it_is(answers: Answers) -> bool:
+    is_order = answers.scheduler == NODE and answers.event[0] == "MigrateAsked"
+    before, now = {each[0] for each in answers.before}, {each[0] for each in answers.now}
+    return is_order and "UnparkJob" in before and now == {"MoveJob"}
+
+
 CHANGES = (
+    Change(
+        name="moved as it is",
+        why="a job parked as too large was brought back to be migrated; now it moves like one that is suspended",
+        is_this=_is_moved_as_it_is,
+        ends_session=True,
+    ),
     Change(
         name="looked at after its turn",
         why="an allocation that waited as its job gave its turn back was looked at only when something else happened",

@@ -17,6 +17,7 @@ from typing import Protocol
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
+from carpool.daemon.stream import ChangeStream
 
 log = logging.getLogger("carpool")
 EVENTS_KEPT = 500  # of all jobs; a job of interest has some of them
@@ -47,6 +48,8 @@ class Observers:
                 log.exception("observer.dropped observer=%s", type(observer).__name__)
                 self._observers = [each for each in self._observers if each is not observer]
                 self.dropped[type(observer).__name__] = f"{type(error).__name__}: {error}"
+                if isinstance(observer, ChangeStream):
+                    observer.dropped()
 
 
 class LastEvents:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
+
 from carpool import calls
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node.effects import Effect
@@ -44,9 +46,12 @@ class ChangeStream:
         self._clock = clock
         self._listeners: dict[Listener, bool] = {}  # whether it wants turns too
         self._states: dict[JobId, JobState] = {}  # as the listeners were told
+        self._is_dropped = False
 
     def add(self, peer: Listener, *, has_turns: bool) -> None:
         """Begin a stream; what the client hears first is how things stand."""
+        if self._is_dropped:
+            raise RefusedError("streams of changes failed in this daemon; daemon.log has the reason. Ask: carpool ps")
         if len(self._listeners) >= STREAMS_MAX and peer not in self._listeners:
             raise RefusedError(
                 f"{STREAMS_MAX} streams of changes are open already; close one, or ask with: carpool ps"
@@ -88,14 +93,7 @@ class ChangeStream:
         if _is_turn(change):
             return change
         picture = self._scheduler.picture_job(job, now=now)
-        return calls.Change(
-            at_ns=now,
-            job=job,
-            state=state.value,
-            before=before and before.value,
-            event=type(event).__name__,
-            reason=picture.reason if picture is not None else "",
-        )
+        return msgspec.structs.replace(change, reason=picture.reason if picture is not None else "")
 
     def _send(self, peer: Listener, changes: list[calls.Change]) -> None:
         if peer.unread_bytes() <= UNREAD_MAX:
@@ -106,12 +104,17 @@ class ChangeStream:
         peer.send(m.Reply(answer={}, error=reason, code=1))
         peer.close()
 
-    def close(self) -> None:
-        """The daemon is being stopped: say so, and end every stream."""
+    def close(self, why: str = "the daemon was stopped") -> None:
+        """Say why, and end every stream."""
         for peer in list(self._listeners):
             self.drop(peer)
-            peer.send(_reply(calls.Changes(end="the daemon was stopped")))
+            peer.send(_reply(calls.Changes(end=why)))
             peer.close()
+
+    def dropped(self) -> None:
+        """It failed once and is shown nothing any more (I3): whoever listens must not wait for ever."""
+        self._is_dropped = True
+        self.close("the stream failed; daemon.log has the reason")
 
 
 def _is_turn(change: calls.Change) -> bool:

@@ -110,16 +110,16 @@ def _calls(path: Path, rows: Iterator[tuple[int, int, str, str, bytes]]) -> tupl
     """The calls up to the first gap, and how many rows are missing there."""
     calls: list[Call] = []
     for row, at_ns, kind, name, body in rows:
-        if kind == GAP:
-            return calls, int(body)
         try:
+            if kind == GAP:
+                return calls, int(body)
             if kind == EVENT:
                 calls.append(Call(row=row, at_ns=at_ns, event=facts.event_from(name, body), effects=[]))
             elif not calls:
                 raise UsageError("an effect without its event")
             else:
                 calls[-1].effects.append(facts.effect_from(name, body))
-        except UsageError as error:
+        except (UsageError, ValueError, TypeError) as error:
             raise UsageError(f"{path} row {row}: {error}") from error
     return calls, 0
 

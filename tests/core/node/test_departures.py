@@ -9,10 +9,12 @@ import pytest
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.effects import ParkJob, RecallLease
 from carpool.core.node.model import Departure, Job, JobSpec, JobState, Why
+from carpool.core.node.moves import departures
 from carpool.core.node.moves.departures import TABLE, first
+from carpool.core.node.node import HELD_ONLY
 from carpool.testing.house.imports import PACKAGE
 from carpool.units import GIB
-from tests.core.node.driver import CoreDriver, needs, only
+from tests.core.node.driver import CoreDriver, MakeCore, needs, only
 
 SMALL = needs(GIB, GIB)
 NODE = PACKAGE / "core" / "node"
@@ -74,3 +76,40 @@ def test_e3_of_several_departures_the_first_of_the_table_is_told() -> None:
         job.departures = {why: Departure(since_ns=0) for why in order}
         told = first(job)
         assert told is not None and told[0] is TABLE[Why.SUSPENDED]
+
+
+def test_the_order_of_the_reasons_is_the_order_of_the_rows() -> None:
+    assert list(TABLE) == list(Why)
+
+
+def test_e1_reasons_that_only_hold_back_are_known_to_the_node() -> None:
+    assert {why for why, row in TABLE.items() if not row.leaves} == HELD_ONLY
+
+
+@pytest.mark.parametrize("why", [why for why, row in TABLE.items() if row.leaves and why is not Why.MIGRATES])
+def test_every_reason_to_leave_is_explained_and_ends_with_the_job(core: CoreDriver, why: Why) -> None:
+    core.settle_in("a", SMALL)
+    core.settle_in("b", SMALL)
+    node = core.scheduler._node
+    for name, ending in (("b", core.exit), ("a", core.detach)):
+        job = node.jobs[JobId(name)]
+        departures.add(node, job, why, Departure(whom=JobId("c")))
+        assert core.job(name).reason, "it says something while it is to leave"
+        assert TABLE[why].held(job, job.departures[why]).startswith(name)
+        ending(name)
+        assert not job.departures
+
+
+@pytest.mark.parametrize("why", [Why.SUSPENDED, Why.TOO_LARGE])
+def test_a_parked_job_that_stays_away_migrates_as_it_is(make_core: MakeCore, why: Why) -> None:
+    """It was brought back to the other device first, and parked there again."""
+    core = make_core(devices=2)
+    core.settle_in("a", SMALL)
+    node = core.scheduler._node
+    departures.add(node, node.jobs[JobId("a")], why, Departure())
+    core.give_back("a")
+    core.parked("a", GIB)
+    assert core.state("a") is JobState.PARKED
+    effects = core.migrate("a", "gpu1")
+    assert [type(effect).__name__ for effect in effects] == ["MoveJob"]
+    assert core.state("a") is JobState.PARKED

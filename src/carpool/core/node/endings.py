@@ -13,7 +13,7 @@ from carpool.core.node.node import Node
 
 
 def detach(node: Node, job: Job, event: JobDetached, *, now: Nanos) -> None:
-    """It takes no turns any more; its bytes stay in the books."""
+    """It takes no turns any more; its bytes still count."""
     device = node.device_of(job)
     if job.lease is not None:
         lifecycle.move_lease(node, job, JobDetached, now=now)

@@ -6,9 +6,9 @@ Events that never move a job (ProgressSeen, NeedsMeasured on a settled job, Canc
 the table too, as moves to the same state, so that the table alone says what may arrive when. Where facts decide
 between several targets, `OPEN_MOVES` has all of them. `docs/lease.md` shows the tables as diagrams (`make docs`).
 
-With a state change what depends on it, so that nobody has to remember it: the fair levels of those who want turns
-(A2), the row in which the job's wall time goes, the queue, the measurements of step times (A3), and the mark on a
-device whose bytes or wishes for bytes changed.
+A state change also updates what depends on it, so that nobody has to remember it: the fair levels of those who want
+turns (A2), the row in which the wall time goes, the queue, and the marks of step times (A3). It touches the device if
+bytes, or the wish for bytes, change hands with it.
 
 Rules
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
@@ -172,6 +172,9 @@ def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None =
     is_between_turns = was in WANTING and target in WANTING  # most moves are, and little depends on them
     if not is_between_turns or cause is LeaseAsked or target is BLOCKED:
         _note_wishes(node, job, cause, target)
+    is_at_boundary = cause is LeaseReturned or cause is LeaseAsked
+    # Of others: what was seen of its own allocations in the turn is old, and the driver looks again first.
+    is_pressed = is_at_boundary and (was is BLOCKED or node.is_pressed(node.device_of(job)))
     job.state, job.state_since_ns = target, now
     if target is WAITING and was not in AWAY:
         job.wanting_since_ns = now
@@ -180,10 +183,8 @@ def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None =
     if not is_between_turns and _ROOM[was] != _ROOM[target]:
         for device in node.devices.values():
             ledger.touch(device)
-    elif cause is LeaseReturned or cause is LeaseAsked:
-        device = node.device_of(job)
-        if was is BLOCKED or node.is_pressed(device):
-            ledger.touch(device)  # it is at a boundary: now it may be parked for an allocation that waits (W5)
+    elif is_pressed:
+        ledger.touch(node.device_of(job))  # now it may be parked for an allocation that waits (W5)
     set_row(node, job, now=now)
 
 

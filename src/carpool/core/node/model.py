@@ -41,7 +41,7 @@ ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 RESIDENT = frozenset(JobState) - ENDED - {JobState.QUEUED}
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
 # Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
-# Node.set_row and accounts.py tell apart further: a waiting job that lacks memory, or has had what its limit lets it
+# lifecycle.py tells apart further: a waiting job that lacks memory, or has had what its limit lets it
 # have, and what its own input took.
 ROWS = {
     JobState.QUEUED: "memory",
@@ -92,7 +92,7 @@ class Departure:
     whom: JobId | None = None  # MAKES_ROOM: for whom
     to: DeviceId | None = None  # MIGRATES: where it goes on
     is_told: bool = False  # SHRINKS: its program was told to
-    may_end: bool = False  # SHRINKS, TOO_LARGE: it is ended if it cannot do with less
+    may_end: bool = False  # SHRINKS: it is ended if it cannot do with less
 
 
 class LeaseState(StrEnum):

@@ -82,7 +82,7 @@ class Scheduler:
         """Who has which bytes: first those who are here, then those who come back, then the queue."""
         node, devices = self._node, list(self._node.devices.values())
         effects: list[Effect] = []
-        returns = migration.settle(node, now=now) if self._has_travellers() else []
+        returns = migration.settle(node, now=now) if len(devices) > 1 else []
         for device in devices:
             accounts.raise_floors(node, device)
             if node.has_departure(device, Why.SENT_AWAY):
@@ -122,10 +122,6 @@ class Scheduler:
     def _is_touched(self) -> bool:
         """Whether this event changed who holds or wants bytes."""
         return any(map(_IS_TOUCHED, self._node.devices.values()))
-
-    def _has_travellers(self) -> bool:
-        """Whether a job goes on on another device, or is on its way to one."""
-        return len(self._node.devices) > 1
 
     def _cover(self, device: Device, now: Nanos) -> list[Effect]:
         """Cut lanes to what their jobs need, and make the promises hold what everybody here needs."""

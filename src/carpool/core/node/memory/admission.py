@@ -257,7 +257,7 @@ def room_bytes(node: Node, job: Job) -> int:
 
 
 def room_on(node: Node, device: Device, job: Job) -> int:
-    """What others do not use of a device that may only be imagined (rotation.py)."""
+    """What others do not use of a device that may only be imagined (leavers.py)."""
     others = 0
     for other_id, promised_bytes in device.promised.items():
         other = node.jobs[other_id]

@@ -176,11 +176,13 @@ def drop(node: Node, job: Job, why: Why) -> None:
 
 def end(node: Node, job: Job, cause: type, reason: str = "") -> None:
     """End what this event ends (E2); `reason`: why a move to another device came to nothing."""
-    for why in [why for why in job.departures if cause in TABLE[why].ended_by]:
+    ended = [why for why in job.departures if cause in TABLE[why].ended_by]
+    for why in ended:
         del job.departures[why]
         if why is Why.MIGRATES and cause is MoveFailed:
             job.move.refused = reason
-    _touch(node, job)
+    if ended:
+        _touch(node, job)
 
 
 def _touch(node: Node, job: Job) -> None:
@@ -270,6 +272,7 @@ def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
         case _:
             assert_never(event)
     lifecycle.move(node, job, type(event), now=now)
+    _touch(node, job)
     device = node.devices[job.device] if job.device is not None else None
     if device is not None and device.claimant is None and not node.is_moving(device):
         begin_quiet(node, device, now=now)  # that was the last move for a claimant
@@ -319,10 +322,10 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
 
 def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
     """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
-    is_to_stay = stays_away(job)
-    times = 0 if is_to_stay else min(job.move.fails, FAILS_COUNTED)
+    is_asked_for = Why.SUSPENDED in job.departures  # somebody waits for it, and is told each time why it stays
+    times = 0 if is_asked_for else min(job.move.fails, FAILS_COUNTED)
     job.move.retry_ns = now + (node.settings.move_retry_ns << times)
-    if not is_to_stay:  # one that was to leave for others, and whose obstacle stays, is not asked again and again
+    if not is_asked_for:  # one whose obstacle is there to stay is not asked again and again
         job.move.fails += 1
 
 

@@ -2,7 +2,7 @@
 
 A *claimant* wants memory that is not there: it waits in the queue, or is parked and not suspended, or has outgrown
 its promise, or is about to have its first turn with too little room. For it, resident jobs are parked at their
-boundaries (parking.py); they are claimants from then on and come back the same way. So jobs whose bytes sum to
+boundaries (departures.py); they are claimants from then on and come back the same way. So jobs whose bytes sum to
 several times the device's capacity all run, in turns of residency.
 
 Rules
@@ -19,7 +19,7 @@ Rules
   R6  A job is not parked if what the others leave on the device would keep it from ever coming back.
 
 What is deliberately not here: who would have to leave (leavers.py), how a job leaves and comes back, and suspended
-jobs (parking.py).
+jobs (departures.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who has the device now: grants, recalls, lapses and hogs of one device.
+"""Who has the device now: grants and recalls of one device; hogs.py takes turns from holders that went silent.
 
 Rules
   D1  A free lane for which somebody waits who may run is granted in the same call.

@@ -28,7 +28,7 @@ class JobPicture:
     state_ns: Nanos  # time in the present state
     served_ns: Nanos
     waited_ns: Nanos  # for memory, also in the queue and parked, for turns, and until its limit lets it have one
-    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row (accounts.py)
+    spent_ns: dict[str, Nanos]  # wall time since it arrived, by row (lifecycle.py)
     waited_for_ns: dict[JobId, Nanos]  # of the row `turn`: who had it
     silent_ns: Nanos | None  # how long a holder has made no step; None if it holds no turn
     is_hog: bool
