@@ -142,7 +142,7 @@ def _class_in(module: ModuleType, name: str, source: str) -> type:
         if len(names) != 1:
             if names:
                 raise UsageError(f"{source} has {' and '.join(names)}; say which, like {source}:{names[0]}")
-            raise UsageError(f"{source} has no class that derives from carpool.policies.Policy{_unfinished(module)}")
+            raise UsageError(f"{source} has no class that derives from Policy{_unfinished(module)}")
         name = names[0]
     found = getattr(module, name, None)
     if found is None:
