@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from carpool.core.cluster.events import RatesMeasured, Tick
 from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.placement.requests import NodeSpec
-from carpool.sim.engine import Plan, Result, make_inventory, members_of, simulate
+from carpool.sim.engine import Plan, Result, _Engine, make_inventory, members_of, simulate
 from carpool.sim.studies import itp, muri, philly
 from carpool.sim.traces import TraceJob, load
 from carpool.units import SECOND
@@ -142,3 +143,13 @@ def test_the_quick_form_of_each_study_has_rows_and_targets(study: object) -> Non
     assert all(table.rows for table in found.tables)
     assert found.targets
     assert all(len(row) == len(table.columns) for table in found.tables for row in table.rows)
+
+
+def test_thousands_of_rates_may_be_found_in_one_instant() -> None:
+    """Each was told from inside the one before, until Python had enough of it."""
+    engine = _Engine([job("a", 0, 10)], Plan(nodes=NODES, order="pack"))
+    engine._to_report = [
+        RatesMeasured(size_milli=1000, programs=(f"p{number}", "q"), rates_milli=(500, 500)) for number in range(3000)
+    ]
+    engine._tell(Tick(), 0)
+    assert (engine._events, engine._to_report) == (3001, [])

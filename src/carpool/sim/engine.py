@@ -173,7 +173,7 @@ class _Engine:
         self._running: dict[int, Outcome] = {}
         self._members: dict[tuple[object, ...], tuple[Request, ...]] = {}
         self._measured: set[RatesMeasured] = set()
-        self._to_report: list[RatesMeasured] = []  # told once the orders at hand are performed
+        self._to_report: list[Event] = []  # told once the orders at hand are performed
         self._usage: list[tuple[int, int]] = []
         self._events = 0
         self._parks = 0
@@ -210,11 +210,12 @@ class _Engine:
         )
 
     def _tell(self, event: Event, now: int) -> None:
-        self._events += 1
-        for effect in self._scheduler.handle(event, now=now):
-            self._perform(effect, now)
+        """Hand a fact to the scheduler, and then the rates that jobs side by side were found to have."""
+        self._to_report.append(event)
         while self._to_report:
-            self._tell(self._to_report.pop(), now)
+            self._events += 1
+            for effect in self._scheduler.handle(self._to_report.pop(), now=now):
+                self._perform(effect, now)
 
     def _arrival(self, job: TraceJob) -> JobArrived:
         shape = (job.cards, job.card_milli, job.card_bytes, job.cpu_milli, job.memory_bytes, job.models)
