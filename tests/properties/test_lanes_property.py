@@ -11,6 +11,7 @@ from carpool.core.kernel.ids import DeviceId, JobId, LaneId
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, Job, JobSpec, JobState, Memory, Needs
 from carpool.core.node.node import covers
+from carpool.errors import InternalError
 
 few_bytes = st.integers(0, 60)
 
@@ -54,9 +55,18 @@ class LanesMachine(RuleBasedStateMachine):
     def leave(self, index: int) -> None:
         job = self.pick(index)
         if job is not None:
-            ledger.remove(self.device, job)
-            ledger.release(self.device, job)
+            self.take_away(job)
             del self.jobs[job.id]
+
+    def take_away(self, job: Job) -> None:
+        """A holder's turn ends first (N4)."""
+        lane = self.device.lanes[job.lane] if job.lane is not None else None
+        if lane is not None and lane.holder == job.id:
+            with pytest.raises(InternalError, match="N4 broken"):
+                ledger.remove(self.device, job)
+            lane.holder = None
+        ledger.remove(self.device, job)
+        ledger.release(self.device, job)
 
     @rule(index=st.integers(0, 50))
     def hold_or_return(self, index: int) -> None:
@@ -115,8 +125,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for job in list(getattr(self, "jobs", {}).values()):
-            ledger.remove(self.device, job)
-            ledger.release(self.device, job)
+            self.take_away(job)
         if hasattr(self, "device"):
             assert not self.device.lanes
             assert ledger.free_bytes(self.device) == self.device.capacity_bytes
