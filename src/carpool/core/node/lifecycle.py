@@ -68,7 +68,7 @@ from carpool.core.node.model import (
     Lease,
     LeaseState,
 )
-from carpool.core.node.node import Node, is_holding, is_leaving, start_ns
+from carpool.core.node.node import Node, is_holding, is_leaving, start_ns, was_given
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -279,10 +279,7 @@ def _close_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
     job.lease = None
     if lane is not None and lane.holder == job.id:
         lane.holder = None
-    memory, needs = job.memory, job.memory.needs
-    if memory.is_given or (
-        needs is not None and memory.promised_bytes > needs.persistent_bytes + needs.overhead_bytes
-    ):
+    if job.memory.is_given or was_given(job):
         ledger.end_loan(device, job)
     if len(device.lanes) > 1:
         accounts.reset_marks(node, device)
