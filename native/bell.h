@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ typedef _Atomic uint64_t Word; /* every access is in the order written here */
 
 struct bell {
     int peer, own; /* the connection to the daemon, and this process's bell; -1 is none */
+    unsigned long long peer_inode, own_inode, line_inode; /* by which they are known, see bell_is */
     int line;      /* to the bell that was rung last, for nearly always it is the next one too: no name to look up */
     unsigned line_pid;
     uint64_t rung; /* serial of the newest grant that was rung; the daemon's own follows (B3) */
@@ -47,9 +49,23 @@ static inline int64_t clock_ns(clockid_t clock)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* Whether this descriptor is still the socket that was opened: the program may have closed it and opened another one with
+ * its number, which is not ours to use or to close. */
+static inline bool bell_is(int fd, unsigned long long inode)
+{
+    struct stat facts;
+    return fd >= 0 && fstat(fd, &facts) == 0 && S_ISSOCK(facts.st_mode) && facts.st_ino == inode;
+}
+
+static inline unsigned long long bell_inode(int fd)
+{
+    struct stat facts;
+    return fd >= 0 && fstat(fd, &facts) == 0 ? facts.st_ino : 0;
+}
+
 static inline void bell_take_down(struct bell *bell)
 {
-    if (bell->line >= 0)
+    if (bell_is(bell->line, bell->line_inode))
         close(bell->line);
     bell->own = bell->line = -1;
 }
@@ -67,13 +83,17 @@ static inline bool bell_send(int line, uint64_t pass)
 
 static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
 {
+    if (!bell_is(bell->line, bell->line_inode))
+        bell->line = -1;
     if (bell->line >= 0 && bell->line_pid == pid && bell_send(bell->line, pass))
         return true;
     struct sockaddr_un where = {.sun_family = AF_UNIX};
     int size = snprintf(where.sun_path, sizeof where.sun_path, "%s/%u", bell->directory, pid);
     socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)size + 1);
-    if (bell->line < 0)
+    if (bell->line < 0) {
         bell->line = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        bell->line_inode = bell_inode(bell->line);
+    }
     bell->line_pid = 0;
     if (connect(bell->line, (struct sockaddr *)&where, length) != 0)
         return false;
@@ -86,8 +106,8 @@ static inline bool bell_ring(struct bell *bell, unsigned pid, uint64_t pass)
 static inline uint64_t bell_pass_on(struct bell *bell, Word *slot, bool *is_rung)
 {
     uint64_t pass = slot[CP_S_PASS];
-    if (bell->own < 0 || pass == 0 || pass & CP_PASSED)
-        return 0;
+    if (pass == 0 || pass & CP_PASSED || !bell_is(bell->own, bell->own_inode) || !bell_is(bell->peer, bell->peer_inode))
+        return 0; /* what the program closed is found out by Python, which connects anew */
     slot[CP_S_BOUNDARY_NS] = (uint64_t)clock_ns(CLOCK_MONOTONIC); /* the daemon takes it for the time of this (B6) */
     if (!atomic_compare_exchange_strong(&slot[CP_S_PASS], &pass, pass | CP_PASSED))
         return 0;
@@ -121,6 +141,8 @@ static inline uint64_t bell_hear(struct bell *bell, Word *slot, bool *is_knocked
 {
     struct bell_sound sound = {0, 0};
     ssize_t got;
+    if (!bell_is(bell->own, bell->own_inode))
+        bell->own = -1;
     while (bell->own >= 0 && (got = recv(bell->own, &sound, sizeof sound, MSG_DONTWAIT)) >= (ssize_t)sizeof(Word)) {
         uint64_t offer = slot[CP_S_OFFER];
         if (sound.pass != 0 && sound.pass == offer) {
@@ -173,7 +195,8 @@ static inline bool bell_say_passed(const struct bell *bell, uint64_t steps, uint
         .kind = CP_M_RETURN,
         .word = {[CP_RETURN_STEPS] = steps, [CP_RETURN_WANTS_MORE] = true, [CP_RETURN_PASSED] = pass},
     };
-    return send(bell->peer, &frame, sizeof frame, MSG_NOSIGNAL) == (ssize_t)sizeof frame;
+    return bell_is(bell->peer, bell->peer_inode)
+        && send(bell->peer, &frame, sizeof frame, MSG_NOSIGNAL) == (ssize_t)sizeof frame;
 }
 
 /* Drop the daemon's own grant of a turn that was rung; whether there was one to drop. */
@@ -198,7 +221,9 @@ static inline bool bell_wait(struct bell *bell, Word *slot, bool *is_knocked)
     while (poll(both, 2, CP_BELL_LOOK_MS) > 0) {
         if (both[0].revents && bell_hear(bell, slot, is_knocked))
             return true;
-        if (*is_knocked || (both[1].revents && !bell_drop_stale(bell)))
+        if (*is_knocked || bell->own < 0)
+            return false;
+        if (both[1].revents && (!bell_is(bell->peer, bell->peer_inode) || !bell_drop_stale(bell)))
             return false;
     }
     return false;

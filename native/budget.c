@@ -29,6 +29,7 @@ static cp_word *_Atomic cp_slot;
 static cp_lock open_lock, table_lock;
 static atomic_uint_fast64_t graph_bytes;
 atomic_int cp_captures;
+cp_lock cp_map_lock;
 
 static struct cp_entry *table;
 static size_t table_size, table_used; /* size is a power of two, or 0 */
@@ -107,6 +108,17 @@ bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *ou
     return is_found;
 }
 
+/* Looks at every entry: programs ask for the handle behind an address seldom. */
+uint64_t cp_range_around(uint64_t at) {
+    uint64_t key = 0;
+    cp_take_lock(&table_lock);
+    for (size_t i = 0; i < table_size && !key; i++)
+        if (table[i].kind == CP_RANGE && at - table[i].key < table[i].bytes)
+            key = table[i].key;
+    cp_drop_lock(&table_lock);
+    return key;
+}
+
 void cp_drop_context(uint64_t context) {
     uint64_t bytes = 0, spilled = 0;
     cp_take_lock(&table_lock);
@@ -141,6 +153,7 @@ void cp_say_unless(atomic_flag *is_said, const char *format, ...) {
 static void in_forked_child(void) {
     atomic_store(&open_lock, 0);
     atomic_store(&table_lock, 0);
+    atomic_store(&cp_map_lock, 0);
     table_size = table_used = 0;
     table = NULL; /* the parent's copy is not ours to look at; a fork of a CUDA program seldom lives long */
     graph_bytes = cp_captures = 0;
@@ -156,7 +169,7 @@ __attribute__((cold, noinline)) static cp_word *open_account(bool must_say) {
     cp_take_lock(&open_lock);
     if (!atomic_load(&cp_slot) && !is_off && cp_is_configured) {
         cp_page = cp_page ? cp_page : cp_map_page(page_path, &why);
-        is_following = is_following || (cp_page && pthread_atfork(NULL, NULL, in_forked_child) == 0);
+        is_following = is_following || (cp_page && cp_follow_forks(in_forked_child));
         if (is_following)
             atomic_store(&cp_slot, cp_claim_slot());
         is_off = must_say && !atomic_load(&cp_slot);

@@ -67,7 +67,9 @@ bool cp_is_capped(void);
 bool cp_is_over(void); /* the job holds more than its cap: graphs did it, whose bytes the driver alone knows */
 void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
+uint64_t cp_range_around(uint64_t at); /* the key of the mapped range that this address lies in, or 0 */
 void cp_drop_context(uint64_t context);
+extern cp_lock cp_map_lock; /* hooks.c has it */
 extern atomic_int cp_captures; /* streams being captured */
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
 cp_word *cp_header(void); /* of the page, also without a slot; NULL: there is no page */
@@ -88,6 +90,7 @@ static inline void cp_pass_turn(CUstream stream) {
     if (__builtin_expect(GET(*atomic_load_explicit(&cp_turn, memory_order_acquire)) != 0, 0))
         cp_wait_turn(stream);
 }
+bool cp_is_agents_turn(void);    /* the Python agent has this process's turn, and keeps to the limit by it */
 void cp_set_gates(void);         /* a compute limit came or went */
 bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others want the turn, it was given back */
 void cp_end_step(uint64_t finished); /* the program waited for the device; for all of this context, if it is not 0 */
@@ -100,17 +103,21 @@ void cp_forget_link(void); /* in a forked child */
 void cp_leave(void);
 
 /* share.c */
-struct cp_sample *cp_pay(uint64_t key, CUstream stream); /* before a launch; what it returns wants to hear of its end */
+struct cp_work { uint64_t key, function, blocks; }; /* a kernel with its grid, or a graph, which is its own function */
+struct cp_sample *cp_pay(struct cp_work work, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_context(uint64_t context); /* before its end: its samples and lines; 0: a forked child, all samples */
+void cp_forget_kernels(void);             /* code was unloaded */
 void cp_read_samples(void);               /* learn from what has ended */
-#define CP_KERNELS 1024 /* a power of two */
+#define CP_KERNELS 4096 /* a power of two */
+enum cp_knowledge { CP_UNKNOWN, CP_FORESEEN, CP_KNOWN }; /* foreseen by its function, known by measuring */
 struct cp_kernel {
     _Alignas(64) _Atomic uint64_t key; /* a size that is quick to multiply by */
     _Atomic uint64_t cost_ns, least_ns; /* least: of the newest samples */
-    _Atomic int64_t until_sample_ns;
-    atomic_uint sampled;
-    atomic_bool is_known; /* measured */
+    _Atomic uint64_t blocks;
+    atomic_int until_sample; /* launches up to the one that is measured, with it */
+    atomic_uint weight, sampled; /* weight: one launch in so many is measured */
+    _Atomic enum cp_knowledge knowledge;
 };
 extern struct cp_kernel cp_kernels[CP_KERNELS];
 extern _Atomic int64_t cp_purse;
@@ -119,7 +126,7 @@ extern atomic_bool cp_has_streams;
 static inline bool cp_take_from_purse(int64_t cost) {
     return atomic_fetch_sub(&cp_purse, cost) >= cost || (atomic_fetch_add(&cp_purse, cost), false);
 }
-static inline size_t cp_home_of(uint64_t key) { return (size_t)(key * 0x9E3779B97F4A7C15ull >> 54); }
+static inline size_t cp_home_of(uint64_t key) { return (size_t)(key * 0x9E3779B97F4A7C15ull >> 52); }
 
 #pragma GCC visibility pop
 #endif

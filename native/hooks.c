@@ -1,7 +1,8 @@
 /* The hooks: what stands between the program and the driver. hooks.def says which body each has: one of the macros here,
  * or a function of its own. Each is short: ask the account, call the driver, record.
  *
- * Threads: whichever the program calls on. Lock: none here. */
+ * Threads: whichever the program calls on. Lock: `cp_map_lock`, over the driver's call and our note of it where handles
+ * and mappings of virtual memory change. */
 #define _GNU_SOURCE
 #include "guest.h"
 
@@ -39,7 +40,29 @@ static int current_device(void) {
         __VA_ARGS__;                              \
         return result;                            \
     }
-#define LOOKUP(symbol, params, args, ...) AROUND(symbol, params, args, , if (!result && out) *out = cp_swap(*out))
+
+/* Another thread, or the driver itself where two pointers lead to one place, may change what we look at between our look
+ * and the driver's, or between the driver's answer and our note of it. So both look at a copy of what goes in (OWN), and
+ * answer into a place of ours (HIDE), from where it is handed on last (GIVE). */
+#define OWN(type, at)                           \
+    type own_##at;                              \
+    if (at) {                                   \
+        memcpy(&own_##at, at, sizeof own_##at); \
+        __asm__ volatile("" : "+m"(own_##at));  \
+        at = &own_##at;                         \
+    }
+#define HIDE(out)                                               \
+    __typeof__(out) their_##out = out;                          \
+    __typeof__(*out) own_##out;                                 \
+    if (out) {                                                  \
+        memcpy(&own_##out, out, sizeof own_##out);              \
+        __asm__ volatile("" : "+m"(own_##out));                 \
+        out = &own_##out;                                       \
+    }
+#define GIVE(out) if (their_##out) *their_##out = own_##out
+
+#define NOTE(symbol, params, args, ...) AROUND(symbol, params, args, HIDE(out), __VA_ARGS__; GIVE(out))
+#define LOOKUP(symbol, params, args, ...) NOTE(symbol, params, args, if (!result && out) *out = cp_swap(*out))
 
 /* Memory of a size that is known before. Inside a capture nothing is allocated: it becomes a node, whose bytes appear
  * before the graph's launch. A pool of host memory gives nothing of the device's. */
@@ -90,8 +113,8 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
 }
 
 /* What a pool gave outlives the context: it has no owner. */
-#define COUNT(symbol, params, args, kind, key, owner, at_least, needed, destroy, on_refusal) \
-    CUresult cp_##symbol params {                                                        \
+#define COUNT(symbol, params, args, before, after, kind, key, owner, at_least, needed, destroy, on_refusal) \
+    static CUresult count_##symbol params {                                              \
         uint64_t bytes = at_least;                                                       \
         if (bytes == UINT64_MAX || (bytes && !cp_reserve(bytes)))                           \
             return on_refusal;                                                           \
@@ -106,14 +129,22 @@ static bool correct(uint64_t *bytes, uint64_t needed) {
         else if (bytes)                                                                  \
             cp_note(kind, key, owner, bytes);                                            \
         return result == CUDA_ERROR_OUT_OF_MEMORY ? on_refusal : result;                 \
+    }                                                                                    \
+    CUresult cp_##symbol params {                                                        \
+        before;                                                                          \
+        HIDE(out);                                                                       \
+        CUresult result = count_##symbol args;                                           \
+        GIVE(out);                                                                       \
+        after;                                                                           \
+        return result;                                                                   \
     }
 #define ALLOCATE(symbol, params, args, on_refusal) \
-    COUNT(symbol, params, args, CP_POINTER, KEY(*out), cp_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
+    COUNT(symbol, params, args, , , CP_POINTER, KEY(*out), cp_context(), rounded(size), bytes, real_cuMemFree_v2, on_refusal)
 #define ALLOCATE_ASYNC(symbol, params, args, is_free, into)                                                           \
-    COUNT(symbol, params, args, CP_POINTER, KEY(*out), 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
+    COUNT(symbol, params, args, , , CP_POINTER, KEY(*out), 0, async_bytes(size, into, is_free), bytes, real_cuMemFree_v2, \
           spill(out, bytes))
-#define MAKE(symbol, params, args, kind, at_least, needed, destroy) \
-    COUNT(symbol, params, args, kind, KEY(*out), cp_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
+#define MAKE(symbol, params, args, before, after, kind, at_least, needed, destroy) \
+    COUNT(symbol, params, args, before, after, kind, KEY(*out), cp_context(), at_least, needed, destroy, CUDA_ERROR_OUT_OF_MEMORY)
 
 static void drop_backing(uint64_t id) {
     struct cp_entry backing;
@@ -125,6 +156,8 @@ static void drop_backing(uint64_t id) {
 #define FREE(symbol, params, args, kind)                                                                          \
     CUresult cp_##symbol params {                                                                                 \
         struct cp_entry entry;                                                                                    \
+        if (kind == CP_HANDLE)                                                                                    \
+            cp_take_lock(&cp_map_lock);                                                                           \
         bool is_known = cp_change_refs(kind, KEY(at), -1, &entry);                                                \
         if (!is_known && kind == CP_POINTER && cp_may_spill && cp_change_refs(CP_SPILLED, KEY(at), -1, &entry))   \
             return cp_spill(-entry.bytes), real_cuMemFree_v2(KEY(at));                                            \
@@ -133,6 +166,8 @@ static void drop_backing(uint64_t id) {
             kind == CP_HANDLE ? drop_backing(entry.owner) : cp_unreserve(entry.bytes);                            \
         else if (is_known && !cp_change_refs(kind, KEY(at), 1, &entry))                                           \
             cp_note(kind, KEY(at), entry.owner, entry.bytes);                                                     \
+        if (kind == CP_HANDLE)                                                                                    \
+            cp_drop_lock(&cp_map_lock);                                                                           \
         return result;                                                                                            \
     }
 
@@ -141,7 +176,8 @@ static void note_pool(CUresult result, CUmemoryPool *out, const CUmemLocation *l
         !is_host_pool(*out, 0))
         cp_note(CP_HOST_POOL, KEY(*out), 0, 0);
 }
-#define POOL(symbol, params, args, place, kind) AROUND(symbol, params, args, , note_pool(result, out, place, kind))
+#define POOL(symbol, params, args, own, place, kind) \
+    AROUND(symbol, params, args, own; HIDE(out), note_pool(result, out, place, kind); GIVE(out))
 
 /* A pool that keeps what was freed would hold bytes that nobody counts. */
 #define KEEP_NOTHING value = value && which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && cp_is_capped() ? &(cuuint64_t){0} : value
@@ -178,6 +214,11 @@ static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) 
 /* Virtual memory management. A backing lives while handles or mapped ranges refer to it; handle numbers may be given
  * out again while an old range is still mapped, so backings have numbers of our own. */
 
+/* Somebody who maps, releases or unmaps the same at the same time would otherwise be noted in another order than the
+ * driver's, and what is mapped be taken for free. */
+#define MAPPING(symbol, params, args, before, ...) \
+    AROUND(symbol, params, args, before; cp_take_lock(&cp_map_lock), __VA_ARGS__; cp_drop_lock(&cp_map_lock))
+
 static uint64_t note_handle(CUmemGenericAllocationHandle handle) {
     static atomic_uint_fast64_t last_id;
     uint64_t id = ++last_id;
@@ -192,7 +233,7 @@ static uint64_t refer(enum cp_kind kind, uint64_t key, int by) {
 }
 
 static void retain(CUmemGenericAllocationHandle handle, void *at) {
-    uint64_t id = refer(CP_HANDLE, handle, 1) ? 0 : refer(CP_RANGE, KEY(at), 0);
+    uint64_t id = refer(CP_HANDLE, handle, 1) ? 0 : refer(CP_RANGE, cp_range_around(KEY(at)), 0);
     if (id)
         cp_note(CP_HANDLE, handle, id, 0);
 }
@@ -230,12 +271,21 @@ static bool graph_fits(CUgraphExec exec, CUstream stream) {
 
 /* An upload while the graph is made would pass the cap: it is left to the launch. */
 #define UPLOAD_LATER if (params && cp_is_capped()) params->flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+#define HIDE_PARAMS HIDE(params) /* where a macro's own parameter has this name */
+#define GIVE_PARAMS GIVE(params)
 
 static bool node_fits(const CUgraphNodeParams *params) {
     return !params || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || fits_now(params->alloc.bytesize);
 }
-#define ADD_NODE(symbol, params, args, fits) \
+#define IF_FITS(symbol, params, args, fits) \
     CUresult cp_##symbol params { return (fits) ? real_##symbol args : CUDA_ERROR_OUT_OF_MEMORY; }
+#define ADD_NODE(symbol, params, args, fits)                                           \
+    CUresult cp_##symbol params {                                                      \
+        HIDE_PARAMS;                                                                   \
+        CUresult result = (fits) ? real_##symbol args : CUDA_ERROR_OUT_OF_MEMORY;      \
+        GIVE_PARAMS;                                                                   \
+        return result;                                                                 \
+    }
 
 /* Contexts */
 
@@ -284,32 +334,42 @@ static bool is_job_device(nvmlDevice_t device) {
 /* Launches */
 
 #define MUST_PAY (GET(*atomic_load_explicit(&cp_gate, memory_order_acquire)) != 0)
-#define KERNEL(f, x, y, z) (KEY(f) + (uint64_t)(x) * 0x2545F491 + (uint64_t)(y) * 0x4F6CDD1D + (uint64_t)(z) * 0x5851F42D)
+#define KERNEL(f, x, y, z)                                                                                                 \
+    ((struct cp_work){KEY(f) + (uint64_t)(x) * 0x2545F491 + (uint64_t)(y) * 0x4F6CDD1D + (uint64_t)(z) * 0x5851F42D, KEY(f), \
+                      (uint64_t)(x) * (uint64_t)(y) * (uint64_t)(z)})
+#define GRAPH(exec) ((struct cp_work){KEY(exec), KEY(exec), 1})
 #define CONFIG(field) (config ? config->field : 0)
 #define FIRST(field) (list && count ? list->field : 0) /* of the devices; they begin and end together */
+#define OWN_LIST                                                  \
+    CUDA_LAUNCH_PARAMS own[DEVICES_MAX];                          \
+    if (list && count <= DEVICES_MAX)                             \
+        list = memcpy(own, list, count * sizeof *list);           \
+    __asm__ volatile("" : : "r"(own) : "memory")
 
 /* What most launches under a compute limit come to: a known kernel, and money enough in the purse. */
 static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUstream stream) {
     struct cp_kernel *kernel = &cp_kernels[cp_home_of(key)];
-    int64_t cost = (int64_t)GET(kernel->cost_ns), left = GET(kernel->until_sample_ns) - cost;
+    int64_t cost = (int64_t)GET(kernel->cost_ns);
+    int left = GET(kernel->until_sample) - 1;
     if (GET(kernel->key) != key || left <= 0 || GET(cp_captures) || GET(*GET(cp_turn)) ||
         (stream != GET(cp_only_stream) && !GET(cp_has_streams)) || !cp_take_from_purse(cost))
         return false;
-    PUT(kernel->until_sample_ns, left);
+    PUT(kernel->until_sample, left);
     return true;
 }
 
-#define PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                       \
+#define PAY_AND_GO(symbol, is_ptsz, params, args, work, on, ...)                                 \
     __attribute__((noinline)) static CUresult measured_##symbol params {                         \
         CUstream into = is_ptsz && !(on) ? PER_THREAD : (on);                                    \
-        struct cp_sample *sample = cp_pay(key, into);                                            \
+        struct cp_sample *sample = cp_pay(work, into);                                           \
         CUresult result = real_##symbol args;                                                    \
         if (sample)                                                                              \
             cp_end_sample(sample, into);                                                         \
         return result;                                                                           \
     }                                                                                            \
     __attribute__((used)) CUresult cp_slow_##symbol params {                                     \
-        return pays_quickly(key, is_ptsz && !(on) ? PER_THREAD : (on)) ? real_##symbol args      \
+        __VA_ARGS__;                                                                             \
+        return pays_quickly((work).key, is_ptsz && !(on) ? PER_THREAD : (on)) ? real_##symbol args      \
                                                                        : measured_##symbol args; \
     }
 
@@ -318,22 +378,22 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 /* Five of forms whose default stream is the thread's: no other thread can ask what is on it. */
 #define MARK(is_ptsz) if (is_ptsz) PUT(cp_has_unseen, true)
 #if defined(__x86_64__)
-#define GATE(symbol, name, since, is_ptsz, params, args, key, on)                                        \
-    PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                                   \
+#define GATE(symbol, name, since, is_ptsz, params, args, work, on, ...)                                   \
+    PAY_AND_GO(symbol, is_ptsz, params, args, work, on, __VA_ARGS__)                                      \
     __asm__(".text\n.globl cp_" #symbol "\n.hidden cp_" #symbol "\n.type cp_" #symbol ", @function\n"    \
             "cp_" #symbol ":\n.if " #is_ptsz "\n  movb $1, cp_has_unseen(%rip)\n.endif\n"                            \
             "  mov cp_gate(%rip), %rax\n  cmpq $0, (%rax)\n  jne cp_slow_" #symbol "\n" \
             "  jmp *real_" #symbol "(%rip)\n.size cp_" #symbol ", .-cp_" #symbol "\n"                    \
             ".globl " #symbol "\n.type " #symbol ", @function\n.set " #symbol ", cp_" #symbol "\n");
 #else
-#define GATE(symbol, name, since, is_ptsz, params, args, key, on)                                 \
-    PAY_AND_GO(symbol, is_ptsz, params, args, key, on)                                            \
+#define GATE(symbol, name, since, is_ptsz, params, args, work, on, ...)                            \
+    PAY_AND_GO(symbol, is_ptsz, params, args, work, on, __VA_ARGS__)                               \
     CUresult cp_##symbol params { MARK(is_ptsz); return MUST_PAY ? cp_slow_##symbol args : real_##symbol args; } \
     EXPORT CUresult symbol params __attribute__((alias("cp_" #symbol)));
 #endif
 
 #define LAUNCH_GRAPH(symbol, params, args, is_ptsz)                              \
-    PAY_AND_GO(symbol, is_ptsz, params, args, KEY(exec), stream)                 \
+    PAY_AND_GO(symbol, is_ptsz, params, args, GRAPH(exec), stream)               \
     CUresult cp_##symbol params {                                                \
         if (!graph_fits(exec, is_ptsz && !stream ? PER_THREAD : stream))         \
             return CUDA_ERROR_OUT_OF_MEMORY;                                     \

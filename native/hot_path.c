@@ -143,6 +143,7 @@ static PyObject *state_hang_bell(TurnState *state, PyObject *args)
         return NULL;
     }
     state->bell.own = own;
+    state->bell.own_inode = bell_inode(own);
     strcpy(state->bell.directory, directory);
     Py_RETURN_NONE;
 }
@@ -184,6 +185,7 @@ static PyMemberDef state_members[] = {
     {"stall_ns", T_LONGLONG, offsetof(TurnState, stall_ns), 0, "how long the input takes, a fading mean"},
     {"taker", T_ULONG, offsetof(TurnState, taker), 0, "the thread that takes turns (T4)"},
     {"peer", T_INT, offsetof(TurnState, bell.peer), 0, "the connection to the daemon, or -1"},
+    {"peer_inode", T_ULONGLONG, offsetof(TurnState, bell.peer_inode), 0, "by which it is known"},
     {"rung", T_ULONGLONG, offsetof(TurnState, bell.rung), 0, "serial of the newest grant that was rung"},
     {"is_instant", T_BOOL, offsetof(TurnState, is_instant), 0, "a turn goes with nothing to wait for or to give back"},
     {"is_waiting", T_BOOL, offsetof(TurnState, is_waiting), 0, "StepHook returned the turn; Python waits for the next"},
@@ -236,7 +238,7 @@ typedef struct {
     TurnState *state; /* NULL until Python made one, and again in a forked child */
     PyObject *slow;  /* Python's whole hook; or what it does before the real call */
     PyObject *after; /* a step was counted and more is due; or what Python does after the real call */
-    PyObject *after_graded; /* of ModuleCall: the same with gradients on, given the result, while that may matter */
+    PyObject *after_graded; /* of ModuleCall: the same with gradients on, given module and result, while that may matter */
     PyObject *rehearse; /* what StepHook runs when the turn comes soon */
     PyObject *real, *attach; /* of the two stand-ins */
     PyObject *is_grad_enabled;
@@ -481,9 +483,11 @@ static bool find_worker(Point *call, bool *is_worker)
     return is_attached != NULL;
 }
 
-static bool tell_graded(Point *call, PyObject *result)
+/* Which module was called, and with gradients on, what came of it. */
+static bool tell_after(Point *call, PyObject *module, PyObject *result)
 {
-    PyObject *done = PyObject_CallOneArg(call->after_graded, result);
+    PyObject *done = result == NULL ? PyObject_CallOneArg(call->after, module)
+                                    : PyObject_CallFunctionObjArgs(call->after_graded, module, result, NULL);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -498,8 +502,8 @@ static PyObject *call_outermost(Point *call, PyObject *const *args, size_t nargs
         return NULL;
     PyObject *has_grad = PyObject_CallNoArgs(call->is_grad_enabled);
     Py_XDECREF(has_grad);
-    if (has_grad == NULL || (has_grad == Py_False && !call_python(call->after))
-        || (has_grad == Py_True && call->is_graded_told && !tell_graded(call, result)))
+    if (has_grad == NULL || (has_grad == Py_False && !tell_after(call, args[0], NULL))
+        || (has_grad == Py_True && call->is_graded_told && !tell_after(call, args[0], result)))
         Py_CLEAR(result);
     return result;
 }

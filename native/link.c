@@ -11,9 +11,11 @@
  * U2  A recalled turn goes back after the device has finished what this process has in flight, in all of its contexts. A
  *     process is called idle, and may lose its turn without being asked, only when all its streams have said they are done.
  * U3  A launch into a stream that is being captured does not wait. While any stream is, the guest does not wait for the
- *     device, because that would break the capture: a recalled turn is kept until the capture ends. A process without a
- *     turn asks for one even then.
+ *     device, because that would break the capture: a recalled turn is kept until the capture ends, but for CAPTURE_NS at
+ *     most. Then it goes back without that wait, and a little of this process's work runs in the next job's turn. A
+ *     process without a turn asks for one even then.
  * U4  A program whose turns the Python agent takes (a flag of its slot) is left to it. A program that it executes is not.
+ *     What such a program launches outside the agent's turns, or after one was taken away, is under the compute limit.
  * U5  The guest waits for a daemon that is away. After a while the program goes on alone, and tries again now and then. */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -29,6 +31,8 @@
 
 #define LEARN_STEPS 3 /* after so many steps the daemon is told what the program holds; then every CP_RESAMPLE_STEPS, if it has grown */
 
+#define CAPTURE_NS 250000000u
+
 static cp_word go_on = 0, stop = 1, look = 1; /* look: the turn is held, and the program has not launched since it waited */
 cp_word *_Atomic cp_gate = &stop, *_Atomic cp_turn = &stop;
 
@@ -42,6 +46,7 @@ static cp_lock turn_lock;
 static int fd = -1;
 static ino_t fd_inode; /* the program may have closed our descriptor and opened another with its number */
 static atomic_bool is_held, is_off, is_alone, is_reported; /* some are read without the lock */
+static uint64_t kept_since_ns; /* for a capture, a turn that is wanted back; 0: none is */
 static uint64_t reported_bytes, granted_ns, granted_steps, counted_ns;
 static _Atomic uint64_t alone_since_ns;
 
@@ -204,8 +209,13 @@ static bool is_left_to_agent(void) {
     return slot && atomic_load(&slot[CP_S_FLAGS]) & CP_FLAG_AGENT;
 }
 
+bool cp_is_agents_turn(void) {
+    cp_word *slot = is_left_to_agent() ? cp_my_slot() : NULL;
+    return slot && GET(slot[CP_S_LEASE]) == CP_LEASE_HELD && GET(slot[CP_S_RECALL]) < CP_LAPSED;
+}
+
 static bool is_limited(void) {
-    cp_word *header = is_left_to_agent() ? NULL : cp_header();
+    cp_word *header = cp_header();
     return header && atomic_load(&header[CP_H_PRICE]);
 }
 
@@ -234,7 +244,7 @@ static bool wait_granted(cp_word *slot) {
         if (frame.kind == CP_M_GRANT)
             return true;
         if (frame.kind == CP_M_PARK)
-            send_text(CP_M_PARKED, CP_PARKED_BODY, "its program is not PyTorch: nobody knows what points to its memory");
+            send_text(CP_M_PARKED, CP_PARKED_BODY, "its program is not PyTorch: nobody knows what points to its memory", "");
         if (frame.kind == CP_M_UNPARK)
             send_text(CP_M_UNPARKED, CP_UNPARKED_BODY, "");
         if (frame.kind == CP_M_TRIM) /* it has no cache of ours: it holds what it holds */
@@ -308,8 +318,14 @@ static void give_back(cp_word *slot, bool wants_more) {
 /* After the device has finished (U2). One that was taken away is nobody's to keep. */
 static bool hand_back(cp_word *slot, bool wants_more) {
     bool is_given = finish() || atomic_load(&slot[CP_S_RECALL]) & CP_LAPSED;
-    if (is_given)
+    if (!is_given && !kept_since_ns)
+        kept_since_ns = cp_now();
+    else if (!is_given)
+        is_given = cp_now() - kept_since_ns > CAPTURE_NS;
+    if (is_given) {
+        kept_since_ns = 0;
         give_back(slot, wants_more);
+    }
     return is_given;
 }
 

@@ -26,7 +26,8 @@
  *     cap already, having grown. The program's other threads go on meanwhile, and are refused what any thread is. They
  *     wait, but no longer than ASIDE_NS while that thread stands there: a thread that waits with the interpreter's lock
  *     keeps the process from hearing of its turn, or that it must make room.
- * Y6  The meter is a guest: any trouble turns it off for this process, it says so in one line, and passes calls on.
+ * Y6  The meter is a guest: any trouble turns it off for this process, it says so in one line, and passes calls on. It
+ *     says nothing where the page is gone: the job is over. Nor with another C library than glibc: carpool run said it.
  *
  * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
@@ -327,6 +328,9 @@ static void cp_after_fork(void) {
     errno = saved;
 }
 
+/* A page that is gone is that of a job that is over: what it left behind is nobody's, and nothing is said of it. */
+static bool cp_is_job_over(const char *path) { return access(path, F_OK) != 0 && errno == ENOENT; }
+
 __attribute__((constructor)) static void cp_load(void) {
     const char *path = getenv(CP_ENV_PAGE), *wait = getenv(CP_ENV_WAIT_MEMORY_NS), *why = NULL;
     const char *door = getenv(CP_ENV_KNOCK);
@@ -341,11 +345,11 @@ __attribute__((constructor)) static void cp_load(void) {
     free(probe);
     if (!GET(real_malloc) || !GET(real_malloc_usable_size))
         why = "another library serves malloc before the meter can see it";
-    else if ((cp_page = cp_map_page(path, &why)) && pthread_atfork(NULL, NULL, cp_after_fork) != 0)
+    else if ((cp_page = cp_map_page(path, &why)) && !cp_follow_forks(cp_after_fork))
         why = "a fork could not be followed";
     else if (cp_page)
         cp_claim();
-    if (why) {
+    if (why && __register_atfork && !cp_is_job_over(path)) { /* musl: carpool run has said it */
         char line[512];
         snprintf(line, sizeof line, "carpool: %s (shared page %.300s); %s\n", why, path, NOT_COUNTED);
         cp_say(line);

@@ -37,7 +37,7 @@
 #define CP_S_PID 0 /* guests, daemon: the process whose slot this is, its owner; 0 is a free slot */
 #define CP_S_LIVE 1 /* guests, agent: bytes held now; signed, because a forked child may free what its parent counted */
 #define CP_S_PEAK 2 /* guests, agent: the most bytes held since the agent last reset this word */
-#define CP_S_STEPS 3 /* agent, CUDA guest: iterations finished */
+#define CP_S_STEPS 3 /* agent, CUDA guest: iterations finished; goes down if some that the agent counted turn out to be none */
 #define CP_S_BOUNDARY_NS 4 /* agent, CUDA guest: time of the newest boundary */
 #define CP_S_RECALL 5 /* daemon: 0: go on; n: give the turn back at the first clean boundary with steps >= n; or LAPSED */
 #define CP_S_LEASE 6 /* agent, CUDA guest: one of LEASE_*; a restarted daemon reads it */

@@ -6,15 +6,16 @@
 #include <stdint.h>
 
 /* versions */
-#define CP_PROTOCOL 3 /* of the messages; raise it when one of them changes */
-#define CP_HOT_PATH_CONTRACT 8 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change */
+#define CP_PROTOCOL 4 /* of the messages; raise it when one of them changes */
+#define CP_HOT_PATH_CONTRACT 9 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change */
 #define CP_FIND_AND_COPY_CONTRACT 2 /* between native/find_and_copy.c and agent/parking/find_and_copy.py; the same */
-#define CP_SWAP_CONTRACT 1 /* between native/swap.c and wire/page.py; the same */
+#define CP_SWAP_CONTRACT 2 /* between native/swap.c and wire/page.py; the same */
 
 /* frame */
 #define CP_FRAME_WORDS 4 /* words in a frame */
 #define CP_FRAME_BYTES 40 /* of a frame */
 #define CP_BODY_MAX 4194304 /* bytes of a body; the environment of a submitted job is the largest thing that travels */
+#define CP_REPLY_MAX 268435456 /* bytes of the body of a Reply, which only a client reads; a list of 5,000 jobs has 12 MiB */
 
 /* times and counts */
 #define CP_ORPHAN_PATIENCE_NS 15000000000ull /* without a daemon a waiting job goes on alone after this; runners restart one */
@@ -53,9 +54,10 @@ _Static_assert(sizeof(struct cp_frame) == CP_FRAME_BYTES, "a frame has no gaps")
 #define CP_M_ATTACH 1
 #define CP_ATTACH_BODY "{\"job\":\"%s\",\"pid\":%d,\"slot\":%d,\"holding\":%s,\"version\":\"%s\",\"protocol\":%d}"
 
-/* Attached, daemon to job: Welcome; this is your slot of the page. */
+/* Attached, daemon to job: Welcome; this is your slot of the page, and your pid as the daemon sees it, by which you can be rung. */
 #define CP_M_ATTACHED 2
 #define CP_ATTACHED_SLOT 0
+#define CP_ATTACHED_PID 1
 
 /* Ask, job to daemon: I want a turn. Answered by Grant, sooner or later. */
 #define CP_M_ASK 3
@@ -123,7 +125,7 @@ _Static_assert(sizeof(struct cp_frame) == CP_FRAME_BYTES, "a frame has no gaps")
 #define CP_M_PARKED 18
 #define CP_PARKED_MOVED_BYTES 0
 #define CP_PARKED_MOVE_NS 1
-#define CP_PARKED_BODY "{\"reason\":\"%s\"}"
+#define CP_PARKED_BODY "{\"reason\":\"%s\",\"kept\":\"%s\"}"
 
 /* Unpark, daemon to job: Bring them back. Answered by Unparked; a Grant says the same. */
 #define CP_M_UNPARK 19

@@ -10,19 +10,23 @@
 #include "guest.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <string.h>
 
 /* Since glibc 2.34 these have new versions; the old ones work everywhere. */
 #if defined(__x86_64__)
 #define OLD "GLIBC_2.2.5"
+#define OLD1 "GLIBC_2.3.3"
 #elif defined(__aarch64__)
 #define OLD "GLIBC_2.17"
+#define OLD1 OLD
 #else
 #error "carpool's CUDA guest knows x86-64 and aarch64"
 #endif
 __asm__(".symver dlopen, dlopen@" OLD);
 __asm__(".symver dlvsym, dlvsym@" OLD);
 __asm__(".symver dladdr, dladdr@" OLD);
+__asm__(".symver dladdr1, dladdr1@" OLD1);
 
 static void cp_find_driver(void);
 
@@ -103,18 +107,35 @@ void *cp_swap(void *function) {
     return function;
 }
 
+/* Whether this library stands behind ours, or in no order with it: what it finds behind itself (RTLD_NEXT) is the driver's.
+ * What stands before ours finds ours, or a library in between that wants to be found. */
+static bool is_behind(const void *caller) {
+    Dl_info found;
+    struct link_map *map = NULL, *ours = NULL;
+    if (!dladdr1(caller, &found, (void **)&map, RTLD_DL_LINKMAP) || !dladdr1((void *)cp_swap, &found, (void **)&ours, RTLD_DL_LINKMAP))
+        return false;
+    while (ours && ours != map)
+        ours = ours->l_prev;
+    return !ours;
+}
+
 /* Our answer to dlsym, or NULL: then the real dlsym is entered as if we were not there (it looks at who calls it). */
-__attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const char *symbol) {
+__attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const char *symbol, const void *caller) {
     static _Thread_local bool is_asking __attribute__((tls_model("initial-exec")));
     if (!cp_real_dlsym)
         cp_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLD);
+    /* All ours begin so. A sanitizer asks for others before strcmp, which is its own, can be called. */
+    if (!symbol || !((symbol[0] == 'c' && symbol[1] == 'u') || (symbol[0] == 'n' && symbol[1] == 'v')))
+        return NULL;
     const struct row *row = rows;
-    while (row < ROWS_END && !(symbol && row->hook && strcmp(row->symbol, symbol) == 0))
+    while (row < ROWS_END && !(row->hook && strcmp(row->symbol, symbol) == 0))
         row++;
-    if (row == ROWS_END || handle == RTLD_DEFAULT || handle == RTLD_NEXT || is_asking)
+    if (row == ROWS_END || handle == RTLD_DEFAULT || is_asking || (handle == RTLD_NEXT && !is_behind(caller)))
         return NULL;
     is_asking = true;
-    void *found = cp_real_dlsym(handle, symbol), *answer = NULL;
+    if (handle == RTLD_NEXT) /* a driver that nobody loaded is not found */
+        handle = dlopen(IS_NVML(row) ? "libnvidia-ml.so.1" : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void *found = handle ? cp_real_dlsym(handle, symbol) : NULL, *answer = NULL;
     Dl_info theirs, ours, first;
     if (found && dladdr(found, &theirs) && dladdr(row->hook, &ours) && theirs.dli_fbase != ours.dli_fbase &&
         is_driver(handle, IS_NVML(row) ? "nvmlInit_v2" : "cuInit", theirs.dli_fbase)) {
@@ -134,7 +155,7 @@ __attribute__((visibility("hidden"))) void *cp_answer_dlsym(void *handle, const 
 __attribute__((visibility("default"))) void *dlsym(void *handle, const char *symbol);
 #if defined(__x86_64__)
 __asm__(".text\n.globl dlsym\n.type dlsym, @function\ndlsym:\n"
-        "  push %rdi\n  push %rsi\n  sub $8, %rsp\n"
+        "  mov (%rsp), %rdx\n  push %rdi\n  push %rsi\n  sub $8, %rsp\n"
         "  call cp_answer_dlsym\n"
         "  add $8, %rsp\n  pop %rsi\n  pop %rdi\n"
         "  test %rax, %rax\n  jne 1f\n"
@@ -143,7 +164,7 @@ __asm__(".text\n.globl dlsym\n.type dlsym, @function\ndlsym:\n"
 #else
 __asm__(".text\n.globl dlsym\n.type dlsym, %function\ndlsym:\n"
         "  stp x29, x30, [sp, #-32]!\n  stp x0, x1, [sp, #16]\n"
-        "  bl cp_answer_dlsym\n"
+        "  mov x2, x30\n  bl cp_answer_dlsym\n"
         "  mov x2, x0\n  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
         "  cbz x2, 1f\n  mov x0, x2\n  ret\n"
         "1: adrp x16, cp_real_dlsym\n  ldr x16, [x16, :lo12:cp_real_dlsym]\n  br x16\n"

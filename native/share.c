@@ -9,11 +9,12 @@
  * C2  No more than BURST_NS of unused time is kept, none of it in the device's queue beyond BACKLOG_NS. What was launched
  *     beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph. The first launch, and then one in 96 or in a millisecond of device
- *     time, is put between two events, which are read later. If the job has one process with one stream, a fading mean
- *     counts. Else the least counts, because the others' work lies between the events too. While this thread asked for
- *     the launch and the second event, the device may have been idle: the host kept the thread from its processor, or
- *     the driver loaded the kernel. That time is in doubt: it counts little, and of a first launch REST_NS_MAX at most;
- *     otherwise the job would pay long for nothing.
+ *     time, is put between two events, which are read later. Which one is drawn by lot, each with the same chance: nobody
+ *     can be quick just when somebody looks. If the job has one process with one stream, a fading mean counts. Else the
+ *     least counts, because the others' work lies between the events too. While this thread asked for the launch and the
+ *     second event, the device may have been idle: the host kept the thread from its processor, or the driver loaded the
+ *     kernel. That time is in doubt: it counts little, and of a first launch REST_NS_MAX at most; otherwise the job would
+ *     pay long for nothing.
  * C4  A kernel that was never measured is launched by one process at a time (H_TRIAL), and no process of the job pays for
  *     another launch meanwhile. It is paid by guess, and the rest when its end was seen, as of its begin, so that nobody
  *     gets far on a guess. A process that is gone, or has not come back after PATIENCE_NS, is not waited for: its kernel
@@ -22,6 +23,11 @@
  *     takes.
  * C5  While its stream is being captured, a launch is neither paid nor measured: the graph is, when it runs. Captures of
  *     other streams stay whole: the driver breaks them when any thread asks for an event, unless that is relaxed.
+ * C6  A new grid of a function that was measured pays what that function costs, by its blocks, and is measured itself: it
+ *     is foreseen. So many are on their way at once as foresight was right before, and one after it was wrong.
+ * C7  What a measured launch paid too little or too much is settled when its end is seen, whatever the table has forgotten
+ *     by then. A launch that was drawn by lot stands for the others of its kind, and settles for all of them if it was
+ *     more than twice off; but for no more time than has passed.
  *
  * Threads: any. Lock: `sample_lock` guards the samples, and is never held while somebody waits for the device; costs are
  * words that threads may overwrite for each other. */
@@ -42,27 +48,36 @@
 #define EVERY_NS 1000000
 #define RISE_AFTER 32
 #define PROBES 4 /* what does not fit pushes out what is there */
-#define SAMPLES 16
+#define SAMPLES 64
+#define UNREADY_MAX 4 /* of the oldest samples, before the newer ones are left for later */
+#define FAR 8 /* times a function's cost: no grid is foreseen to be further off */
 
 struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
     CUevent from, to;
     struct cp_kernel *kernel;
-    uint64_t key, begun, asked_ns; /* how long the driver was asked for the launch and the second event */
-    bool is_trial;
+    struct cp_work work;
+    uint64_t begun, since, asked_ns; /* since: when the one before it was begun; asked: how long the driver was, for the launch and the second event */
+    uint64_t paid_ns;
+    unsigned weight; /* how many launches it stands for */
+    enum cp_knowledge knowledge;
     _Atomic enum { FREE, BEGUN, RECORDED } state; /* the thread that began it has it to itself until it is recorded */
 };
 
 struct cp_kernel cp_kernels[CP_KERNELS];
-static struct cp_sample samples[SAMPLES];
+static struct cp_sample samples[SAMPLES]; /* used in turn */
+static unsigned next_sample;
+static atomic_uint recorded; /* samples whose end is not seen yet */
+static uint64_t last_begun, settled_until; /* of samples; until then all the time that passed is paid for */
 static cp_lock sample_lock;
 _Atomic int64_t cp_purse;
 static _Atomic uint64_t not_before, queued_until, own_trial; /* trial: begin and pid of ours, as in H_TRIAL */
 static struct cp_kernel *_Atomic tried; /* by us, while that is not 0 */
+static atomic_uint foresight = 1; /* so many samples may be on their way when a foreseen kernel is launched (C6) */
 _Atomic(CUstream) cp_only_stream;
 atomic_bool cp_has_streams;
 
-static struct cp_kernel *find(uint64_t key) {
+static struct cp_kernel *place_of(uint64_t key) {
     size_t home = cp_home_of(key);
     struct cp_kernel *kernel = &cp_kernels[home];
     for (size_t at = home + PROBES; at-- > home;) {
@@ -71,25 +86,60 @@ static struct cp_kernel *find(uint64_t key) {
             return here;
         kernel = GET(here->key) ? kernel : here;
     }
-    PUT(kernel->is_known, false);
-    PUT(kernel->until_sample_ns, 0);
-    PUT(kernel->cost_ns, GUESS_NS);
-    PUT(kernel->least_ns, UINT64_MAX);
-    PUT(kernel->sampled, 0);
-    PUT(kernel->key, key);
     return kernel;
 }
 
-/* What is not known yet is not launched quickly either. */
-static void set_next_sample(struct cp_kernel *kernel) {
-    int64_t every = GET(kernel->is_known) ? (int64_t)GET(kernel->cost_ns) * EVERY : 0;
-    PUT(kernel->until_sample_ns, every < EVERY_NS ? every : EVERY_NS);
+static void renew(struct cp_kernel *kernel, uint64_t key, uint64_t cost, uint64_t blocks, enum cp_knowledge knowledge) {
+    PUT(kernel->knowledge, knowledge);
+    PUT(kernel->until_sample, 0);
+    PUT(kernel->weight, 1);
+    PUT(kernel->cost_ns, cost);
+    PUT(kernel->blocks, blocks);
+    PUT(kernel->least_ns, UINT64_MAX);
+    PUT(kernel->sampled, 0);
+    PUT(kernel->key, key);
 }
 
-/* If others of the job were busy too, some of a sample is theirs: what lies after the last end that they know of is not,
- * and neither is our equal part. */
+/* A function has a row of its own, of all its grids. */
+static uint64_t key_of_function(struct cp_work work) { return ~work.function; }
+
+static struct cp_kernel *find(struct cp_work work) {
+    struct cp_kernel *kernel = place_of(work.key), *function = place_of(key_of_function(work));
+    if (GET(kernel->key) == work.key)
+        return kernel;
+    uint64_t cost = GET(function->cost_ns), blocks = GET(function->blocks) | 1;
+    bool is_foreseen = GET(function->key) == key_of_function(work);
+    uint64_t foreseen = (uint64_t)((double)cost * (double)(work.blocks | 1) / (double)blocks);
+    foreseen = foreseen > cost * FAR ? cost * FAR : foreseen < cost / FAR ? cost / FAR : foreseen;
+    renew(kernel, work.key, is_foreseen ? foreseen + COST_NS_MIN : GUESS_NS, work.blocks, is_foreseen ? CP_FORESEEN : CP_UNKNOWN);
+    return kernel;
+}
+
+static uint64_t draw(void) {
+    static _Atomic uint64_t state;
+    uint64_t x = GET(state) ^ (GET(state) ? 0 : cp_now() * 0x9E3779B97F4A7C15ull ^ (uint64_t)getpid() << 32 ^ (uintptr_t)&x);
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    PUT(state, x);
+    return x | 1;
+}
+
+/* Every launch has the same chance, one in `weight`; so the number of launches until then falls off like a power, whose
+ * exponent is taken from the lot's place and its first bits. What is not known is measured. */
+static void set_next_sample(struct cp_kernel *kernel) {
+    uint64_t cost = GET(kernel->cost_ns), weight = cost * EVERY < EVERY_NS ? EVERY : cost < EVERY_NS ? EVERY_NS / cost : 1;
+    uint64_t lot = draw();
+    unsigned zeros = (unsigned)__builtin_clzll(lot), halvings = 256 * (zeros + 1) - (unsigned)(lot << zeros >> 55 & 255);
+    bool is_known = GET(kernel->knowledge) == CP_KNOWN;
+    PUT(kernel->weight, is_known ? (unsigned)weight : 1);
+    PUT(kernel->until_sample, is_known && weight > 1 ? 1 + (int)(weight * halvings * 177 >> 16) : 0); /* 177 / 65536: ln 2 / 256 */
+}
+
+static bool is_alone(void) { return !GET(cp_has_streams) && cp_launching() < 2; }
+
+/* If others of the job, or other streams, were busy too, some of a sample is theirs: what lies after the last end that is
+ * known is not, and neither is our equal part. */
 static uint64_t own_part(uint64_t begun, uint64_t ns, cp_word *header) {
-    unsigned busy = cp_launching();
+    unsigned busy = cp_launching() + GET(cp_has_streams);
     uint64_t ended = GET(header[CP_H_ENDED_NS]), end = begun + ns, equal = busy ? ns / busy : ns;
     if (ended >= end) /* theirs is later than ours: nothing is known */
         return ns;
@@ -119,24 +169,55 @@ static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns)
     return true;
 }
 
-static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
-    struct cp_kernel *kernel = sample->kernel;
-    uint64_t cost = GET(kernel->cost_ns), doubt = sample->asked_ns < ns ? sample->asked_ns : ns;
-    uint64_t own = own_part(sample->begun, ns - doubt + (doubt < REST_NS_MAX ? doubt : REST_NS_MAX), header);
-    uint64_t near = cost < ns - doubt ? ns - doubt : cost < ns ? cost : ns;
-    if (sample->is_trial && own < GUESS_NS)
-        atomic_fetch_add(&cp_purse, (int64_t)(GUESS_NS - own));
-    while (sample->is_trial && own > GUESS_NS && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, own - GUESS_NS))
+/* What was paid too little is paid as of its begin, what was too much goes back to the purse (C7). */
+static void settle(cp_word *header, struct cp_sample *sample, uint64_t used) {
+    int64_t owed = (int64_t)(used - sample->paid_ns) * (int64_t)sample->weight;
+    if (sample->weight > 1 && owed > 0) {
+        uint64_t now = cp_now(), from = settled_until > sample->since ? settled_until : sample->since;
+        int64_t passed = now > from ? (int64_t)(now - from) : 0;
+        owed = owed < passed ? owed : passed;
+        settled_until = from + (uint64_t)owed;
+    }
+    if (owed < 0)
+        atomic_fetch_sub(&cp_purse, owed);
+    while (owed > 0 && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, (uint64_t)owed))
         ;
-    if (!GET(kernel->is_known)) /* later ones go by the least, which cannot be too little */
-        ns = own;
-    else if (!GET(cp_has_streams) && cp_launching() < 2)
-        ns = (7 * cost + near) / 8 + (ns - near) / EVERY;
-    else
-        ns = least_of(kernel, cost, ns);
+}
+
+/* A fading mean, in which time in doubt counts little. */
+static uint64_t faded(uint64_t cost, uint64_t ns, uint64_t doubt) {
+    uint64_t near = cost < ns - doubt ? ns - doubt : cost < ns ? cost : ns;
+    return (7 * cost + near) / 8 + (ns - near) / EVERY;
+}
+
+static void learn_function(struct cp_work work, uint64_t ns, uint64_t doubt) {
+    struct cp_kernel *function = place_of(key_of_function(work));
+    if (GET(function->key) != key_of_function(work))
+        return renew(function, key_of_function(work), ns, work.blocks, CP_KNOWN);
+    PUT(function->cost_ns, faded(GET(function->cost_ns), ns, doubt));
+    PUT(function->blocks, (7 * GET(function->blocks) + work.blocks) / 8);
+}
+
+static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
+    uint64_t paid = sample->paid_ns, doubt = sample->asked_ns < ns ? sample->asked_ns : ns;
+    uint64_t own = own_part(sample->begun, ns - doubt + (doubt < REST_NS_MAX ? doubt : REST_NS_MAX), header);
+    uint64_t near = paid < ns - doubt ? ns - doubt : paid < ns ? paid : ns;
+    bool is_first = sample->knowledge != CP_KNOWN, is_mean = is_alone(), is_right = near < 4 * paid + EVERY_NS;
+    uint64_t used = sample->knowledge == CP_UNKNOWN || (is_first && !is_mean) ? own : near;
+    if (is_first || (is_mean && (near / 2 > paid || near < paid / 2)))
+        settle(header, sample, used);
+    if (sample->knowledge == CP_FORESEEN)
+        PUT(foresight, !is_right ? 1 : GET(foresight) < SAMPLES ? 2 * GET(foresight) : SAMPLES);
+    if (is_first || is_mean)
+        learn_function(sample->work, is_first ? used : ns, is_first ? 0 : doubt);
+    struct cp_kernel *kernel = sample->kernel;
+    if (GET(kernel->key) != sample->work.key) /* it made room for others */
+        return;
+    uint64_t cost = GET(kernel->cost_ns); /* of those that are not alone the least, which cannot be too little */
+    ns = is_first ? used : is_mean ? faded(cost, ns, doubt) : least_of(kernel, cost, ns);
     PUT(kernel->cost_ns, ns < COST_NS_MIN ? COST_NS_MIN : ns);
-    if (!atomic_exchange(&kernel->is_known, true))
-        set_next_sample(kernel);
+    PUT(kernel->knowledge, CP_KNOWN);
+    set_next_sample(kernel); /* with the chance that is right now; the lot has no memory */
 }
 
 static void end_trial(void) {
@@ -148,41 +229,47 @@ static void end_trial(void) {
 }
 
 static void drop_sample(struct cp_sample *sample) {
-    if (sample->is_trial)
+    if (sample->knowledge == CP_UNKNOWN)
         end_trial();
-    atomic_store(&sample->state, FREE);
+    if (atomic_exchange(&sample->state, FREE) == RECORDED)
+        atomic_fetch_sub(&recorded, 1);
 }
 
 void cp_read_samples(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     cp_word *header = cp_header();
-    if (!header || !GET(header[CP_H_PRICE]) || !cp_try_lock(&sample_lock))
+    if (!header || !GET(header[CP_H_PRICE]) || !GET(recorded) || !cp_try_lock(&sample_lock))
         return;
     uint64_t away = GET(own_trial) - AWAY_NS; /* we are back */
     atomic_compare_exchange_strong(&header[CP_H_TRIAL], &away, away + AWAY_NS);
     real_cuThreadExchangeStreamCaptureMode(&mode);
-    for (struct cp_sample *s = samples; s < samples + SAMPLES; s++) {
+    for (unsigned i = 0, unready = 0; i < SAMPLES && GET(recorded) > unready && unready < UNREADY_MAX; i++) { /* the oldest first */
+        struct cp_sample *s = &samples[(next_sample + i) % SAMPLES];
         float ms;
-        CUresult result = atomic_load(&s->state) == RECORDED ? real_cuEventQuery(s->to) : CUDA_ERROR_NOT_READY;
-        if (result == CUDA_SUCCESS && GET(s->kernel->key) == s->key &&
-            real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
+        if (atomic_load(&s->state) != RECORDED)
+            continue;
+        CUresult result = real_cuEventQuery(s->to);
+        if (result == CUDA_SUCCESS && real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
             learn(header, s, (uint64_t)((double)ms * 1e6));
         if (result != CUDA_ERROR_NOT_READY)
             drop_sample(s);
+        unready += result == CUDA_ERROR_NOT_READY;
     }
     real_cuThreadExchangeStreamCaptureMode(&mode);
     cp_drop_lock(&sample_lock);
 }
 
-__attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, CUstream stream) {
+__attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, struct cp_work work, uint64_t paid, CUstream stream) {
     CUcontext context = NULL;
     struct cp_sample *found = NULL;
-    set_next_sample(kernel);
-    if (cp_is_capturing(stream) || real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || !cp_try_lock(&sample_lock))
+    if (cp_is_capturing(stream) || real_cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return NULL;
-    for (struct cp_sample *s = samples; s < samples + SAMPLES && !(found && found->context == context); s++)
-        if (atomic_load(&s->state) == FREE && (!found || !s->context || s->context == context))
-            found = s;
+    cp_take_lock(&sample_lock);
+    for (unsigned i = 0; i < SAMPLES && !found; i++)
+        if (atomic_load(&samples[(next_sample + i) % SAMPLES].state) == FREE) {
+            found = &samples[(next_sample + i) % SAMPLES];
+            next_sample += i + 1;
+        }
     if (found && found->context && found->context != context) { /* its events are of no use here */
         real_cuEventDestroy_v2(found->from), real_cuEventDestroy_v2(found->to);
         found->context = NULL;
@@ -195,10 +282,14 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
         found = NULL;
     else {
         found->kernel = kernel;
-        found->key = GET(kernel->key);
-        found->begun = cp_now();
-        found->is_trial = !GET(kernel->is_known);
+        found->work = work;
+        found->paid_ns = paid;
+        found->weight = GET(kernel->weight);
+        found->knowledge = GET(kernel->knowledge);
+        found->since = last_begun;
+        found->begun = last_begun = cp_now();
         atomic_store(&found->state, BEGUN);
+        set_next_sample(kernel);
     }
     cp_drop_lock(&sample_lock);
     return found;
@@ -206,7 +297,7 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
 
 void cp_end_sample(struct cp_sample *sample, CUstream stream) {
     if (!cp_is_capturing(stream) && !real_cuEventRecord(sample->to, stream) && (sample->asked_ns = cp_now() - sample->begun))
-        atomic_store(&sample->state, RECORDED);
+        atomic_fetch_add(&recorded, 1), atomic_store(&sample->state, RECORDED);
     else
         drop_sample(sample);
 }
@@ -216,6 +307,7 @@ void cp_forget_context(uint64_t context) {
         atomic_store(&sample_lock, 0);
         atomic_store(&cp_purse, 0);
         atomic_store(&own_trial, 0);
+        last_begun = settled_until = 0;
     } else
         cp_forget_line(context, NULL);
     cp_take_lock(&sample_lock);
@@ -238,15 +330,37 @@ static bool begin_trial(cp_word *header, struct cp_kernel *kernel, uint64_t unti
     return charge(header, until, now, GUESS_NS) || (end_trial(), false);
 }
 
+/* Every cost may be another's now: functions went, and their addresses come back with others (C4). All are measured again. */
+void cp_forget_kernels(void) {
+    PUT(foresight, 1);
+    for (struct cp_kernel *kernel = cp_kernels; kernel < cp_kernels + CP_KERNELS; kernel++) {
+        PUT(kernel->knowledge, GET(kernel->knowledge) == CP_UNKNOWN ? CP_UNKNOWN : CP_FORESEEN);
+        PUT(kernel->until_sample, 0);
+        PUT(kernel->weight, 1);
+    }
+}
+
+/* Whether one more that is foreseen may be launched (C6). */
+static bool may_foresee(void) {
+    unsigned busy = 0;
+    for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
+        busy += atomic_load(&s->state) != FREE;
+    return busy < GET(foresight) && busy < SAMPLES;
+}
+
 /* Wait until the job may launch this kernel, and pay for it from the purse; where that does not hold enough, a slice that
- * does is taken first. True: it is a trial. */
-__attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kernel *kernel, CUstream stream) {
+ * does is taken first. What was paid; the guess of a trial is not from the purse. */
+__attribute__((noinline)) static uint64_t pay_slowly(cp_word *header, struct cp_kernel *kernel, CUstream stream, bool *is_trial) {
+    uint64_t began = cp_now();
     while (GET(header[CP_H_PRICE])) {
-        bool is_known = GET(kernel->is_known), is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
+        enum cp_knowledge knowledge = GET(kernel->knowledge);
+        bool is_known = knowledge != CP_UNKNOWN, is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
         int64_t cost = (int64_t)GET(kernel->cost_ns), owed = cost - GET(cp_purse);
-        if (is_known && cp_take_from_purse(cost))
-            return false;
         uint64_t now = cp_now(), until = atomic_load(&header[CP_H_PAID_UNTIL]), queued = GET(queued_until);
+        if (knowledge == CP_FORESEEN && !may_foresee() && now - began < PATIENCE_NS)
+            is_waited_for = true;
+        else if (is_known && cp_take_from_purse(cost))
+            return (uint64_t)cost;
         uint64_t ready = until > GET(not_before) ? until : GET(not_before), other = GET(header[CP_H_TRIAL]);
         uint64_t slice = owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
         if (queued > now + BACKLOG_NS)
@@ -257,36 +371,37 @@ __attribute__((noinline)) static bool pay_slowly(cp_word *header, struct cp_kern
             if (cp_rest(ns < REST_NS_MAX ? ns : REST_NS_MAX))
                 PUT(not_before, ready + RESUME_NS);
             cp_read_samples();
-        } else if (!is_known && begin_trial(header, kernel, until, other, stream))
-            return true;
-        else if (is_known && charge(header, until, now, slice)) {
+        } else if (!is_known && begin_trial(header, kernel, until, other, stream)) {
+            *is_trial = true;
+            return GUESS_NS;
+        } else if (is_known && charge(header, until, now, slice)) {
             PUT(queued_until, (queued > now ? queued : now) + slice);
             atomic_fetch_add(&cp_purse, (int64_t)slice);
         }
     }
-    return false;
+    return GET(kernel->cost_ns);
 }
 
-struct cp_sample *cp_pay(uint64_t key, CUstream stream) {
+struct cp_sample *cp_pay(struct cp_work work, CUstream stream) {
     cp_word *header = cp_header();
-    if (!header || !GET(header[CP_H_PRICE]) || cp_is_capturing(stream)) {
+    if (!header || !GET(header[CP_H_PRICE]) || cp_is_capturing(stream) || cp_is_agents_turn()) {
         cp_pass_turn(stream);
         if (header && !GET(header[CP_H_PRICE]))
             cp_set_gates();
         return NULL;
     }
-    struct cp_kernel *kernel = find(key);
+    struct cp_kernel *kernel = find(work);
     if (stream != GET(cp_only_stream)) { /* the first one is written down, the second noted */
         CUstream none = NULL;
         PUT(cp_has_streams, GET(cp_has_streams) || !atomic_compare_exchange_strong(&cp_only_stream, &none, stream));
     }
     cp_read_samples();
-    bool is_trial = pay_slowly(header, kernel, stream);
+    bool is_trial = false;
+    uint64_t paid = pay_slowly(header, kernel, stream, &is_trial);
     cp_pass_turn(stream);
-    int64_t cost = (int64_t)GET(kernel->cost_ns);
-    bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample_ns, cost, memory_order_relaxed) <= cost;
-    struct cp_sample *sample = is_due ? begin_sample(kernel, stream) : NULL;
-    if (is_trial && !(sample && sample->is_trial)) /* nobody else would end it */
+    bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample, 1, memory_order_relaxed) <= 1;
+    struct cp_sample *sample = is_due ? begin_sample(kernel, work, paid, stream) : NULL;
+    if (is_trial && !(sample && sample->knowledge == CP_UNKNOWN)) /* nobody else would end it */
         end_trial();
     return sample;
 }

@@ -38,6 +38,14 @@ static void cp_say(const char *line) {
         (void)!write(STDERR_FILENO, line, strlen(line));
 }
 
+/* As pthread_atfork does it with glibc, but weak: a program with another C library starts with us all the same. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+static bool cp_follow_forks(void (*in_child)(void)) {
+    return __register_atfork && __register_atfork(NULL, NULL, in_child, &__dso_handle) == 0;
+}
+
 static cp_word *cp_slot_at(unsigned slot) { return cp_page + (size_t)slot * CP_SLOT_WORDS; }
 
 static void cp_raise(cp_word *word, int64_t value) {

@@ -1,11 +1,21 @@
-/* One atomic exchange of a word of the shared page, for Python, which has none: wire/page.py says when it is used.
+/* What Python cannot do with the shared page: exchange a word in one atomic step, and live on when a program cuts the
+ * page's file short. wire/page.py says when each is used.
  *
- * Threads: any. Lock: the interpreter's; the word itself may be changed by other processes at any time. */
+ * A read beyond the end of a mapped file raises SIGBUS. Once `guard` was called, the handler below puts empty memory in
+ * place of a guarded page, and the read goes on and finds zeroes. A SIGBUS anywhere else ends the process as ever. Only
+ * the daemon guards pages: a program's signals are its own.
+ *
+ * Threads: any. Lock: the interpreter's; the word itself may be changed by other processes at any time. The handler takes
+ * no lock: an entry of the list of guarded pages is written whole before its beginning, which makes it count. */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/mman.h>
 
 #include "protocol.h"
 #include "words.h"
@@ -29,15 +39,97 @@ static PyObject *swap(PyObject *self, PyObject *args)
     return PyBool_FromLong(is_swapped);
 }
 
+#define GUARDED_MAX 16384 /* more jobs than one machine has; a page beyond that is not guarded */
+
+static struct guarded {
+    _Atomic uintptr_t at; /* 0: nobody's entry */
+    _Atomic size_t size;
+} all_guarded[GUARDED_MAX];
+static atomic_ulong cut_count;
+static bool is_watching;
+
+static struct guarded *guarded_around(uintptr_t address)
+{
+    for (struct guarded *each = all_guarded; each < all_guarded + GUARDED_MAX; each++)
+        if (each->at && address >= each->at && address - each->at < each->size)
+            return each;
+    return NULL;
+}
+
+static void on_bus_error(int number, siginfo_t *facts, void *context)
+{
+    int saved = errno;
+    (void)context;
+    struct guarded *found = facts->si_code > 0 ? guarded_around((uintptr_t)facts->si_addr) : NULL;
+    int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (found && mmap((void *)found->at, found->size, PROT_READ | PROT_WRITE, how, -1, 0) != MAP_FAILED) {
+        cut_count++;
+    } else { /* not ours: it happens again, or is sent again, and ends the process */
+        signal(number, SIG_DFL);
+        if (facts->si_code <= 0)
+            raise(number);
+    }
+    errno = saved;
+}
+
+static bool watch(void)
+{
+    struct sigaction act = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigemptyset(&act.sa_mask);
+    is_watching = is_watching || sigaction(SIGBUS, &act, NULL) == 0;
+    return is_watching;
+}
+
+static PyObject *guard(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*:guard", &view))
+        return NULL;
+    struct guarded *entry = all_guarded;
+    while (entry < all_guarded + GUARDED_MAX && entry->at)
+        entry++;
+    bool is_guarded = entry < all_guarded + GUARDED_MAX && watch();
+    if (is_guarded) {
+        entry->size = (size_t)view.len;
+        entry->at = (uintptr_t)view.buf;
+    }
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(is_guarded);
+}
+
+static PyObject *unguard(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*:unguard", &view))
+        return NULL;
+    for (struct guarded *each = all_guarded; each < all_guarded + GUARDED_MAX; each++)
+        if (each->at == (uintptr_t)view.buf)
+            each->at = 0;
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *cuts(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLong(cut_count);
+}
+
 static PyMethodDef swap_methods[] = {
     {"swap", swap, METH_VARARGS, "swap(words, index, before, after): put `after` where `before` stands; whether it did"},
+    {"guard", guard, METH_VARARGS, "guard(words): from now on this process lives on when their file is cut short"},
+    {"unguard", unguard, METH_VARARGS, "unguard(words): call it before they are unmapped"},
+    {"cuts", cuts, METH_NOARGS, "cuts(): how many guarded pages were found cut short"},
     {NULL},
 };
 
 static struct PyModuleDef swap_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "carpool._native.swap",
-    .m_doc = "One atomic exchange of a word of the shared page.",
+    .m_doc = "What Python cannot do with the shared page.",
     .m_size = -1,
     .m_methods = swap_methods,
 };

@@ -4,8 +4,9 @@
 missing=
 command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 || missing="gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 command -v qemu-aarch64 >/dev/null 2>&1 || missing="$missing qemu-user"
+command -v musl-gcc >/dev/null 2>&1 || missing="$missing musl-tools"
 if [ -n "$missing" ] && [ "${SYSTEM_PACKAGES:-yes}" != no ] && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-	echo "for the tests on ARM, installing: $missing"
+	echo "for the tests on ARM and with musl, installing: $missing"
 	{ timeout 120 apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 \
 		|| echo "they cannot be had: the tests that need them will be skipped"
 fi

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ from carpool import policies
 from carpool.cli.main import main
 from carpool.core.cluster.order import Order
 from carpool.errors import UsageError
-from carpool.policies import POLICIES, find_policy, in_full, load, names_for
-from carpool.testing.policies import check_policy, review_policy
+from carpool.policies import POLICIES, Guarded, find_policy, in_full, load, names_for
+from carpool.testing.policies import check_policy, random_views, review_policy
 
 HEAD = "from carpool.policies import JobView, Policy\n"
 WHY = "    def why(self, chosen, over):\n        return 'so'\n"
@@ -263,3 +264,22 @@ def test_a_policy_that_raises_in_the_middle_of_a_simulation_is_a_sentence(tmp_pa
     path = written(tmp_path, ranking("return (1 // (view.name != 'short'),)"))
     code, _, said = carpool_said("sim", "--trace", str(trace), "--policy", path)
     assert code == 2 and f"policy {path} raised ZeroDivisionError" in said
+
+
+def test_the_check_ends_where_a_policy_ends_the_program_or_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (complaint,) = check_policy(load(written(tmp_path, ranking("raise SystemExit(7)"), "exits.py")))
+    assert "rank() raises SystemExit: 7" in complaint
+    monkeypatch.setattr("carpool.testing.policies.ENDLESS_S", 0.3)
+    (complaint,) = check_policy(load(written(tmp_path, ranking("while True: pass"), "endless.py")))
+    assert "does not come to an end" in complaint
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+def test_whatever_a_policy_raises_jobs_then_go_as_they_came(tmp_path: Path, error: str) -> None:
+    said: list[str] = []
+    guarded = Guarded(load(written(tmp_path, ranking(f"raise {error}"))), said.append)
+    for view in random_views(random.Random(0), 2):
+        assert guarded.rank(view, now=0) == ()
+    assert len(said) == 1 and error in said[0]

@@ -58,7 +58,9 @@ API cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->ns = time_of(strncmp(name, "busy_", 5) == 0 ? name + 5 : getenv("CARPOOL_STUB_KERNEL"));
+    made->is_by_block = strncmp(name, "each_", 5) == 0;
+    made->is_told = strcmp(name, "told") == 0;
+    made->ns = time_of(strncmp(name, "busy_", 5) == 0 || made->is_by_block ? name + 5 : getenv("CARPOOL_STUB_KERNEL"));
     made->load_ns = time_of(getenv("CARPOOL_STUB_LOAD"));
     made->body = body_of(name);
     made->is_fault = strcmp(name, "fault") == 0;

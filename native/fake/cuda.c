@@ -2,7 +2,8 @@
  * there (in host memory), counted byte for byte against the card's size, and what it launches takes time on the card.
  *
  * A kernel is its name: `busy_250us` occupies the card for 250 µs (ns, us, ms or s), `increment` adds one to the n
- * ints at p for parameters (p, n), `fault` breaks its context for good, anything else takes no time, or
+ * ints at p for parameters (p, n), `each_2us` takes 2 µs for each block of its grid, `told` takes as many nanoseconds as
+ * its first parameter says (64 bits), `fault` breaks its context for good, anything else takes no time, or
  * CARPOOL_STUB_KERNEL=20us. One card does one thing at a time, in the order of launches, for all processes.
  * A name that is a C function of the library CARPOOL_STUB_KERNELS runs it: void f(void **params, const unsigned grid[3],
  * const unsigned block[3]).
@@ -57,7 +58,7 @@ struct CUmod_st {
 typedef void (*kernel_body)(void **params, const unsigned grid[3], const unsigned block[3]);
 struct CUfunc_st {
     uint64_t ns;
-    bool is_fault;
+    bool is_fault, is_by_block, is_told;
     _Atomic uint64_t load_ns; /* what its first launch takes before it begins */
     kernel_body body;
     char *name;
@@ -1012,8 +1013,9 @@ static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned g
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
     s = stream_of(s);
+    uint64_t ns = f->is_told && params ? *(uint64_t *)params[0] : f->is_by_block ? f->ns * grid[0] * grid[1] * grid[2] : f->ns;
     if (s->capturing) {
-        s->capturing->ns += f->ns;
+        s->capturing->ns += ns;
         s->capturing->kernels++;
         return CUDA_SUCCESS;
     }
@@ -1025,8 +1027,8 @@ static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned g
         context()->error = CUDA_ERROR_LAUNCH_FAILED;
         atomic_fetch_add(&books->faults[card_of[context()->device]], 1);
     }
-    if (f->ns)
-        enqueue(s, f->ns);
+    if (ns)
+        enqueue(s, ns);
     else
         books->row[row].card[card_of[context()->device]].launches++;
     return CUDA_SUCCESS;

@@ -149,9 +149,18 @@ API cuMemUnmap(CUdeviceptr at, size_t size) {
     return result;
 }
 
+/* With the lock held: the range that this address lies in, at its beginning or not, as cuda.h says. */
+static struct block *range_around(CUdeviceptr at) {
+    for (unsigned i = 0; i < BUCKETS; i++)
+        for (struct block *b = buckets[i]; b; b = b->next)
+            if (b->kind == RANGE && at - b->at < b->bytes)
+                return b;
+    return NULL;
+}
+
 API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *at) {
     pthread_mutex_lock(&lock);
-    struct block *range = *find(PTR(at), RANGE);
+    struct block *range = range_around(PTR(at));
     if (range) {
         range->backing->refs++;
         *out = range->backing->at;

@@ -474,6 +474,16 @@ static void obey(const char *verb, char words[3][64]) {
                 p_cuStreamSynchronize(stream);
         }
         answer(p_cuCtxSynchronize(), count);
+    } else if (strcmp(verb, "grids") == 0) { /* launches for `a` ms in `b` grids, a wait after every 50th; answers how many */
+        unsigned long long count = 0;
+        CUfunction f;
+        p_cuModuleGetFunction(&f, module, words[2]);
+        for (uint64_t end = now_ns() + (uint64_t)a * 1000000u; now_ns() < end;) {
+            p_cuLaunchKernel(f, 1 + (unsigned)(count * 7919 % (unsigned long)b), 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+            if (++count % 50 == 0)
+                p_cuStreamSynchronize(stream);
+        }
+        answer(p_cuCtxSynchronize(), count);
     } else if (strcmp(verb, "graphs") == 0) { /* the same with a graph of four such kernels; answers how many graphs */
         unsigned long long count = 0;
         CUgraphExec exec = NULL;

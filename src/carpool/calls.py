@@ -13,8 +13,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from carpool.units import format_bytes
+
 ENDED = frozenset({"finished", "failed", "cancelled"})  # the states of a job that is over
 
+ARGUMENTS_MAX = 4096  # characters of a job's arguments in a list of jobs, and of one that is over
 Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Share = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -33,12 +36,27 @@ class Spec(msgspec.Struct, kw_only=True, frozen=True):
     cap_bytes: Count | None = None
     wait_memory_ns: Count | None = None
     on_hog: Literal["warn", "suspend", "kill"] = "suspend"
+    may_park: bool = True
     may_oversubscribe: bool = False
     guaranteed_milli: Share = 0
     limit_milli: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    on_orphans: Literal["keep", "end"] = "keep"
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""  # names the program: the same again will need the same memory and time
+
+
+class Inherited(msgspec.Struct, kw_only=True, frozen=True):
+    """What a program has from whoever starts it, beside its directory and environment: for a job in the background,
+    which is started by somebody else."""
+
+    umask: int
+    nice: int
+    scheduler: int  # how the kernel treats it: SCHED_OTHER, SCHED_BATCH …
+    cpus: list[int]  # the processors it may use
+    limits: dict[str, tuple[int, int]]  # soft and hard, by their names in setrlimit(2); -1 is no limit
+    ignored_signals: list[int]
+    blocked_signals: list[int]
 
 
 class Submission(msgspec.Struct, kw_only=True, frozen=True):
@@ -48,6 +66,7 @@ class Submission(msgspec.Struct, kw_only=True, frozen=True):
     argv: list[str]
     cwd: str
     environment: dict[str, str]
+    inherited: Inherited | None = None  # None: what the daemon has
 
 
 class Resize(msgspec.Struct, kw_only=True, frozen=True):
@@ -122,10 +141,11 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     kept_bytes: int = 0
     move_refused: str = ""
     pids: list[int] = []
-    argv: list[str] = []
+    argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
     device_ns: int = 0
     processes: list[Process] = []
+    orphans: list[int] = []  # pids of those that go on after its first process has ended
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
     @property
@@ -133,7 +153,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
         return self.state in ENDED
 
 
-_LIVE_ONLY = ("pids", "gradient_bytes", "device_ns", "processes")
+_LIVE_ONLY = ("pids", "gradient_bytes", "device_ns", "processes", "orphans")
 
 
 class Lane(msgspec.Struct, kw_only=True, frozen=True):
@@ -181,6 +201,8 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
 
     version: str = ""
     pid: int
+    run: str = ""  # the directory of its socket
+    state: str = ""  # that of its journal
     policy: str = ""
     device: str = ""
     quantum_ns: int = 0
@@ -193,7 +215,15 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     uptime_ns: int = 0
     cpu_s: float = 0.0
     jobs: int = 0
+    journal_bytes_max: int = 0
+    journal_bytes: int = 0  # what the journal's file has now
+    journal_waiting_rows: int = 0  # collected, and not in the file yet
+    journal_dropped_rows: int = 0  # since the daemon's start; the disk did not take them in time
+    log_dropped_lines: int = 0  # of daemon.log
     journal_trouble: str = ""
+    descriptor_trouble: str = ""  # nearly all descriptors of the daemon are in use
+    observers_dropped: dict[str, str] = {}  # by name: what each raised
+    policy_trouble: str = ""  # that the policy failed, or is slow
     devices: list[DeviceStatus] = []
 
 
@@ -295,3 +325,14 @@ def _tidy(job: object) -> None:
     assert isinstance(job, dict)
     for name in ("refusals",) if job["refusals"] is None else _LIVE_ONLY:
         del job[name]
+
+
+def cut_arguments(argv: list[str]) -> list[str]:
+    """The first of them, ARGUMENTS_MAX characters together, and in place of the others how many those are."""
+    left = ARGUMENTS_MAX
+    for index, word in enumerate(argv):
+        left -= len(word) + 1
+        if left < 0:
+            size = sum(len(each.encode(errors="surrogateescape")) for each in argv[index:])
+            return [*argv[:index], f"… {len(argv) - index} more, {format_bytes(size)}"]
+    return argv

@@ -9,10 +9,14 @@ Not here: turns (`carpool.turn()`, inside a job), and starting a daemon (cli/lau
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import resource
+import signal
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +29,16 @@ from carpool import __version__, calls
 from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
+from carpool.wire.connecting import connect
+from carpool.wire.lock import WAKE
 from carpool.wire.places import Places, check_private, find_places
+from carpool.wire.protocol import REPLY_MAX
 
 ANSWER_SECONDS = 30.0
+WAKE_SECONDS = 3.0  # a daemon that cannot be reached and is told so binds its socket again
+LOOK_SECONDS = 0.05
 NAME_MAX = 60
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for a program to inherit
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -37,23 +47,48 @@ def _said(error: OSError) -> str:
     return error.strerror or (f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error))
 
 
+def _connected(places: Places) -> socket.socket:
+    """A connection to a process of this user; nothing is sent before that is known."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        check_private(places.socket)
+        connect(peer, str(places.socket), seconds=ANSWER_SECONDS)
+        peer.settimeout(ANSWER_SECONDS)
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            raise PeerError(f"a process of user {uid} answers at {places.socket}, not one of yours ({os.geteuid()})")
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def _woken(places: Places, error: OSError) -> socket.socket:
+    """The connection to a daemon that runs and could not be reached: somebody removed its socket, or it starts."""
+    deadline = time.monotonic() + WAKE_SECONDS
+    while (daemon := places.find_daemon()) is not None:
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"daemon {daemon.pid} runs and does not answer at {places.socket} ({_said(error)}); it is reached in"
+                f" {daemon.run}, if that is the same directory here; to end it: kill {daemon.pid}"
+            ) from error
+        daemon.send(WAKE)
+        time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(OSError):
+            return _connected(places)
+    raise UnreachableError(
+        f"no daemon answers at {places.socket} ({_said(error)}); start one: carpool daemon start"
+    ) from error
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
     def __init__(self, places: Places) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            check_private(places.socket)
-            self._socket.settimeout(ANSWER_SECONDS)
-            self._socket.connect(str(places.socket))
+            self._socket = _connected(places)
         except OSError as error:
-            self._socket.close()
-            raise UnreachableError(
-                f"no daemon answers at {places.socket} ({_said(error)}); start one: carpool daemon start"
-            ) from error
-        except PeerError:
-            self._socket.close()
-            raise
+            self._socket = _woken(places, error)
 
     def send(self, message: m.Message) -> None:
         try:
@@ -66,7 +101,7 @@ class DaemonSocket:
         """The next message; None waits for ever."""
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
-        length = framing.body_length(head)
+        length = framing.body_length(head, reply_max=REPLY_MAX)
         return framing.decode(head, self._read(length) if length else b"")
 
     def wait_readable(self, seconds: float | None) -> bool:
@@ -81,7 +116,7 @@ class DaemonSocket:
         return True
 
     def _read(self, count: int) -> bytes:
-        parts = b""
+        parts = bytearray()
         while len(parts) < count:
             try:
                 chunk = self._socket.recv(count - len(parts))
@@ -90,7 +125,7 @@ class DaemonSocket:
             if not chunk:
                 raise UnreachableError("the daemon closed the connection")
             parts += chunk
-        return parts
+        return bytes(parts)
 
     def close(self) -> None:
         self._socket.close()
@@ -227,7 +262,8 @@ class Client:
         cwd: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> calls.Submitted:
-        """Run a program as a job in the background, in this directory and environment unless told otherwise."""
+        """Run a program as a job in the background, in this directory and environment unless told otherwise. It has
+        this process's umask, limits, priority, processors and ignored or blocked signals."""
         if not argv:
             raise UsageError("there is no program to submit; give its command line, like ['python', 'train.py']")
         where = str(Path(cwd if cwd is not None else Path.cwd()).absolute())
@@ -241,6 +277,7 @@ class Client:
             argv=list(argv),
             cwd=where,
             environment=dict(os.environ if environment is None else environment),
+            inherited=msgspec.to_builtins(inherited()),
         )
 
     def cancel(self, job: str, *, reason: str = "by carpool.Client") -> str:
@@ -320,6 +357,22 @@ def _converted(verb: str, answer: dict[str, object], kind: type[Answer]) -> Answ
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
         raise PeerError(f"the daemon's answer to {verb} cannot be read: {error}") from error
+
+
+def inherited() -> calls.Inherited:
+    """What a program would have from this process if it started it."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+    return calls.Inherited(
+        umask=int(status["Umask"], 8),  # os.umask would change it for a moment, for all threads
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+        scheduler=os.sched_getscheduler(0),
+        cpus=sorted(os.sched_getaffinity(0)),
+        limits={name: resource.getrlimit(getattr(resource, name)) for name in names},
+        ignored_signals=sorted(set(ignored) - PYTHON_IGNORES),
+        blocked_signals=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    )
 
 
 # --- the names of programs --------------------------------------------------------------------------------------

@@ -83,3 +83,7 @@ class InternalError(CarpoolError):
 
     def __str__(self) -> str:
         return "\n  ".join([super().__str__(), *(("last events:", *self.events) if self.events else ())])
+
+
+class Endless(BaseException):
+    """Raised inside a policy that does not come to an end; no error that it could take for one of its own."""

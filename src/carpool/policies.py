@@ -11,25 +11,37 @@ How to write one: docs/policies.md. What is wrong with one: `carpool policy chec
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import signal
+import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import carpool.core.policies
+from carpool.core.kernel.ids import JobId, TenantId
 from carpool.core.policies.base import Policy, Rank
 from carpool.core.policies.levels import Levels
 from carpool.core.policies.view import JobView
-from carpool.errors import UsageError
+from carpool.errors import Endless, UsageError
+from carpool.units import SECOND, format_list
 
 __all__ = ["PLACES", "POLICIES", "JobView", "Levels", "Policy", "Rank", "faults_of", "find_policy", "names_for"]
 
 PLACES = ("node", "cluster")
 GROUP = "carpool.policies"  # of entry points
+PATIENCE_SECONDS = 2.0  # every job of the node waits for a policy's answer
+SLOW_SECONDS, SLOW_CALLS = 0.05, 3  # one slow call may be the machine's fault
+
+Said = TypeVar("Said")
 
 
 def _built_in() -> Iterator[Policy]:
@@ -180,27 +192,99 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
 
 
+# --- which options mean something under it ---------------------------------------------------------------------
+
+_PROBED = JobView(
+    id=JobId("a"),
+    name="a",
+    tenant=TenantId("a"),
+    priority=0,
+    arrived_ns=0,
+    is_holding=False,
+    held_ns=0,
+    waited_ns=0,
+    served_ns=SECOND,
+    remaining_ns=SECOND,
+    remaining_is_known=True,
+    level=SECOND,
+    tenant_level=SECOND,
+    size_milli=1000,
+)
+_PROBES = (_PROBED, _PROBED._replace(waited_ns=3600 * SECOND), _PROBED._replace(is_holding=True, held_ns=SECOND))
+OPTIONS: dict[str, Callable[[JobView], JobView]] = {  # of a job: how its views differ by it
+    "--priority": lambda view: view._replace(priority=5),
+    "--weight": lambda view: view._replace(level=5 * SECOND),
+    "--tenant": lambda view: view._replace(tenant=TenantId("b"), tenant_level=5 * SECOND),
+}
+
+
+def counts(policy: Policy, option: str) -> bool:
+    """Whether an option of a job changes its rank. Found out by asking, as ranks are pure: nobody declares it."""
+    if option == "--tenant" and policy.by_tenant:
+        return True
+    try:
+        ranks = [(policy.rank(view, now=0), policy.rank(OPTIONS[option](view), now=0)) for view in _PROBES]
+    except Exception:  # noqa: BLE001 - a class of somebody else's: whatever it raises, nothing is known
+        return True
+    return any(before != after for before, after in ranks)
+
+
+def meaning_of(option: str, *, place: str) -> str:
+    """Under which of carpool's policies an option means something, in words."""
+    names = [name for name in names_for(place) if counts(POLICIES[name], option)]
+    return f"only under {'policy' if len(names) == 1 else 'policies'} {format_list(names)}"
+
+
 # --- a policy of somebody else's at work -----------------------------------------------------------------------
 
 
 class Guarded(Policy):
     """A policy whose faults do not end the daemon: after the first one, jobs go in the order in which they came.
 
-    The same events lead to the same fault, so a replay of the journal falls back at the same decision.
+    The same events lead to the same fault, so a replay of the journal falls back at the same decision. One that is
+    slow is only named. One that does not answer for PATIENCE_SECONDS is interrupted; that has failed too.
     """
 
     def __init__(self, policy: Policy, say: Callable[[str], None]) -> None:
         self.name, self.quantum_ns, self.lanes_max = policy.name, policy.quantum_ns, policy.lanes_max
         self.by_tenant, self.levels, self.runs_on = policy.by_tenant, policy.levels, policy.runs_on
         self._policy, self._say = policy, say
+        self._is_timed = False
+        self._slow_calls = 0
         self.trouble = ""  # what was said of the first fault
+        self.slowness = ""  # or that it is slow
+
+    def watch_the_clock(self) -> None:
+        """From now on notice when it is slow or does not end. In the main thread only: a signal interrupts it."""
+        signal.signal(signal.SIGALRM, _interrupt)
+        self._is_timed = True
+
+    def _ask(self, question: Callable[[], Said]) -> Said:
+        if not self._is_timed:
+            return question()
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS, PATIENCE_SECONDS)
+        try:
+            return question()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._note_time(time.monotonic() - began)
+
+    def _note_time(self, seconds: float) -> None:
+        self._slow_calls += SLOW_SECONDS <= seconds < PATIENCE_SECONDS
+        if self._slow_calls >= SLOW_CALLS and not self.slowness:
+            self.slowness = (
+                f"policy {self.name} is slow: it took {seconds * 1000:.0f} ms to answer for one job, and every job"
+                " waits meanwhile. Look at it with carpool policy check, and restart the daemon"
+            )
+            self._say(self.slowness)
 
     def rank(self, view: JobView, *, now: int) -> Rank:
         if not self.trouble:
             try:
-                rank: object = self._policy.rank(view, now=now)
-            except Exception as error:  # noqa: BLE001 - a class of somebody else's: whatever it raises
-                self._give_up(f"rank() raises {_said(error)}")
+                rank: object = self._ask(lambda: self._policy.rank(view, now=now))
+            except BaseException as error:  # noqa: BLE001 - a class of somebody else's: KeyboardInterrupt too
+                self._give_up(f"rank() {self._fault(error)}")
             else:
                 if isinstance(rank, tuple) and all(isinstance(part, int) for part in rank):
                     return rank
@@ -208,11 +292,22 @@ class Guarded(Policy):
         return ()
 
     def why(self, chosen: JobView, over: JobView) -> str:
-        try:
-            return self._policy.why(chosen, over) if not self.trouble else f"{chosen.name} came before {over.name}"
-        except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(f"why() raises {_said(error)}")
-            return f"{chosen.name} came before {over.name}"
+        if not self.trouble:
+            try:
+                return self._ask(lambda: str(self._policy.why(chosen, over)))
+            except BaseException as error:  # noqa: BLE001 - as above
+                self._give_up(f"why() {self._fault(error)}")
+        return f"{chosen.name} came before {over.name}"
+
+    def _fault(self, error: BaseException) -> str:
+        """What it did, with the line of its file: of all that it called, the last one there."""
+        frames: list[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+        code = getattr(inspect.unwrap(type(self._policy).rank), "__code__", None)
+        frames = [each for each in frames if code is not None and each.filename == code.co_filename] or frames
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "an unknown line"
+        if isinstance(error, Endless):
+            return f"does not come to an end (it was at {where} after {PATIENCE_SECONDS:g} s)"
+        return f"raises {_said(error)} ({where})"
 
     def _give_up(self, fault: str) -> None:
         self.trouble = (
@@ -220,6 +315,25 @@ class Guarded(Policy):
             " with carpool policy check, and restart the daemon"
         )
         self._say(self.trouble)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise Endless
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise Endless inside what takes longer; in another thread than the main one nothing does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # --- what a policy must have -----------------------------------------------------------------------------------

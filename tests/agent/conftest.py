@@ -24,3 +24,9 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     elif hot_path.native is None:
         pytest.skip("the C points are not built: they are NOT tested; install gcc, then 'make native'")
     return kind
+
+
+@pytest.fixture(autouse=True)
+def nobody_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner of these tests has threads that no program has; test_unknown_threads.py starts fresh Pythons."""
+    monkeypatch.setattr("carpool.agent.threads.unknown_in_the_way", str)

@@ -50,7 +50,7 @@ class FakeDaemon:
         self._decoder, self._left = framing.Decoder(), []
         message = self.take()
         if attach:
-            self.send(m.Attached(slot=self.slot))
+            self.send(m.Attached(slot=self.slot, pid=os.getpid()))
         return message
 
     def take(self) -> m.Message:

@@ -23,6 +23,14 @@ VERBS = {
     "close_store": 1,
     "fill_store": 1,
     "open_store": 3,
+    "submit": 4,
+    "die_at_start": 2,
+    "remove_socket": 1,
+    "remove_lock": 1,
+    "damage_journal": 1,
+    "cut_page": 1,
+    "scribble_page": 1,
+    "few_descriptors": 1,
 }
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "12"))  # against real processes; `make chaos` sets more
 SEEDS = int(os.environ.get("CHAOS_SEEDS", "60"))  # lists of faults against the core alone; the same

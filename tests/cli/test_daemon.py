@@ -29,12 +29,15 @@ def test_a_daemon_that_lingers_after_its_stop_is_not_said_to_be_stopped(
 
 RUNS: dict[str, object] = {
     "pid": 1,
+    "run": "/r",
+    "state": "/s",
     "policy": "fair",
     "device": "cpu:64MiB",
     "quantum_ns": 100 * MS,
     "share_policy": "fixed",
     "hog_after_ns": 2000 * MS,
     "host_bytes_max": 1 << 30,
+    "journal_bytes_max": 64 << 20,
     "host_bytes": 1 << 20,
     "kept_bytes": 2 << 20,
     "tenant_weights_milli": {},
@@ -62,7 +65,7 @@ def test_another_configuration_than_the_running_daemons_is_a_misuse(
     done = CliRunner().invoke(carpool, ["daemon", "start", *SAME, *options])
     assert isinstance(done.exception, UsageError)
     said = str(done.exception)
-    assert f"a daemon runs already, {words}" in said
+    assert f"daemon 1 runs already in {find_places().run}, {words}" in said
     assert "carpool daemon stop, then carpool daemon start" in said
 
 
@@ -73,6 +76,8 @@ def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, 
     assert lines[1] == "policy fair, quantum 100 ms, share policy fixed, hog after 2.0 s"
     assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
     assert lines[3] == "beside that, jobs that are back keep 2.00 MiB for their next move"
+    assert lines[4] == "journal 0 B, at most 64.0 MiB, 0 rows wait to be written"
+    assert lines[5:7] == ["run directory /r", "journal and logs in /s"]
     assert all(len(line) <= 80 for line in lines)
     weighted = {**RUNS, **times, "version": "0.1.0", "jobs": 0, "journal_trouble": "", "devices": []}
     answering.append({**weighted, "kept_bytes": 0, "tenant_weights_milli": {"ana": 2000, "ben": 500}})
@@ -102,13 +107,13 @@ def test_the_same_configuration_in_other_words_is_no_misuse(
     answering.append(RUNS)
     done = CliRunner().invoke(carpool, ["daemon", "start", *SAME, *options])
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "daemon 1 runs already" in done.stderr
+    assert done.stderr == f"carpool: daemon 1 runs already in {find_places().run}\n"
 
 
 def test_the_quantum_is_what_was_told_or_the_policys_own() -> None:
-    assert DaemonConfig(policy="srtf").quantum_ns == 10 * MS
-    assert DaemonConfig(policy="srtf", quantum="1s").quantum_ns == 1000 * MS
-    assert DaemonConfig(policy="fair", quantum="0").quantum_ns == 0
+    assert DaemonConfig(policy="srtf").facts()["quantum_ns"] == 10 * MS
+    assert DaemonConfig(policy="srtf", quantum="1s").facts()["quantum_ns"] == 1000 * MS
+    assert DaemonConfig(policy="fair", quantum="0").facts()["quantum_ns"] == 0
 
 
 @pytest.mark.parametrize("share_policy", ["greedy", "equal:0", "equal:many", "fixed:4", "weighted:2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -38,6 +39,26 @@ def test_the_devices_of_a_running_daemon_are_named(answering: list[dict[str, obj
         "has gpu0: 16.0 GiB, a stand-in",
         "has gpu1: 16.0 GiB, a stand-in",
     ]
+
+
+def test_the_directory_of_the_daemon_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.wire.places.RUN_PARENT", tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("CARPOOL_DIR", raising=False)
+    run, state = tmp_path / f"carpool-{os.geteuid()}", tmp_path / "state" / "carpool" / os.uname().nodename
+    usual = f"CARPOOL_DIR is not set: the place of user {os.geteuid()} on this machine"
+    python = python_in(tmp_path)
+    assert place_in(examine(python)) == f"{run} ({usual}); journal and logs in {state}"
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+    chosen = f"{tmp_path}/run (CARPOOL_DIR is {tmp_path}); journal and logs in {tmp_path}/state"
+    assert place_in(examine(python)) == chosen
+
+
+def place_in(findings: list[dict[str, str]]) -> str:
+    (place,) = [finding["text"] for finding in findings if finding["what"] == "place"]
+    return place
 
 
 def test_a_meter_that_does_not_come_to_an_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ LIVE_JOB = [
     "gradient_bytes",
     "device_ns",
     "processes",
+    "orphans",
 ]
 ENDED_JOB = [
     "id",
@@ -99,6 +100,8 @@ DEVICE = ["id", "capacity_bytes", "promised_bytes", "lanes_bytes", "free_bytes",
 STATUS = [
     "version",
     "pid",
+    "run",
+    "state",
     "policy",
     "device",
     "quantum_ns",
@@ -111,7 +114,15 @@ STATUS = [
     "uptime_ns",
     "cpu_s",
     "jobs",
+    "journal_bytes_max",
+    "journal_bytes",
+    "journal_waiting_rows",
+    "journal_dropped_rows",
+    "log_dropped_lines",
     "journal_trouble",
+    "descriptor_trouble",
+    "observers_dropped",
+    "policy_trouble",
     "devices",
 ]
 STATUS_DEVICE = [

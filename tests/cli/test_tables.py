@@ -239,7 +239,7 @@ def test_a_job_that_never_asked_for_a_turn_was_not_starting_up() -> None:
     spent = {"memory": 4 * SECOND, "start": 20 * SECOND}
     facts = {"state": "finished", "steps": 0, "spent_ns": spent, "waited_for_ns": {}}
     said = (
-        "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it (see carpool doctor"
+        "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it, so it ran beside the"
     )
     assert account_lines(facts)[0].split() == ["without", "turns", "20.0", "s", "83", "%"]
     assert sentence(facts).startswith(f"24.0 s instead of 20.0 s: 4.0 s waiting for memory; {said}")

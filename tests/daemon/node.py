@@ -23,7 +23,7 @@ from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
 from carpool.journal.writer import Journal
-from carpool.policies import POLICIES
+from carpool.policies import POLICIES, Guarded
 from carpool.wire.places import Places
 
 MIB = 1 << 20
@@ -36,7 +36,8 @@ class Node:
         self.journal = Journal(directory / "journal.db", version="test", config="{}")
         places, scheduler = Places(run=directory, state=directory), Scheduler(POLICIES["fair"])
         self._starter = Starter(places, [])
-        self.driver = Driver(scheduler, self.journal, self._starter, lambda: None)
+        self.given_up: list[str] = []  # whether a bug ended this daemon
+        self.driver = Driver(scheduler, self.journal, self._starter, lambda: self.given_up.append("now"))
         self.use_devices([DeviceFacts(id="cpu", kind=KINDS["cpu"], capacity_bytes=100 * MIB, title="cores")])
         self.driver.tell(NodeConfigured(policy="fair", settings=Settings()))
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
@@ -48,6 +49,7 @@ class Node:
             self.journal,
             starter=self._starter,
             config=DaemonConfig(),
+            policy=Guarded(POLICIES["fair"], print),
             devices=devices,
             observers=self.driver.observers,
             hear=self.driver.hear,

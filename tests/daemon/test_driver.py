@@ -13,21 +13,23 @@ from pathlib import Path
 import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId
-from carpool.core.node.events import DeviceAdded, Tick
-from carpool.core.node.model import Account, JobSpec
+from carpool.core.node.events import DeviceAdded, LeaseAsked, Tick
+from carpool.core.node.model import HOLDING, Account, JobSpec, JobState
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.daemon import driver as drivers
-from carpool.daemon.driver import FLUSH_ROWS, Driver
+from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.starter import Starter
+from carpool.daemon.turns import Member
 from carpool.errors import InternalError
 from carpool.journal.writer import Journal
 from carpool.policies import POLICIES
 from carpool.wire import page as pages
 from carpool.wire.places import Places
+from tests.daemon.node import Node, in_node
 
 
 def test_an_event_that_breaks_the_core_is_kept_in_the_journal_and_ends_the_daemon(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_an_event_that_breaks_the_core_is_kept_in_the_journal_and_ends_the_daemo
 
 
 @pytest.mark.slow
-def test_what_happens_while_the_journal_is_written_in_pieces_is_noted_in_the_accounts_too(tmp_path: Path) -> None:
+def test_what_happens_while_the_journal_is_written_is_noted_in_the_accounts_too(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path, version="test", config="{}")
 
@@ -69,11 +71,11 @@ def test_what_happens_while_the_journal_is_written_in_pieces_is_noted_in_the_acc
         places = Places(run=tmp_path, state=tmp_path)
         driver = Driver(Scheduler(POLICIES["fair"], Settings()), journal, Starter(places, []), lambda: None)
         began_ns = time.monotonic_ns()
-        for _ in range(40 * FLUSH_ROWS):
+        for _ in range(2000):
             driver.tell(Tick())
         await wait_noted(began_ns)
         happened_ns = time.monotonic_ns()
-        driver.tell(Tick())  # between two pieces
+        driver.tell(Tick())  # between two times
         await wait_noted(happened_ns)
 
     asyncio.run(live())
@@ -119,7 +121,7 @@ def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
     live = job_that_waits(tmp_path, pending_bytes=4096)
 
     def seen() -> list[int]:
-        journal.flush()
+        assert journal.write_out()
         with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
             return [
                 sizes
@@ -194,3 +196,26 @@ def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
     journal.close()
     assert live.page is not None
     live.page.close()
+
+
+@pytest.mark.parametrize("holding", [False, True])
+def test_what_cannot_be_done_for_a_job_costs_that_job_only(tmp_path: Path, *, holding: bool) -> None:
+    """Its words are unusable, as if a program of it had that power: an effect fails, or the note of who waits."""
+
+    def act(node: Node) -> None:
+        broken = node.adopt("broken", live_bytes=0, needs=None, holding=holding)
+        whole = node.adopt("whole", live_bytes=0, needs=None)
+        assert broken.page is not None
+        broken.members[7] = Member(peer=None, pid=7, slot=1, is_asking=True)
+        broken.page.words.release()
+        node.driver.tell(Tick() if holding else LeaseAsked(job=broken.id))
+        assert node.driver.scheduler.state_of(broken.id) is JobState.UNMANAGED
+        reason = node.queries.job("broken").job.reason
+        assert reason.startswith("runs outside carpool's turns: carpool could not "), reason
+        assert ("write into the page" if holding else "carry out GrantLease") in reason
+        assert broken.refusal in reason and not broken.members
+        node.driver.tell(LeaseAsked(job=whole.id))
+        assert node.driver.scheduler.state_of(whole.id) in HOLDING
+        assert not node.given_up
+
+    in_node(tmp_path, act)

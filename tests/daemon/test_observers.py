@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.cli.daemon import warnings_of
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import DeviceAdded, Event, LeaseAsked, LeaseReturned, Tick
@@ -91,6 +92,19 @@ def test_a_journal_that_raises_is_said_in_the_status(tmp_path: Path, monkeypatch
         monkeypatch.setattr(node.journal, "note", note)
         node.driver.tell(Tick())
         assert "TypeError: cannot be written" in node.queries.status().journal_trouble
+
+    in_node(tmp_path, act)
+
+
+def test_every_observer_that_was_dropped_is_said_in_the_status(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.driver.observers.add(Broken())
+        node.driver.tell(Tick())
+        status = node.queries.status()
+        assert (status.observers_dropped, status.journal_trouble) == ({"Broken": "ValueError: it has a bug"}, "")
+        assert [said.partition(" (")[0] for said in warnings_of(status)] == [
+            "Broken failed and is shown nothing any more"
+        ]
 
     in_node(tmp_path, act)
 

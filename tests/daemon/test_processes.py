@@ -43,3 +43,29 @@ def test_a_process_that_gets_no_processor_is_busy_and_one_that_sleeps_is_not() -
             child.kill()
             child.wait()
     assert processes.busy_ns(starved.pid) == 0
+
+
+def test_a_process_is_not_dead_because_no_descriptor_is_left() -> None:
+    """In a process of its own, which has used up all that it may have."""
+    code = (
+        "import os, resource\n"
+        "from carpool.daemon import processes\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "try:\n"
+        "    while True: os.open('/dev/null', os.O_RDONLY)\n"
+        "except OSError: pass\n"
+        "assert processes.is_alive(os.getppid()) and processes.is_alive(os.getppid()), 'its parent lives'\n"
+        "assert not processes.is_alive(2**22 - 1)\n"
+        "assert processes.open_pidfd(2**22 - 1) is None, 'there is no such process'\n"
+        "try:\n"
+        "    processes.open_pidfd(os.getppid())\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "print(processes.descriptor_trouble())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "Too many open files",
+        "40 of 40 descriptors are in use: start the daemon with a higher hard limit (ulimit -Hn)",
+    ]

@@ -24,7 +24,7 @@ NEEDS = Needs(persistent_bytes=MIB, ephemeral_bytes=0)
 
 
 def rows(node: Node, directory: Path) -> int:
-    node.journal.flush()
+    assert node.journal.write_out()
     with closing(sqlite3.connect(directory / "journal.db")) as db:
         (count,) = db.execute("select count(*) from log").fetchone()
     return int(count)
@@ -99,7 +99,7 @@ def test_the_timer_that_looks_tells_the_core_what_the_page_says(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("picture", "answer", "more"),
     [
-        (JobPicture, calls.Job, {"pids", "argv", "gradient_bytes", "device_ns", "processes", "refusals"}),
+        (JobPicture, calls.Job, {"pids", "argv", "gradient_bytes", "device_ns", "processes", "orphans", "refusals"}),
         (LanePicture, calls.Lane, set()),
         (DevicePicture, calls.Device, set()),
         (NodePicture, calls.Node, {"now_ns"}),

@@ -203,11 +203,13 @@ class Node:
 
     def wait_daemon(self) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
+            assert self.daemon is None or self.daemon.process.poll() is None, self.daemon.err
             try:
-                return self.status()
+                found = self.status()
             except CarpoolError:
-                assert self.daemon is None or self.daemon.process.poll() is None, self.daemon.err
                 return None
+            # Until it has taken the place of one that a runner brought back, that one answers.
+            return found if self.daemon is None or found["pid"] == self.daemon.pid else None
 
         return wait_until(look, "a daemon that answers")
 

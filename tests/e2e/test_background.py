@@ -220,6 +220,7 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
         "torch": "ok",
         "hooks": "ok",
         "points": "ok",
+        "place": "ok",
         "moves": "ok",
         "daemon": "ok",
     }

@@ -163,12 +163,12 @@ def test_a_second_daemon_is_not_started(shared: Node) -> None:
     assert (same.code, same.out) == (0, b"")
     assert "runs already" in same.err
     other = shared.carpool("daemon", "start", "--device", "cpu:2GiB")
-    assert_refused(other, 2, "a daemon runs already, with device cpu:1GiB (not cpu:2GiB)")
+    assert_refused(other, 2, "runs already in", "with device cpu:1GiB (not cpu:2GiB)")
     less = shared.carpool("daemon", "start", "--device", "cpu:1GiB", "--host-memory", "3GiB")
     assert_refused(less, 2, "with host memory unlimited (not 3.00 GiB)", "carpool daemon stop")
     direct = Started(shared, [*daemon_command()]).wait()
     assert direct.code == 1
-    assert direct.err.startswith("carpool daemon: a daemon is already running")
+    assert direct.err.startswith(f"carpool daemon: daemon {shared.status()['pid']} is already running (it holds ")
     assert shared.status()["jobs"] == 0
 
 
@@ -281,6 +281,30 @@ def test_a_socket_of_another_user_is_not_spoken_to(node: Node) -> None:
             assert_refused(node.carpool(*arguments), 1, f"{node.places.socket} belongs to user {NOBODY}, not to you")
 
 
+STRANGER = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+os.setgid(65534); os.setuid(65534)
+listener.listen()
+print("ready", flush=True)
+listener.settimeout(60)
+peer, _ = listener.accept()
+peer.settimeout(60)
+print(len(peer.recv(100)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not is_root, reason="only root can become another user")
+def test_nothing_is_sent_to_a_process_of_another_user_whoever_owns_the_socket(node: Node) -> None:
+    node.places.run.mkdir(mode=0o700)
+    stranger = Started(node, [str(Path(CARPOOL).parent / "python"), "-c", STRANGER, str(node.places.socket)])
+    stranger.wait_line("ready")
+    done = node.carpool("ps")
+    assert_refused(done, 1, f"a process of user {NOBODY} answers at {node.places.socket}, not one of yours (0)")
+    assert stranger.wait().lines == ["ready", "0"]
+
+
 @pytest.mark.skipif(not is_root, reason="only root can become another user")
 def test_the_daemon_does_not_answer_another_user(shared: Node) -> None:
     code = (
@@ -315,7 +339,7 @@ def test_pages_and_job_files_are_for_their_owner_only(shared: Node) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.iterdir())}
     started.process.terminate()
     started.wait()
-    assert modes == {directory.name: 0o700, "page": 0o600, "job.json": 0o600}
+    assert modes == {directory.name: 0o700, "page": 0o600, "job.json": 0o600, "started.json": 0o600}
     assert stat.S_IMODE(shared.places.socket.stat().st_mode) & 0o077 == 0
 
 
@@ -395,7 +419,7 @@ def test_a_full_disk_stops_new_jobs_with_a_sentence_and_harms_no_running_one(sma
     runs.process.stdin.close()
     ended = runs.wait()
     assert (ended.code, ended.lines) == (0, ["ready", "still here"])
-    assert [path.name for path in node.places.jobs.iterdir()] == []
+    wait_until(lambda: not list(node.places.jobs.iterdir()), "nothing is left of them")
 
 
 @pytest.mark.skipif(not is_root, reason="only root can mount a small disk; a full disk is NOT TESTED here")

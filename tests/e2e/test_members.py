@@ -74,6 +74,13 @@ def test_ranks_are_recalled_at_a_step_none_of_them_has_passed_or_is_about_to(job
     assert recall_word(job, ahead) == recall_word(job, behind) == 42
 
 
+def test_a_wild_count_of_steps_does_no_harm(job: LiveJob) -> None:
+    wild, tame = add(job, 11, steps=2**64 - 2), add(job, 12, steps=40)
+    job.turn.grant(GRANT)
+    job.turn.recall()
+    assert recall_word(job, wild) == recall_word(job, tame) < pages.LAPSED
+
+
 def test_a_rank_that_asks_while_the_others_still_need_it_is_let_through(job: LiveJob) -> None:
     first, second = add(job, 11, steps=40), add(job, 12, steps=40)
     job.turn.grant(GRANT)

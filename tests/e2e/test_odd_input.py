@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from carpool import __version__
 from carpool.client import DaemonSocket
 from carpool.wire import messages as m
-from tests.e2e.node import Node, kill, with_environment
+from tests.e2e.node import CARPOOL, Node, Started, kill, with_environment
 
 pytestmark = pytest.mark.slow
 
@@ -53,3 +56,36 @@ def test_an_id_that_is_a_path_is_refused(node: Node, name: str) -> None:
     answer = wire.receive()
     wire.close()
     assert isinstance(answer, m.Start) if not name else isinstance(answer, m.Refuse), answer
+
+
+def test_a_program_keeps_its_exit_code_where_standard_errors_are_closed(node: Node) -> None:
+    run = shlex.join([CARPOOL, "run", "--", "/bin/sh", "-c", "exit 5"])
+    ended = Started(node, ["/bin/sh", "-c", f"{run} 2>&-"]).wait()
+    assert ended.code == 5
+
+
+FULL = [(("ps",), 1), (("daemon", "status"), 1), (("explain", "none"), 2)]
+
+
+@pytest.mark.parametrize(("words", "code"), FULL)
+def test_an_output_that_is_full_is_a_sentence(node: Node, words: tuple[str, ...], code: int) -> None:
+    node.start()
+    asked = shlex.join([CARPOOL, *words, "--json"])
+    ended = Started(node, ["/bin/sh", "-c", f"{asked} > /dev/full"]).wait()
+    assert ended.code == code
+    assert "Traceback" not in ended.err and ended.err.startswith("carpool: "), ended.err
+
+
+@pytest.mark.parametrize("make", ["mkfifo {}", "ln -s target {}", "mknod {} c 1 7"])
+def test_a_checkpoint_replaces_nothing_that_is_not_a_file(node: Node, tmp_path: Path, make: str) -> None:
+    node.start()
+    target = tmp_path / "target.ckpt"
+    done = subprocess.run(
+        ["/bin/sh", "-c", make.format(target)], capture_output=True, text=True, timeout=30, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot be made here: {done.stderr.strip()}")
+    before = os.lstat(target).st_mode
+    ended = node.carpool("checkpoint", "any", str(target), "--force")
+    assert ended.code == 2 and "name a file of its own" in ended.err
+    assert os.lstat(target).st_mode == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import tempfile
 import time
@@ -336,3 +337,46 @@ while True:
     optimizer.step()
     time.sleep(0.005)
 """
+
+
+def test_what_a_program_shares_with_others_stays_and_every_alias_sees_the_same_numbers(
+    node: Node, alone: Alone
+) -> None:
+    node.start()
+    job = start(node, "a", "aliases.py", "60", "0.05")
+    for steps in (5, 20):
+        node.wait_steps("a", steps)
+        reason = str(suspend(node, "a")["reason"])
+        assert "320 KiB of its tensors stays there because the program gave it away (DLPack in aliases.py:" in reason
+        assert int(node.job("a")["parked_bytes"]) >= 400 * 400 * 4, "the weights leave"
+        resume(node, "a")
+    ended = job.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == alone.output("aliases.py", "60", "0")
+
+
+def test_k2_a_program_with_a_raw_thread_stays_where_it_is_and_goes_on(node: Node) -> None:
+    node.start()
+    job = start(node, "a", "raw_thread.py", "60")
+    node.wait_steps("a", 5)
+    node.client.call("suspend", job="a")
+    look = "suspended with .* still on cpu: a thread that Python's threading does not know .* might touch its tensors"
+    wait_until(lambda: re.search(look, str(node.job("a")["reason"])), "it says what is in the way")
+    resume(node, "a")
+    ended = job.wait()
+    assert (ended.code, ended.err, ended.lines[-1]) == (0, "", "done 60.0")
+
+
+def test_p6_a_job_with_no_park_is_stopped_by_suspend_and_keeps_its_memory(node: Node) -> None:
+    node.start()
+    job = node.run(*command("sgd", 1_000_000), options=["--name", "a", "--no-park"])
+    node.wait_steps("a", 5)
+    done = node.carpool("suspend", "a")
+    assert "it was started with --no-park and keeps its memory on the device" in done.out.decode() + done.err
+    before = len(job.lines)
+    found = node.job("a")
+    assert (found["state"], found["parked_bytes"]) == ("waiting", 0)
+    resume(node, "a")
+    job.wait_lines(before + 5)
+    job.process.terminate()
+    assert job.wait().code == 143

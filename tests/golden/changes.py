@@ -5,6 +5,7 @@ Keep a change as narrow as it is: one event, one kind of answer. A replay counts
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Change:
     name: str
     why: str
     is_this: Callable[[Answers], bool]
+    is_said: Callable[[str, str, list[str]], bool] | None = None  # of a picture's lines that differ: only sentences
     ends_session: bool = False  # from here on the scheduler's state differs: the rest of the session is not compared
 
 
@@ -57,7 +59,28 @@ def _is_moved_as_it_is(answers: Answers) -> bool:
     return is_order and "UnparkJob" in before and now == {"MoveJob"}
 
 
+def _is_between_equals(answers: Answers) -> bool:
+    """Under priority a turn goes to another, or is recalled for one. As many other orders are given as before, if
+    perhaps in the order in which equals have waited."""
+    turns = {"GrantLease", "RecallLease", "ExplainWait"}
+    before, now = (
+        sorted(each[0] for each in effects if each[0] not in turns) for effects in (answers.before, answers.now)
+    )
+    return answers.scheduler == NODE and answers.policy == "priority" and before == now
+
+
+def _says_who_of_equals(scheduler: str, policy: str, lines: list[str]) -> bool:
+    return scheduler == NODE and policy == "priority" and all("both have priority" in line for line in lines)
+
+
 CHANGES = (
+    Change(
+        name="equals take turns",
+        why="under priority the older of two equals had the device until it ended; now they take turns of 100 ms",
+        is_this=_is_between_equals,
+        ends_session=True,
+        is_said=_says_who_of_equals,
+    ),
     Change(
         name="moved as it is",
         why="a job parked as too large was brought back to be migrated; now it moves like one that is suspended",
@@ -89,6 +112,29 @@ CHANGES = (
 )
 
 
+# Sentences that say more than in the logs: what was added is cut off before they are compared.
+SAID_MORE = (
+    # A job on its way to the host said that it moves, and now also why.
+    re.compile(r"^(its memory has been moving to the host for [^:;]*)[:;] .*$"),
+    # A job on its way back says what it was asked meanwhile.
+    re.compile(r"^(its memory has been moving back from the host for [^;]*); .*$"),
+)
+
+
+def as_in_log(sentence: str) -> str:
+    """The sentence without what was added to it on purpose."""
+    for said in SAID_MORE:
+        sentence = said.sub(r"\1", sentence)
+    return sentence
+
+
 def meant(answers: Answers) -> Change | None:
     """The change that explains this difference; None if nobody meant it."""
     return next((change for change in CHANGES if change.is_this(answers)), None)
+
+
+def meant_words(scheduler: str, policy: str, before: list[str], now: list[str]) -> Change | None:
+    """The change that explains other sentences in a picture; the figures are the same."""
+    differ = [line for line in now if line not in before] + [line for line in before if line not in now]
+    changes = (change for change in CHANGES if change.is_said is not None)
+    return next((change for change in changes if change.is_said and change.is_said(scheduler, policy, differ)), None)

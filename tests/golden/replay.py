@@ -19,7 +19,7 @@ import msgspec
 
 from carpool.errors import CarpoolError
 from tests.golden import logs, under_test
-from tests.golden.changes import Answers, meant
+from tests.golden.changes import Answers, as_in_log, meant, meant_words
 from tests.golden.under_test import RAISED, Plain, fact_as_plain
 
 LINES_MAX = 20
@@ -71,11 +71,15 @@ def check(session: logs.Session, fields: logs.Fields, done: Replay) -> str:
             wanted, got = walk.take_look(msgspec.json.decode(line))
         if wanted == got:
             continue
-        change = meant(walk.answers) if line.startswith(b"[") and walk.answers is not None else None
+        is_record = line.startswith(b"[")
+        if is_record:
+            change = meant(walk.answers) if walk.answers is not None else None
+        else:
+            change = meant_words(walk.kind, walk.said["policy"], wanted, got)
         if change is None:
             return _describe(done.log, done.sessions, walk, wanted, got)
         done.meant[change.name] += 1
-        if change.ends_session:
+        if is_record and change.ends_session:
             break
     return ""
 
@@ -139,6 +143,7 @@ class _Walk:
             if not reason:
                 del self._reasons[job]
         checksum, reasons = under_test.look(self.scheduler, self.now)
+        reasons = {job: as_in_log(reason) for job, reason in reasons.items()}
         if checksum == seen["sum"] and reasons == self._reasons:
             return None, None
         return _seen(seen["sum"], self._reasons), _seen(checksum, reasons)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.golden.replay import assert_equal
 
 
+@pytest.mark.timeout(900)  # a minute of computing, on a machine that may be busy
 def test_the_schedulers_answer_as_they_did_to_properties() -> None:
     assert_equal("properties")

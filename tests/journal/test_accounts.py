@@ -52,6 +52,6 @@ def test_a_daemon_that_did_not_know_a_job_says_nothing_of_it(tmp_path: Path) -> 
 def test_a_journal_without_notes_still_has_accounts(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     assert journal.account_of("a-1") is None
-    journal.flush()
+    assert journal.write_out()
     assert journal.account_of("a-1") is None
     journal.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,12 +62,11 @@ def test_j1_every_call_is_read_back_in_its_order_also_those_without_consequence(
     assert found.devices == (("gpu0", GIB),)
 
 
-def test_j1_what_is_written_in_small_pieces_is_read_back_whole(tmp_path: Path) -> None:
+def test_j1_what_is_written_piece_by_piece_is_read_back_whole(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "journal.db")
     for now, event, effects in CALLS:
         journal.note(now, event, effects)
-    while journal.is_dirty:
-        journal.flush(rows_max=1)
+        assert journal.write_out()
     found = reader.read(tmp_path / "journal.db")
     assert [(call.at_ns, call.event, call.effects) for call in found.calls] == CALLS
     journal.close()
@@ -81,43 +83,107 @@ def test_the_newest_life_with_a_job_is_read_unless_another_is_asked_for(tmp_path
     assert reader.read_facts(path, "StartJob") == [], "the newest life started none"
 
 
+def test_lives_are_of_one_moment_while_the_daemon_forgets_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is changed between any two rows that the reader gets."""
+    path = tmp_path / "journal.db"
+    record(path)
+    record(path)
+    real, count = reader._rows, 0
+
+    def rows(*args: Any, **options: Any) -> Iterator[Any]:
+        nonlocal count
+        for row in real(*args, **options):
+            if not count:
+                change(path, "delete from log where run = 1")
+            count += 1
+            yield row
+
+    monkeypatch.setattr(reader, "_rows", rows)
+    assert [(life.run, life.trouble) for life in reader.lives(path)] == [(1, ""), (2, "")]
+    assert [(life.run, life.trouble) for life in reader.lives(path)] == [(2, "")]
+
+
+def test_a_life_that_is_forgotten_between_two_looks_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    record(path)
+    found = reader.lives(path)
+    monkeypatch.setattr(reader, "lives", lambda _: found)
+    change(path, "delete from log where rowid <= 3")
+    with pytest.raises(UsageError, match="the beginning of run 1 was forgotten while it was read"):
+        reader.read(path)
+
+
+def test_rows_of_the_log_that_are_damaged_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    for statement in (
+        "update log set at_ns = 'noon' where rowid = 3",
+        "update log set body = x'ff' where rowid = 3",
+        "update log set body = null where rowid = 3",
+        "update log set kind = 'gap', body = 'x' where rowid = 3",
+    ):
+        path.unlink(missing_ok=True)
+        record(path)
+        change(path, statement)
+        with pytest.raises(UsageError, match="row 3: "):
+            reader.read(path)
+
+
 # --- what is missing ---------------------------------------------------------------------------------------------
 
 
 def refuse(path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     """A journal whose disk takes nothing for now, and which keeps little."""
     monkeypatch.setattr(writer, "PENDING_MAX", 20)
-    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.0)
     journal = open_journal(path)
     for now, event, effects in CALLS:
         journal.note(now, event, effects)
-    journal.flush()
-    path.rename(path.with_suffix(".away"))
-    path.mkdir()
-    journal._failed(sqlite3.OperationalError("disk I/O error"))
+    assert journal.write_out()
+    wait_idle(journal)
+    journal._file.close()  # as after an error of the disk
+    path.parent.rename(path.parent.with_suffix(".away"))
     return journal
 
 
+def wait_idle(journal: Journal) -> None:
+    """Until its thread waits for something to do."""
+    for _ in range(1000):
+        if journal._busy_since is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("its thread is busy after 10 s")
+
+
 def take_again(path: Path, journal: Journal) -> None:
-    path.rmdir()
-    path.with_suffix(".away").rename(path)
+    path.parent.with_suffix(".away").rename(path.parent)
     journal.close()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """In a directory that can be taken away."""
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state" / "journal.db"
+
+
 def test_j3_rows_that_the_disk_did_not_take_are_counted_in_their_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "journal.db"
     journal = refuse(path, monkeypatch)
     for now in range(100, 150):
         journal.note(now, Tick(), [])
+    dropped = journal.dropped_rows
+    assert f"the journal lacks {dropped} rows" in journal.trouble
     take_again(path, journal)
     found = reader.read(path)
     kept = reader.read_facts(path, "Tick")[-1][1]
     assert kept == 149, "the newest are kept"
     assert len(found.calls) == len(CALLS), "nothing is read beyond the gap"
     later = [at for _, at, _ in reader.read_facts(path, "Tick") if at >= 100]
-    assert found.gap == 50 - len(later) > 20
+    assert found.gap == dropped == 50 - len(later) > 20
     assert "rows that the disk did not take" in replay(found).end_note
 
 
@@ -146,14 +212,12 @@ def test_j3_a_life_that_ends_in_the_middle_of_a_call_is_said_to(tmp_path: Path) 
 
 
 def test_j4_a_disk_that_refuses_stops_nobody_and_gets_everything_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "journal.db"
     journal = refuse(path, monkeypatch)
-    assert "journal.db cannot be written: disk I/O error" in journal.trouble
     journal.note(100, Tick(), [])
-    journal.flush()
-    assert (journal.is_dirty, "cannot be written" in journal.trouble) == (True, True)
+    assert not journal.write_out()
+    assert "journal.db cannot be written: unable to open" in journal.trouble
     assert journal.ended_jobs(5) == []
     take_again(path, journal)
     assert reader.read(path).calls[-1].at_ns == 100
@@ -161,16 +225,15 @@ def test_j4_a_disk_that_refuses_stops_nobody_and_gets_everything_later(
 
 
 def test_j4_a_journal_that_could_not_be_opened_at_first_has_its_beginning_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.0)
-    path = tmp_path / "journal.db"
-    path.mkdir()
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.05)
+    path.parent.rmdir()
     journal = open_journal(path)
     assert "cannot be written" in journal.trouble
     for now, event, effects in CALLS:
         journal.note(now, event, effects)
-    path.rmdir()
+    path.parent.mkdir()
     journal.close()
     assert [call.event for call in reader.read(path).calls] == [event for _, event, _ in CALLS]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.bench.node import PROGRAMS
 from carpool.wire import messages as m
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page, slot_base
@@ -141,6 +143,63 @@ wait()
     assert script.line() == "[0, 2, 2]"
     pid = script.process.pid
     assert live_bytes(page, pid) == true_bytes(books)[pid] == 900 * MIB
+
+
+def test_a_handle_found_by_an_address_inside_a_mapping_keeps_its_bytes_counted(
+    run: Run, page: Page, books: Path
+) -> None:
+    text = """
+class Prop(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int * 2), ("rest", P * 2)]
+prop, zero, size = Prop(type=1, where=(1, 0)), ctypes.c_ulonglong(0), S(600 << 20)
+def hide():
+    made, again, place = ctypes.c_ulonglong(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    code = cuda.cuMemCreate(ctypes.byref(made), size, ctypes.byref(prop), zero)
+    if code:
+        return code
+    assert cuda.cuMemAddressReserve(ctypes.byref(place), size, S(0), zero, zero) == 0
+    assert cuda.cuMemMap(place, size, S(0), made, zero) == 0 and cuda.cuMemRelease(made) == 0
+    inside = P(place.value + (2 << 20))
+    assert cuda.cuMemRetainAllocationHandle(ctypes.byref(again), inside) == 0 and again.value == made.value
+    assert cuda.cuMemUnmap(place, size) == 0
+    return cuda.cuMemMap(place, size, S(0), again, zero) or cuda.cuMemRelease(again)
+print(hide(), hide(), flush=True)
+wait()
+"""
+    script = run(text)
+    assert script.line() == "0 2"
+    pid = script.process.pid
+    assert live_bytes(page, pid) == true_bytes(books)[pid] == 600 * MIB
+
+
+def test_answers_that_overwrite_what_was_asked_leave_the_account_right(run: Run, page: Page, books: Path) -> None:
+    """The driver writes its answer where the question stands, or two answers into one place."""
+    text = """
+props = (ctypes.c_int * 22)(1, 0, 1, 0)
+inside = ctypes.byref(props, 8)
+assert cuda.cuMemPoolCreate(inside, props) == 0
+pool = P.from_buffer_copy(bytes(props)[8:16])
+word, codes = ctypes.byref(ctypes.c_ulonglong()), []
+for _ in range(2):
+    codes.append(cuda.cuMemAllocFromPoolAsync(ctypes.byref(at), S(500 << 20), pool, None))
+    codes.append(cuda.cuMemAllocPitch_v2(word, word, S(1 << 20), S(500), 4))
+print(*codes, flush=True)
+wait()
+"""
+    script = run(text)
+    assert script.line() == "0 0 2 2"
+    pid = script.process.pid
+    assert live_bytes(page, pid) == true_bytes(books)[pid] == 1000 * MIB
+
+
+def test_a_linked_library_that_looks_behind_itself_finds_the_limited_function(
+    built: Built, page: Page, books: Path
+) -> None:
+    env = environment(built, books, page=page.path)
+    page.words[wire.H_CAP] = 256 * MIB
+    command = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(256 * MIB), "door_next"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == {"attack": "door_next", "held_bytes": 192 * MIB, "why": ""}
 
 
 # Device time.
@@ -356,3 +415,27 @@ def test_every_trouble_is_said_once_not_only_the_first(run: Run, tmp_path: Path)
         "carpool: job j: no daemon answ",
         "carpool: job j: there is no ro",
     ]
+
+
+def test_u3_a_capture_that_does_not_end_keeps_a_recalled_turn_for_a_moment_only(
+    hold: Callable[[str], Script], daemon: FakeDaemon
+) -> None:
+    script = hold("""
+import threading, time
+into, other, graph, said = stream(), stream(), P(), []
+assert cuda.cuStreamBeginCapture_v2(into, 2) == 0
+print("captures", flush=True), wait()
+threading.Thread(target=lambda: said.append(sys.stdin.readline()), daemon=True).start()
+end = time.monotonic() + 5.0
+while not said and time.monotonic() < end:
+    assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, other, None, None) == 0
+print(cuda.cuStreamEndCapture(into, ctypes.byref(graph)), bool(said))
+""")
+    script.go()
+    assert script.line() == "captures"
+    assert script.line() == "ready"
+    daemon.recall()
+    script.go()
+    daemon.answer(m.Return)
+    script.go()
+    assert script.line() == "0 True"  # the capture is whole, and was not over when the turn went back

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.bench.node import PROGRAMS
 from carpool.wire import page as wire
 from carpool.wire.page import PRICE_ONE, Page, slot_base
 from tests.native.gpu import MIB, Built, Probe, busy_ns, environment
@@ -70,6 +74,57 @@ def test_a_job_has_its_limit_of_the_device_and_no_more(
         assert [probe.answer()[0] for probe in probes] == [0] * processes
         assert had[-1] <= percent + POINTS
     assert max(had) >= percent - 2 * POINTS
+
+
+@pytest.mark.parametrize(
+    ("percent", "work"),
+    [(80, "grids 1400 10000 busy_1ms"), (80, "grids 1400 10000 busy_100us"), (20, "grids 1400 3000 each_1us")],
+)
+def test_c6_a_program_of_many_grids_has_its_limit_too(
+    start: Start, page: Page, books: Path, percent: int, work: str
+) -> None:
+    limit(page, percent)
+    probe = start()
+    had: list[float] = []
+    while len(had) < TRIES and max(had, default=0) < 0.95 * percent:  # less: the machine had no time for us
+        probe.tell(work)
+        time.sleep(SETTLE_SECONDS)
+        had.append(part(books, [probe]))
+        assert probe.answer()[0] == 0
+        assert had[-1] <= percent + POINTS
+    assert max(had) >= percent - 2 * POINTS  # 12 to 66 of 80 when each grid was on trial
+
+
+def test_what_is_launched_outside_the_agents_turns_is_under_the_limit(start: Start, page: Page, books: Path) -> None:
+    limit(page, 20)
+    probe = start()
+    slot = page.slot_of(probe.pid)
+    assert slot is not None
+    base = slot_base(slot)
+    page.words[base + wire.S_FLAGS] |= wire.FLAG_AGENT
+    page.words[base + wire.S_LEASE] = wire.LEASE_HELD
+    probe.tell(f"loop 60000 {SYNC} busy_1ms")
+    time.sleep(SETTLE_SECONDS)
+    tries = (part(books, [probe], 0.5) for _ in range(20))  # the stand-in computes on cores that others use too
+    assert any(had > 20 + 2 * POINTS for had in tries)  # in its turn it is left alone
+    page.words[base + wire.S_RECALL] = wire.LAPSED
+    time.sleep(SETTLE_SECONDS)
+    assert part(books, [probe]) <= 20 + POINTS
+    page.words[base + wire.S_RECALL], page.words[base + wire.S_LEASE] = 0, wire.LEASE_NONE
+    assert part(books, [probe]) <= 20 + POINTS
+    probe.kill()
+
+
+@pytest.mark.parametrize("name", ["compute_collisions", "compute_data", "compute_reloaded"])
+def test_c7_what_was_paid_too_little_is_settled(built: Built, page: Page, books: Path, name: str) -> None:
+    """Attacks of `carpool verify`, without a daemon."""
+    limit(page, 20)
+    env = environment(built, books, page=page.path) | {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    command = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(256 * MIB), name]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert found["why"] == ""
+    assert found["share_percent"] <= 20 + POINTS
 
 
 @pytest.mark.slow

@@ -618,11 +618,6 @@ def test_without_a_page_the_meter_is_silent_and_does_nothing(
     assert page.pids() == {}
 
 
-def make_missing(page: Page) -> str:
-    page.path.unlink()
-    return "No such file or directory"
-
-
 def make_directory(page: Page) -> str:
     page.path.unlink()
     page.path.mkdir(mode=0o700)
@@ -669,10 +664,17 @@ def make_another_layout(page: Page) -> str:
     return "the page is of another layout, restart the job"
 
 
+def test_y6_a_page_that_is_gone_is_that_of_a_job_that_is_over_and_nothing_is_said(page: Page, start: Start) -> None:
+    page.words[wire.H_CAP] = MIB
+    page.path.unlink()
+    probe = start()
+    assert probe.ask(f"malloc 0 {2 * MIB}")[0] >= 2 * MIB
+    assert (probe.said(), page.pids()) == ("", {})
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
-        make_missing,
         make_directory,
         make_symlink,
         make_fifo,

@@ -69,6 +69,7 @@ spec_strategy = st.builds(
     cap_bytes=st.none() | st.integers(1, 100),
     wait_memory_ns=st.none() | st.just(SECOND),
     on_hog=st.sampled_from(["warn", "suspend", "kill"]),
+    may_park=st.sampled_from([True, True, False]),
     guaranteed_milli=st.sampled_from([0, 0, 100, 200]),
     limit_milli=st.sampled_from([1000, 1000, 250, 500]),
     steps=st.none() | st.integers(1, 50),

@@ -73,6 +73,7 @@ class Books:
     trimming: set[JobId] = field(default_factory=set)
     blocked: set[JobId] = field(default_factory=set)  # lost its turn because its allocation waits
     may_end: set[JobId] = field(default_factory=set)  # somebody allowed its end
+    fixed: set[JobId] = field(default_factory=set)  # its memory never leaves its device
     total_ns: Nanos = 0  # of all turns that are over
     turns: dict[JobId, int] = field(default_factory=dict)
 
@@ -123,6 +124,7 @@ class WatchedScheduler:
         job = self.job(event.job)
         target = next((each for each in self.picture().devices if each.id == event.device), None)
         is_sound = target is not None and job.moving_to is None and job.device != event.device
+        is_sound = is_sound and event.job not in self.books.fixed  # its memory stays where it is (P6)
         is_sound = is_sound and "promised to others" not in refusal  # its guarantee has no room (S3)
         is_sound = is_sound and target is not None and target.claimant is None  # room is made for another (R3)
         if target is not None and is_sound and job.needs is not None:
@@ -207,6 +209,8 @@ class WatchedScheduler:
             isinstance(event, ProgressSeen) and not event.pending_bytes
         ):
             books.blocked.discard(event.job)
+        if isinstance(event, JobSubmitted | JobAdopted) and not event.spec.may_park:
+            books.fixed.add(event.job)
         match event:
             case JobSubmitted():
                 books.queued.add(event.job)
@@ -324,8 +328,10 @@ class WatchedScheduler:
         assert job.pending_bytes and NUMBER.search(effect.reason)
         if "was told to end" in effect.reason:
             return
+        if effect.reason.startswith("memory cap reached"):
+            return  # whatever it is promised: a resize may have lowered the cap meanwhile
         assert job.promised_bytes < job.live_bytes + job.pending_bytes
-        if "as long as --wait-memory allows" in effect.reason or effect.reason.startswith("memory cap reached"):
+        if "as long as --wait-memory allows" in effect.reason:
             return
         here = [each for each in node.jobs if each.device == job.device and each.state not in ENDED]
         assert not any(each.state in (JobState.PARKING, JobState.UNPARKING) for each in here)
@@ -333,8 +339,9 @@ class WatchedScheduler:
             assert all(each.pending_bytes or each.state in (JobState.PARKED, JobState.WAITING) for each in here)
 
     def _check_may_park(self, effect: ParkJob) -> None:
-        """P1 and L5: only a job that waits is told to go, and never beyond the host budget."""
+        """P1, P6, L5: only a job that waits and may leave is told to go, and never beyond the host budget."""
         assert effect.job in self.books.wanting and effect.job not in self.books.held
+        assert effect.job not in self.books.fixed
         node = self.picture()
         assert node.host_bytes == sum(job.parked_bytes for job in node.jobs)
         assert node.host_bytes_max is None or node.host_bytes <= node.host_bytes_max

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.errors import UsageError
@@ -114,3 +116,14 @@ def test_usage_over_time_is_drawn_from_turns_and_from_cards_in_use() -> None:
     assert [share for _, share in usage(turns)] == [1.0] * 1000 + [0.0] * 1001
     cards = Outcome(policy="p", jobs=(done,), cards=2, busy_milli_ns=0, busy_cards=((0, 1000), (2000, 2000)))
     assert [share for _, share in usage(cards)][:2000] == [0.5] * 1000 + [1.0] * 1000
+
+
+def test_what_is_asked_for_and_not_used_is_noted() -> None:
+    urgent = replace(job("a", service=10), priority=3)
+    choice = Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo",), quantum_ns=SECOND)
+    notes = compare(trace(urgent, job("bb", service=4)), choice).notes
+    assert "the priorities of the trace count only under policy priority" in notes
+    assert any(note.startswith("--quantum counts only turn by turn") for note in notes)
+    used = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("priority",), quantum_ns=SECOND)
+    notes = compare(trace(urgent, job("bb", service=4)), used).notes
+    assert not any("count" in note and "only" in note for note in notes), notes

@@ -31,7 +31,7 @@ from carpool.core.node.effects import (
     TrimJob,
     UnparkJob,
 )
-from carpool.core.node.events import Event, NeedsMeasured
+from carpool.core.node.events import Event, NeedsMeasured, ProgramStarted
 from carpool.core.node.model import History, HogStep, JobSpec, JobState, Needs
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
@@ -235,3 +235,23 @@ def test_a_job_that_is_to_become_smaller_says_what_it_needs() -> None:
         at, _, what, job, version = heapq.heappop(engine._heap)
         engine._happen(at, what, job, version)
     assert told[-1].needs == Needs(persistent_bytes=MIB, ephemeral_bytes=MIB)
+
+
+def test_a_queue_that_is_released_starts_no_more_at_once_than_the_bound_says() -> None:
+    starting: set[str] = set()
+    most = 0
+
+    def watch(_at: int, event: Event, effects: list[Effect]) -> None:
+        nonlocal most
+        if isinstance(event, ProgramStarted):
+            starting.discard(event.job)
+        starting.update(effect.job for effect in effects if isinstance(effect, StartJob))
+        most = max(most, len(starting))
+
+    jobs = [script(f"j{number}", steps=3) for number in range(12)]
+    settings = Settings(starts_max=3)
+    outcome = NodeEngine("fair", CARD, settings=settings, watch=watch).run(
+        [replace(each, start_ns=SECOND) for each in jobs]
+    )
+    assert len(outcome.jobs) == 12
+    assert most == 3

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.errors import PeerError
 from carpool.wire import messages as m
-from carpool.wire.framing import BODY_MAX, HEAD, Decoder, encode
+from carpool.wire.framing import BODY_MAX, HEAD, Decoder, decode, encode
 
 WORD = st.integers(0, (1 << 64) - 1)
 TEXT = st.text(max_size=40)
@@ -38,6 +38,7 @@ def message_of(cls: type[Any]) -> st.SearchStrategy[m.Message]:
 MESSAGE = st.one_of([message_of(cls) for cls in m.FORMS])
 
 
+@settings(deadline=None)  # a busy machine may stop it anywhere
 @given(st.lists(MESSAGE, max_size=5), st.data())
 def test_messages_survive_any_cut_of_the_stream(sent: list[m.Message], data: st.DataObject) -> None:
     stream = b"".join(encode(message) for message in sent)
@@ -79,3 +80,10 @@ def test_a_body_over_the_limit_is_refused_on_both_sides() -> None:
 def test_a_body_that_is_not_what_the_message_needs_is_a_peer_error(body: bytes) -> None:
     with pytest.raises(PeerError):
         Decoder().feed(HEAD.pack(11, 0, len(body), 0, 0, 0, 0) + body)
+
+
+def test_a_body_that_is_nested_too_deeply_is_an_error_of_its_sender() -> None:
+    body = b'{"reason":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    head = HEAD.pack(m.FORMS[m.Detach].kind, 0, len(body), 0, 0, 0, 0)
+    with pytest.raises(PeerError, match="the body of a Detach message is nested too deeply"):
+        decode(head, body)

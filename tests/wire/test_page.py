@@ -61,7 +61,7 @@ def test_a_link_a_short_file_and_another_layout_are_not_used(tmp_path: Path) -> 
     with pytest.raises(PeerError, match="100 bytes instead of 65536"):
         page.Page.open(short)
     made.words[page.H_LAYOUT] = 99
-    with pytest.raises(PeerError, match=f"layout 99, this carpool speaks {page.LAYOUT}"):
+    with pytest.raises(PeerError, match=f"layout 99, this one speaks {page.LAYOUT}"):
         page.Page.open(tmp_path / "page")
 
 
@@ -131,3 +131,41 @@ def test_g5_the_sentence_is_whole_before_the_number_that_announces_it(tmp_path: 
     made.words = Watched(made.words)  # type: ignore[assignment]  # it is only stored to
     made.deny("there is no room", now=77)
     assert made.header.denied_ns == 77
+
+
+@pytest.mark.skipif(not page.HAS_SWAP, reason="the C module was not built")
+@pytest.mark.parametrize("size", [0, 4096, page.PAGE_BYTES - 4096])
+def test_g6_a_guarded_page_that_is_cut_short_reads_as_zeroes_and_is_known_as_spoilt(
+    tmp_path: Path, size: int
+) -> None:
+    path = tmp_path / "page"
+    spoilt, whole = page.Page.create(path), page.Page.create(tmp_path / "whole")
+    spoilt.guard()
+    whole.guard()
+    before = page.cuts()
+    assert not spoilt.is_spoilt()
+    os.truncate(path, size)
+    assert spoilt.is_spoilt()
+    assert (page.cuts(), spoilt.slot(5).steps, whole.is_spoilt()) == (before + 1, 0, False)
+    spoilt.slot(5).recall = 3  # nobody sees it, and nothing breaks
+    spoilt.close()
+    whole.close()
+    renewed = page.Page.renew(path)
+    assert (renewed.is_spoilt(), path.stat().st_size) == (False, page.PAGE_BYTES)
+    renewed.close()
+
+
+def test_g6_a_page_whose_beginning_was_overwritten_is_known_as_spoilt(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    (tmp_path / "page").write_bytes(bytes(page.PAGE_BYTES))
+    assert made.is_spoilt()
+
+
+def test_g6_a_wild_number_is_read_as_a_count_that_can_be_added_to(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    slot = made.slot(1)
+    for word in range(page.SLOT_WORDS):
+        made.words[page.slot_base(1) + word] = (1 << 64) - 2
+    assert slot.steps == slot.boundary_ns == slot.pending_bytes == slot.device_ns == page.COUNT_MAX
+    assert slot.live_bytes == 0
+    slot.recall = slot.steps + 2

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 
 from carpool import __version__
-from carpool.agent.turns.bell import DIRECTORY, Bell, open_bell
+from carpool.agent.turns.bell import DIRECTORY, Bell, OwnSocket, open_bell
 from carpool.agent.turns.hot_path import make_turn_state
 from carpool.errors import LinkLostError, UnwantedError
 from carpool.wire import framing, page
 from carpool.wire import messages as m
+from carpool.wire.connecting import connect
 from carpool.wire.protocol import ATTACH_SECONDS
 
 
@@ -29,7 +30,7 @@ class Link:
     def __init__(self, job: str, socket_path: str, page_path: str) -> None:
         self.job = job
         self._socket_path = socket_path
-        self._socket: socket.socket | None = None
+        self._socket: OwnSocket | None = None
         self._tried_ns = 0
         self.page = page.Page.open(Path(page_path))
         self.words = self.page.words
@@ -65,10 +66,13 @@ class Link:
     def connect(self, *, holding: bool) -> None:
         """Attach to the daemon; raises LinkLostError or UnwantedError."""
         self._tried_ns = time.monotonic_ns()
-        peer = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if self._bell is not None and not self._bell.is_ours():
+            self.close_bell(remove=True)
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = OwnSocket(peer)
         try:
+            connect(peer, self._socket_path, seconds=ATTACH_SECONDS)
             peer.settimeout(ATTACH_SECONDS)
-            peer.connect(self._socket_path)
             slot = self.base // page.SLOT_WORDS
             attach = m.Attach(
                 job=self.job,
@@ -94,8 +98,8 @@ class Link:
             self.close()
             raise UnwantedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
-        self.state.peer, self.state.rung = peer.fileno(), 0
-        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, self.state)
+        self.state.peer, self.state.peer_inode, self.state.rung = peer.fileno(), self._socket.inode, 0
+        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, answer.pid, self.state)
         if self._bell is not None:
             page.raise_flag(self.words, self.base, page.FLAG_BELL)
 
@@ -112,12 +116,20 @@ class Link:
             self.words[self.base + page.S_STALL_NS] += waited_ns
             self.words[self.base + page.S_STALL_HELD_NS] += waited_ns if self.state.held else 0
 
-    def send(self, message: m.Message) -> None:
+    def _own_socket(self) -> OwnSocket:
+        """The connection; LinkLostError if there is none, or the program closed it or the bell (B7)."""
         if self._socket is None:
             raise LinkLostError("not connected")
+        if not self._socket.is_ours() or (self._bell is not None and not self._bell.is_ours()):
+            self.close()
+            raise LinkLostError("the program closed the connection to the daemon")
+        return self._socket
+
+    def send(self, message: m.Message) -> None:
+        peer = self._own_socket().socket
         try:
             # The program may have given SIGPIPE its deadly default back.
-            self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
+            peer.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
             self.close()
             raise LinkLostError(f"the daemon closed the connection: {error}") from error
@@ -135,7 +147,7 @@ class Link:
         """Block until a message is there, or the grant that another job rang."""
         while True:
             if self._bell is not None and self._socket is not None:
-                grant = self._bell.wait(self._socket)
+                grant = self._bell.wait(self._own_socket())
                 if grant is not None:
                     return grant
             message = self.receive()
@@ -147,17 +159,13 @@ class Link:
 
     def fileno(self) -> int:
         """For select; a connection that is gone is readable at once, and reading then says so."""
-        if self._socket is None:
-            raise LinkLostError("not connected")
-        return self._socket.fileno()
+        return self._own_socket().socket.fileno()
 
     def _read(self, count: int) -> bytes:
-        if self._socket is None:
-            raise LinkLostError("not connected")
-        parts = b""
+        peer, parts = self._own_socket().socket, b""
         while len(parts) < count:
             try:
-                chunk = self._socket.recv(count - len(parts))
+                chunk = peer.recv(count - len(parts))
             except OSError as error:
                 self.close()
                 raise LinkLostError(f"the connection to the daemon broke: {error}") from error
@@ -173,6 +181,11 @@ class Link:
             self._socket = None
             self.state.peer = -1
 
+    def let_be(self) -> None:
+        """Forget a connection whose descriptor is the program's by now: Python would close it at the end (B7)."""
+        if self._socket is not None and not self._socket.is_ours():
+            self.close()
+
     def close_bell(self, *, remove: bool) -> None:
         if self._bell is not None:
             self._bell.close(remove=remove)
@@ -182,8 +195,8 @@ class Link:
 def tell_detached(job: str, socket_path: str, reason: str) -> None:
     """Tell the daemon, if it is there, that this process has no page to attach with and goes on alone."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        connect(peer, socket_path, seconds=ATTACH_SECONDS)
         peer.settimeout(ATTACH_SECONDS)
-        peer.connect(socket_path)
         attach = m.Attach(job=job, pid=os.getpid(), slot=0, holding=False, version=__version__, protocol=m.PROTOCOL)
         peer.sendall(framing.encode(attach) + framing.encode(m.Detach(reason=reason)), socket.MSG_NOSIGNAL)
         peer.recv(framing.HEAD.size)

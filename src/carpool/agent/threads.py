@@ -2,7 +2,8 @@
 
 A thread is harmless if it belongs to a package that never touches a program's tensors. It is harmless too while it
 waits for work that nobody can give it: the feeder of an empty queue, the threads of a pool that has nothing to do.
-Python's own `multiprocessing` keeps in the arguments of its threads what tells that. Any other thread is in the way.
+Python's own `multiprocessing` keeps in the arguments of its threads what tells that. Any other thread is in the way,
+also one that `threading` does not know: a raw one of Python's, or one that C code started (thread_stacks.py).
 
 A program can say itself which of its threads compute (`carpool.only_these_threads_compute`); then no other thread is
 in the way of parking. The hooks on torch check what it said: a thread that computes although the program said that it
@@ -11,15 +12,18 @@ does not waits until the tensors are there, and the program is not parked again.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from carpool.agent.link import say
+from carpool.agent.thread_stacks import Workers
 
 HARMLESS = (
     "tqdm",
@@ -32,6 +36,7 @@ HARMLESS = (
 MAY_BE_IDLE = ("multiprocessing.pool", "multiprocessing.queues")
 PATIENCE_SECONDS = 0.1  # for one that is about to be idle: what was put into a queue is sent at once
 LOOK_SECONDS = 0.002
+SPIN_SECONDS = 0.3  # for workers that look for work a while before they wait: libiomp's for 0.2 s
 
 
 class ComputeThreads:
@@ -94,10 +99,53 @@ class ComputeThreads:
 
 
 compute_threads = ComputeThreads()
+workers = Workers()
+_own: dict[int, int] = {}  # threads that carpool itself started: ident and the kernel's number
+
+
+def start_aside(work: Callable[..., None], *arguments: object) -> bool:
+    """In a thread of carpool's own; False where there can be no more. Not threading.Thread, which the program may
+    trace."""
+
+    def labour() -> None:
+        ident = _thread.get_ident()
+        _own[ident] = _thread.get_native_id()
+        try:
+            work(*arguments)
+        finally:
+            del _own[ident]
+
+    try:
+        _thread.start_new_thread(labour, ())
+    except RuntimeError:
+        return False
+    return True
 
 
 def thread_in_the_way() -> str:
     """Another thread that might touch a tensor meanwhile, as a reason."""
+    return known_in_the_way() or unknown_in_the_way()
+
+
+def unknown_in_the_way() -> str:
+    """The same of threads that `threading` does not know."""
+    until = time.monotonic() + SPIN_SECONDS
+    while True:
+        known = threading.enumerate()
+        raw = sys._current_frames().keys() - {each.ident for each in known} - {*_own, threading.get_ident()}
+        if raw:
+            return f"a thread that Python's threading does not know ({min(raw)}) might touch its tensors meanwhile"
+        numbers = {each.native_id for each in known if each.native_id is not None}
+        stranger = workers.stranger(numbers | {*_own.values(), threading.get_native_id()})
+        if stranger is None:
+            return ""
+        if not stranger.may_settle or time.monotonic() > until:
+            return f"thread {stranger} might touch its tensors meanwhile"
+        time.sleep(LOOK_SECONDS)
+
+
+def known_in_the_way() -> str:
+    """The same of threads that `threading` knows."""
     here = threading.current_thread()
     others = [each for each in threading.enumerate() if each is not here and not _is_harmless(each)]
     until = time.monotonic() + PATIENCE_SECONDS

@@ -65,6 +65,8 @@ COUNTED = "bytes are counted before the driver is asked"
 LOOKUP = "whatever the program looks up leads to the library"
 UNLOADED = "a process without the library is not counted"
 PAID = "device time is paid before the launch"
+FROM_OUTSIDE = "who is in a limited job may only lower its limits"
+SETTLED = "what was paid too little is settled when its end is seen"
 WAITS = "each gave the turn back and asked again"
 MAPPED = "a graph's memory is mapped and counted before its launch"
 ATTACKS = (
@@ -76,6 +78,8 @@ ATTACKS = (
     Attack(title="a pool that keeps freed bytes", name="keeping_pool", why="release thresholds are held at 0"),
     Attack(title="virtual memory, handle kept", name="virtual", why=COUNTED),
     Attack(title="virtual memory, only mapped", name="mapped", why="counted until handle and mapping are gone"),
+    Attack(title="handles of addresses inside a mapping", name="retained", why="the mapping around it is found"),
+    Attack(title="properties that change during the call", name="overwritten", why="the driver looks at our copy"),
     Attack(title="arrays", name="array", why="counted level by level, rounded up"),
     Attack(title="memory nodes of two graphs", name="graph", why=MAPPED),
     Attack(title="memory nodes of one graph", name="graph_nodes", why=MAPPED),
@@ -84,6 +88,7 @@ ATTACKS = (
     Attack(title="symbols of the global scope", name="door_global", why=LOOKUP),
     Attack(title="dlopen by path", name="door_path", why=LOOKUP),
     Attack(title="dlopen with RTLD_DEEPBIND", name="door_deepbind", why=LOOKUP),
+    Attack(title="dlsym with RTLD_NEXT in a linked library", name="door_next", why=LOOKUP),
     Attack(title="cuGetProcAddress", name="door_proc", why=LOOKUP),
     Attack(title="cuGetProcAddress, per-thread", name="door_proc_per_thread", why=LOOKUP),
     Attack(title="variables deleted in the process", name="environment_deleted", why="they are read at the start"),
@@ -93,13 +98,33 @@ ATTACKS = (
     Attack(title="kill -9 while holding memory", name="killed", why="sums skip the dead"),
     Attack(title="memory shared by IPC handle", name="shared", why="it counts where it was made"),
     Attack(title="another pid namespace", name="namespaces", why="who is outside is not taken for dead"),
+    Attack(title="a larger cap asked for from inside", name="resized", why=FROM_OUTSIDE),
+    Attack(title="a job inside the job", name="nested", why=FROM_OUTSIDE),
     Attack(title="launches without a turn", name="turn_launches", limit="turn", why=WAITS),
     Attack(title="copies without a turn", name="turn_copies", limit="turn", why=WAITS),
+    Attack(
+        title="a capture that never ends", name="turn_captured", limit="turn", why="it keeps a turn for 0.25 s only"
+    ),
+    # First of them: a job that the library held to its limit before would wait long for a turn of the agent.
+    Attack(
+        title="kernels after a turn of carpool.turn()",
+        name="compute_left_turn",
+        limit="compute",
+        why="outside the agent's turns launches are paid for",
+    ),
     Attack(title="kernels in a loop", name="compute_plain", limit="compute", why=PAID),
     Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
     Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
     Attack(title="kernels in graphs", name="compute_graph", limit="compute", why="a graph is paid as a whole"),
     Attack(title="kernels of a second context", name="compute_context", limit="compute", why=PAID),
+    Attack(title="grids that push each other out", name="compute_collisions", limit="compute", why=SETTLED),
+    Attack(
+        title="a length that depends on data",
+        name="compute_data",
+        limit="compute",
+        why="launches are measured by lot",
+    ),
+    Attack(title="addresses of unloaded code", name="compute_reloaded", limit="compute", why=SETTLED),
     Attack(
         title="variables of carpool's own set in the process",
         name="compute_disguised",
@@ -108,6 +133,13 @@ ATTACKS = (
     ),
     Attack(
         title="kernels of four processes", name="compute_processes", limit="compute", why="they pay from one account"
+    ),
+    Attack(
+        title="such a length on several streams",
+        name="compute_data_streams",
+        limit="compute",
+        is_promised=False,
+        why="between two events of one stream lies the others' work: the least counts",
     ),
     Attack(
         title="the C library's own dlsym",
@@ -147,6 +179,13 @@ ATTACKS = (
         name="page_written",
         is_promised=False,
         why="the page belongs to the job's user, who may write to it",
+    ),
+    Attack(title="another process's seat", name="turn_claimed", limit="turn", why="the kernel says who it is"),
+    Attack(
+        title="a page cut short",  # last: this job takes no turns afterwards
+        name="turn_page_cut",
+        limit="turn",
+        why="the daemon goes on, and the job goes on without turns",
     ),
     Attack(
         title="a program not started by carpool",

@@ -19,6 +19,8 @@ a cap that is not reached; the job holds its turn.
                          where a virtual machine's host took more than 1 % of it away, three times at most
   …_of_reachable         the same, and eight processes at 80 %, where less than asked counts only below what these
                          programs reach without a limit, just before or just after (share_reached_percent_…)
+  grids_lost_percent_…   what a program of one kernel in so many grids has less than its limit of 80 %, in percent of
+                         that, or of what it reaches without a limit just before if that is less
   window_error_points    with --windows only: the same from the first launch on, 1 and 8 processes (windows.py)
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.
@@ -52,7 +54,7 @@ LAUNCH, ALLOC, OTHER = 0, 1, 2
 ROUNDS = 7
 BLOCKS = 20  # in one process
 CALLS = {LAUNCH: 100_000, ALLOC: 2_000}
-COUNTED = 2_000
+COUNTED = {LAUNCH: 40_000, ALLOC: 2_000, OTHER: 2_000}  # lots decide which launches are measured
 LIVE = 10_000
 STARTS = 21
 OTHERS = 90
@@ -60,6 +62,7 @@ CAP_BYTES = 8 << 30
 NO_WAIT_PRICE = 1  # a compute limit of 1,024 times the device: every launch pays, nobody waits
 PROBE_SECONDS = 120.0
 SHARE_SECONDS = 8.0
+GRID_SECONDS = 5.0  # one window
 # The probe is a library: whoever loads it after the driver calls its main.
 LOAD = """
 import ctypes, sys
@@ -115,6 +118,7 @@ def run(say: Say, *, quick: bool) -> Report:
         report.notes.append("--quick measures no share")
     else:
         _measure_shares(say, report)
+        _measure_grids(say, report)
     return report
 
 
@@ -149,6 +153,14 @@ def _measure_shares(say: Say, report: Report) -> None:
             report.add(f"share_error_points_of_reachable_{name}", each.error_of_reachable)
             report.add(f"share_reached_percent_before_{name}", each.reached_percents[0])
             report.add(f"share_reached_percent_after_{name}", each.reached_percents[-1])
+
+
+def _measure_grids(say: Say, report: Report) -> None:
+    program = _probe_program()
+    for name, case in shares.GRIDS.items():
+        lost = shares.measure_lost(program, case, seconds=GRID_SECONDS)
+        say(f"interposer: {name} have {100 - lost:.1f} % of their limit")
+        report.add(f"grids_lost_percent_{name}", lost, Target(limit=5))
 
 
 @contextlib.contextmanager
@@ -272,7 +284,7 @@ class Counter:
         """Of one call. Two lengths: what belongs to the loop's first round or to its frame cancels out."""
         holding = [f"alloc plain {slot} 4096" for slot in range(live)]
         totals = []
-        for count in (COUNTED, 2 * COUNTED):
+        for count in (COUNTED[what], 2 * COUNTED[what]):
             valgrind = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no")
             inside = (*valgrind, "--toggle-collect=probe_bench")
             _, said = self._rig.answers(env, *holding, f"bench {what} {count}", before=inside)
@@ -280,4 +292,4 @@ class Counter:
             if found is None:
                 raise PeerError(f"callgrind gave no count: {said[-400:]}")
             totals.append(int(found[1]))
-        return (totals[1] - totals[0]) / COUNTED
+        return (totals[1] - totals[0]) / COUNTED[what]

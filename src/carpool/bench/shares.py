@@ -70,6 +70,12 @@ CROWDS = {
     "8x80_sync_20ms": Case(percents=(80,), processes=8, work="loop {ms} 1 busy_20ms"),
 }
 
+GRIDS = {  # a server with changing batch and sequence lengths has many; a wait after every fiftieth kernel
+    f"{kernel}_{count}_grids": Case(percents=(80,), work=f"grids {{ms}} {count} busy_{kernel}", is_tight=True)
+    for kernel in ("1ms", "100us")
+    for count in (1, 500, 3000, 10_000)
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -103,6 +109,13 @@ def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
         error_of_reachable=max(worst_error(samples, percent * part, percent) for samples, percent in pairs),
         reached_percents=tuple(free),
     )
+
+
+def measure_lost(program: Sequence[str], case: Case, *, seconds: float) -> float:
+    """What a job of one share gets less than its limit, in percent of it, or of what it reaches without one."""
+    reached = measure_reach(program, case, seconds=seconds)
+    [found] = measure_shares(program, case, seconds=seconds)
+    return max(0.0, 100 - 100 * mean_percent(found) / min(reached, case.percents[0]))
 
 
 def measure_reach(program: Sequence[str], case: Case, *, seconds: float) -> float:

@@ -25,8 +25,8 @@ ROWS = {
 LOST = ("turn", "limit", "memory", "move", "parked")  # what it would not have spent alone with the whole device
 UNTURNED = "without turns"  # for "start-up", of a job that ended and never asked for a turn
 NO_TURNS = (
-    "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it (see carpool doctor, and"
-    " docs/operations.md)"
+    "it took no turns: carpool saw no iteration of a torch program and no CUDA kernel in it, so it ran beside the"
+    " others; put each iteration into `with carpool.turn():` (see carpool doctor, and docs/operations.md)"
 )
 NAMED_MAX = 3  # jobs it waited for that the sentence names
 NOBODY_PERCENT = 1  # of the waiting for a turn: less than this without a holder is not worth a row
@@ -62,16 +62,22 @@ def account_lines(job: Job) -> list[str]:
     return [*lines, said] if said else lines
 
 
-def sentence(job: Job) -> str:
-    """What the user of a job that is over should know, for those who are not told its reason."""
-    return "; ".join(said for said in (_course(job), job.refusals) if said)
+def sentence(job: Job, *, has_computed: bool = True) -> str:
+    """What the user of a job that is over should know, for those who are not told its reason. Of one that did not
+    compute, as `true` and `sleep` do not, nobody expects turns."""
+    course = _course(job) if has_computed else _cost(job)
+    return "; ".join(said for said in (course, job.refusals) if said)
+
+
+def no_turns(job: Job) -> str:
+    """That a job finished and took no turns, in words; else nothing."""
+    return NO_TURNS if job.state == "finished" and _is_unturned(job) else ""
 
 
 def _course(job: Job) -> str:
     """What sharing cost a job that is over, and whether it took turns at all."""
     # The error of a program that failed on its way says more than that it did not get to its loop.
-    no_turns = NO_TURNS if job.state == "finished" and _is_unturned(job) else ""
-    return "; ".join(said for said in (_cost(job), no_turns) if said)
+    return "; ".join(said for said in (_cost(job), no_turns(job)) if said)
 
 
 def _is_unturned(job: Job) -> bool:

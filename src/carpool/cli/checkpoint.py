@@ -21,11 +21,11 @@ from carpool.client import Client
 from carpool.errors import AnsweredError, RefusedError, UsageError
 from carpool.units import format_bytes
 from carpool.wire.checkpoint import CheckpointFile, digest_of
+from carpool.wire.checkpoint_contents import HASH_SEED_MAX
 
 LOOK_SECONDS = 0.05
 SAY_AFTER_SECONDS = 3.0
 STEPS_MAX = 256
-HASH_SEED_MAX = 2**32 - 1
 
 
 @click.command(short_help="Write a running job to a file it can go on from.")
@@ -70,6 +70,8 @@ def _check_target(job: str, file: Path, *, may_replace: bool) -> None:
         raise UsageError(f"{file} is a directory; name a file: carpool checkpoint {job} {file / f'{job}.ckpt'}")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{file.absolute().parent} is not a directory; make it first")
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise UsageError(f"{file} is a link, a device or a pipe; name a file of its own, which --force may replace")
     if file.exists() and not may_replace:
         raise UsageError(f"{file} is there already; choose another name, or replace it with --force")
 
@@ -121,6 +123,7 @@ def recorded_environment(options: Mapping[str, Any], argv: list[str], script: Pa
     if not source.is_file():
         raise UsageError(f"--from: there is no file {source} (in {Path.cwd()}); carpool checkpoint writes one")
     with CheckpointFile(source.absolute()) as file:
+        file.check()
         contents = file.contents
     _check_program(source, contents["argv"], argv)
     _check_script(source, contents["sources"].get("__main__"), script)

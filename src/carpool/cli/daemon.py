@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from carpool.calls import as_dict
+from carpool.calls import Status, as_dict
 from carpool.cli.groups import HelpfulGroup
-from carpool.cli.launch import start_daemon
+from carpool.cli.launch import replace_brought_back, start_daemon
 from carpool.cli.policy import checked
 from carpool.cli.tables import device_table, show
 from carpool.cli.values import origin, parsed
@@ -56,6 +56,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "device": ("device", str),
     "host_bytes_max": ("host memory", _limit),
     "tenant_weights_milli": ("tenant weights", _weights),
+    "journal_bytes_max": ("journal size", format_bytes),
 }
 
 
@@ -101,6 +102,7 @@ def daemon() -> None:
     default="",
     help="What parked jobs may hold together off the device, like 64GiB (default: half the memory, for GPUs).",
 )
+@click.option("--journal-size", default="", help="What the journal's file may have at most (64MiB).")
 @click.option(
     "--park-to",
     default="",
@@ -123,6 +125,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         ("--hog-after", parse_duration_ns, options["hog_after"]),
         ("--tenant-weights", parse_tenants, tenant_weights),
         ("--host-memory", parse_bytes, options["host_memory"]),
+        ("--journal-size", parse_bytes, options["journal_size"]),
     ):
         if text:
             parsed(option, parse, text)
@@ -137,9 +140,17 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         **options,
     )
     if start_daemon(client.places, config):
-        status = client.status()
-        print(f"carpool: daemon {status.pid} runs (policy {policy}, device {device})", file=sys.stderr)
-        return
+        print(f"carpool: {_running(client)} (policy {policy}, device {device})", file=sys.stderr)
+    else:
+        _compare(client, config)
+
+
+def _running(client: Client) -> str:
+    return f"daemon {client.status().pid} runs in {client.places.run}"
+
+
+def _compare(client: Client, config: DaemonConfig) -> None:
+    """A daemon runs already: it has these settings, or was chosen by nobody and makes way, or it is a misuse."""
     status = client.status()
     asked = config.with_host_memory().facts()
     others = [
@@ -147,12 +158,19 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         for key, (name, show_setting) in SETTINGS.items()
         if getattr(status, key) != asked[key]
     ]
-    if others:
-        raise UsageError(
-            f"a daemon runs already, with {', '.join(others)}; to change that, stop it and start it again with all"
-            " its options: carpool daemon stop, then carpool daemon start"
+    if not others:
+        print(f"carpool: daemon {status.pid} runs already in {client.places.run}", file=sys.stderr)
+    elif replace_brought_back(client.places, config):
+        print(
+            f"carpool: {_running(client)} (policy {config.policy}, device {config.device}), in place of {status.pid},"
+            " which was brought back for jobs that still ran",
+            file=sys.stderr,
         )
-    print(f"carpool: daemon {status.pid} runs already", file=sys.stderr)
+    else:
+        raise UsageError(
+            f"daemon {status.pid} runs already in {client.places.run}, with {', '.join(others)}; to change that, stop"
+            " it and start it again with all its options: carpool daemon stop, then carpool daemon start"
+        )
 
 
 @daemon.command()
@@ -166,6 +184,11 @@ def stop(force: bool) -> None:
     """
     client = Client()
     if not client.is_running():
+        unreached = client.places.find_daemon()
+        if unreached is not None:
+            raise UnreachableError(
+                f"daemon {unreached.pid} does not answer at {client.places.socket}; to end it: kill {unreached.pid}"
+            )
         raise UnreachableError(f"no daemon answers at {client.places.socket}: there is none to stop")
     pid = client.stop(force=force)
     birth = birth_of(pid)
@@ -177,7 +200,7 @@ def stop(force: bool) -> None:
                 f" {client.places.daemon_log}, or end it: kill {pid}"
             )
         time.sleep(LOOK_SECONDS)
-    print(f"carpool: daemon {pid} stopped", file=sys.stderr)
+    print(f"carpool: daemon {pid} stopped (it ran in {client.places.run})", file=sys.stderr)
 
 
 @daemon.command("status")
@@ -204,6 +227,24 @@ def show_status(as_json: bool) -> None:
     if status.kept_bytes:
         kept = format_bytes(status.kept_bytes)
         print(f"beside that, jobs that are back keep {kept} for their next move")
-    if status.journal_trouble:
-        print(f"warning: {status.journal_trouble}")
+    waiting = f", {format_count(status.journal_waiting_rows, 'row')} wait to be written"
+    print(f"journal {format_bytes(status.journal_bytes)}, at most {format_bytes(status.journal_bytes_max)}{waiting}")
+    for warning in warnings_of(status):
+        print(f"warning: {warning}")
+    print(f"run directory {status.run}\njournal and logs in {status.state}")
     show(device_table(status.devices))
+
+
+def warnings_of(status: Status) -> list[str]:
+    """What is wrong with a daemon that goes on all the same."""
+    troubles = (status.journal_trouble, status.descriptor_trouble, status.policy_trouble)
+    found = [each for each in troubles if each]
+    found += [
+        f"{name} failed and is shown nothing any more ({why}); see daemon.log, and start the daemon again"
+        for name, why in status.observers_dropped.items()
+        if name != "Journal" or not status.journal_trouble
+    ]
+    if status.log_dropped_lines:
+        lines = format_count(status.log_dropped_lines, "line")
+        found.append(f"daemon.log lacks {lines}: its disk did not take them in time")
+    return found

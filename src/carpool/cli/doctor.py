@@ -45,7 +45,7 @@ print(json.dumps({**facts, "hooked": hasattr(call, "__wrapped__"), "kind": type(
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
 def doctor(as_json: bool, python: str) -> int:
-    """Check this machine: device, torch, driver, hooks, meter, points, moves, daemon.
+    """Check this machine: device, torch, driver, hooks, meter, points, moves, place, daemon.
 
     \b
     carpool doctor --python ~/venvs/train/bin/python
@@ -84,18 +84,35 @@ def examine(python: str) -> list[dict[str, str]]:
         _examine_meter(meter, add)
     _examine_torch(python, add)
     try:
-        client = Client()
-        if client.is_running():
-            status = client.status()
-            jobs = format_count(status.jobs, "job")
-            add("ok", "daemon", f"pid {status.pid}, policy {status.policy}, {jobs}")
-            for each in status.devices:
-                add("ok", "daemon", f"has {each.id}: {format_bytes(each.capacity_bytes)}, {each.title}")
-        else:
-            add("note", "daemon", "not running; carpool run starts one")
+        _examine_daemon(Client(), add)
     except CarpoolError as error:
         add("missing", "daemon", str(error))
     return found
+
+
+def _examine_daemon(client: Client, add: AddFinding) -> None:
+    """Which daemon answers, in which directory, and why it is that one."""
+    places = client.places
+    if places.base is not None:
+        why = f"CARPOOL_DIR is {places.base}"
+    else:
+        why = f"CARPOOL_DIR is not set: the place of user {os.geteuid()} on this machine"
+    add("ok", "place", f"{places.run} ({why}); journal and logs in {places.state}")
+    if not client.is_running():
+        unreached = places.find_daemon()
+        if unreached is None:
+            add("note", "daemon", "not running; carpool run starts one")
+        else:
+            add(
+                "missing",
+                "daemon",
+                f"pid {unreached.pid} runs in {unreached.run} and does not answer at {places.socket}",
+            )
+        return
+    status = client.status()
+    add("ok", "daemon", f"pid {status.pid}, policy {status.policy}, {format_count(status.jobs, 'job')}")
+    for each in status.devices:
+        add("ok", "daemon", f"has {each.id}: {format_bytes(each.capacity_bytes)}, {each.title}")
 
 
 def _examine_meter(meter: str, add: AddFinding) -> None:

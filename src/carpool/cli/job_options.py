@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -19,12 +20,14 @@ from carpool.devices.kinds import kind_named
 from carpool.devices.libraries import find_library
 from carpool.devices.loading import obstacle
 from carpool.errors import RefusedError, UsageError
-from carpool.policies import find_policy, in_full, names_for
+from carpool.policies import counts, find_policy, in_full, meaning_of, names_for
 from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 
 STEPS_MAX = 10**15
 PRIORITY_MAX = 1_000_000
+NOT_EVERYWHERE: dict[str, object] = {"--priority": 0, "--weight": 1.0, "--tenant": "default"}  # and their defaults
 ON_HOG = ("warn", "suspend", "kill")
+ON_ORPHANS = ("keep", "end")
 KEPT_INSIDE = ("memory", "compute", "oversubscribe", "wait_memory")  # on a GPU, by the library in the program
 SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name is the program's
 
@@ -45,17 +48,22 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="[TIME]",
             is_flag=False,
             flag_value="24h",
-            help="If memory is short, an allocation waits this long (24h) before it fails; on a GPU, for processes of"
-            " its own job.",
+            help="How long (24h) an allocation waits if memory is short; on a GPU, for its own processes.",
         ),
         click.option(
             "--on-hog", default="suspend", help="What to do if it keeps its turn far too long: warn, suspend or kill."
         ),
+        click.option(
+            "--on-orphans",
+            default="keep",
+            help="What becomes of processes that outlive its first one: keep (they stay part of the job) or end.",
+        ),
+        click.option("--no-park", is_flag=True, help="Its memory stays on the device, also at suspend."),
         click.option("--oversubscribe", is_flag=True, help="On a GPU: (slow) managed memory for what does not fit."),
         click.option(
             "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
         ),
-        click.option("--steps", type=int, help="How many iterations it will make; policy srtf goes by that."),
+        click.option("--steps", type=int, help="Iterations it will make; policy srtf goes by that."),
         click.option(
             "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
         ),
@@ -75,7 +83,21 @@ def prepare(client: Client, argv: list[str], options: dict[str, Any]) -> tuple[d
     environment = {**os.environ, **recorded_environment(options, argv, script_of(argv))}
     spec["device"] = ensure_daemon(client.places, policy=options["policy"], device=options["device"])
     _check_reached(client, argv[0], options)
+    _say_ignored(client, options)
     return spec, environment
+
+
+def _say_ignored(client: Client, options: dict[str, Any]) -> None:
+    """Name the options that mean nothing under the daemon's policy: nobody need know which one that is."""
+    given = [option for option, default in NOT_EVERYWHERE.items() if options[option.removeprefix("--")] != default]
+    if not given:
+        return
+    reference = client.status().policy
+    with contextlib.suppress(UsageError):  # a file of somebody's that was changed or removed meanwhile
+        policy = find_policy(reference)
+        for option in given:
+            if not counts(policy, option):
+                say(f"{origin(option)} counts {meaning_of(option, place='node')}; this daemon has {policy.name}")
 
 
 def _check_reached(client: Client, program: str, options: dict[str, Any]) -> None:
@@ -102,6 +124,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
     for option in ("name", "tenant"):
         if options[option] is not None and not options[option].strip():
             raise UsageError(f"--{option} is empty; give a name, or leave it out")
+    if set(options["tenant"]) & set("=,"):
+        raise UsageError(f"--tenant {options['tenant']} has '=' or ',', and --tenant-weights could not name it")
     if "/" in (options["name"] or ""):
         free = options["name"].replace("/", "-").strip("-")
         raise UsageError(f"--name {options['name']} has a slash, and a job's name is part of a path; call it {free}")
@@ -113,6 +137,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--name has {len(options['name'])} characters; {NAME_MAX} are the most")
     if options["on_hog"] not in ON_HOG:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
+    if options["on_orphans"] not in ON_ORPHANS:
+        raise UsageError(f"--on-orphans {options['on_orphans']} is not one of {', '.join(ON_ORPHANS)}")
     if options["policy"] is not None:
         find_policy(options["policy"], place="node")
         options["policy"] = in_full(options["policy"])
@@ -133,6 +159,8 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "cap_bytes": cap_bytes,
         "wait_memory_ns": wait_memory_ns,
         "on_hog": options["on_hog"],
+        "on_orphans": options["on_orphans"],
+        "may_park": not options["no_park"],
         "may_oversubscribe": options["oversubscribe"],
         "guaranteed_milli": least,
         "limit_milli": most,

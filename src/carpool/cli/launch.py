@@ -5,6 +5,8 @@ What only a start needs is imported there: most commands find a daemon, and shou
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ import msgspec
 from carpool.cli.values import parsed
 from carpool.client import Client
 from carpool.errors import CarpoolError, RefusedError, UnreachableError, UsageError
+from carpool.wire.lock import BROUGHT_BACK, read_sign
 from carpool.wire.places import Places, make_private
 
 if TYPE_CHECKING:
@@ -28,27 +31,29 @@ RACE_SECONDS = 1.0  # the daemon of another start that holds the lock may not li
 DISK_MIN_BYTES = 4096
 
 
-def start_daemon(places: Places, config: DaemonConfig) -> bool:
+def start_daemon(places: Places, config: DaemonConfig, *, is_brought_back: bool = False) -> bool:
     """Start a daemon and wait until it answers; False if one was running already."""
     config.check()
     for directory in (places.run, places.state, places.jobs):
         make_private(directory)
     if Client(places=places).is_running():
         return False
-    with open(places.state / "daemon.err", "wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "carpool.daemon.main", msgspec.json.encode(config).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            start_new_session=True,
-            cwd="/",
-            env={key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON},
-        )
+    return _start(places, config, is_brought_back=is_brought_back)
+
+
+def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
+    """Start a daemon in the place of one whose settings nobody chose; False if the one that runs is no such."""
+    sign = places.find_daemon()
+    return sign is not None and sign.is_brought_back and _start(places, config, is_brought_back=False)
+
+
+def _start(places: Places, config: DaemonConfig, *, is_brought_back: bool) -> bool:
+    process = _spawn(places, config, is_brought_back=is_brought_back)
     began, ended = time.monotonic(), 0.0
     while time.monotonic() - began < START_SECONDS:
-        code = process.poll()
-        if Client(places=places).is_running():
+        code, sign = process.poll(), read_sign(places.lock)
+        is_ours = sign is not None and sign.pid == process.pid
+        if (is_ours or code is not None) and Client(places=places).is_running():
             return code is None
         if code is not None:
             ended = ended or time.monotonic()
@@ -58,11 +63,37 @@ def start_daemon(places: Places, config: DaemonConfig) -> bool:
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
 
-def restart_daemon(places: Places) -> None:
-    """Start a daemon again as the last one was told; nothing happens where one runs."""
+def _spawn(places: Places, config: DaemonConfig, *, is_brought_back: bool) -> subprocess.Popen[bytes]:
+    environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON}
+    if places.base is not None:
+        environment["CARPOOL_DIR"] = str(places.base)  # it may have been said as seen from this directory
+    arguments = [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
+    with open(places.state / "daemon.err", "wb", opener=_private) as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "carpool.daemon.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def bring_daemon_back(places: Places) -> None:
+    """Start a daemon again as the last one was told; nothing happens where one runs, however busy it is, or where
+    somebody else is bringing it back."""
     from carpool.daemon.config import DaemonConfig
 
-    start_daemon(places, DaemonConfig.load(places.config))
+    if places.find_daemon() is not None:
+        return
+    with open(places.run / "restart.lock", "wb", opener=_private) as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        start_daemon(places, DaemonConfig.load(places.config), is_brought_back=True)
 
 
 def _not_started(places: Places, code: int) -> CarpoolError:
@@ -77,7 +108,7 @@ def _not_started(places: Places, code: int) -> CarpoolError:
     return RefusedError(f"no daemon could be started: {words or f'it ended with exit code {code}'}{where}")
 
 
-_NOT_FOR_DAEMON = {"CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}
+_NOT_FOR_DAEMON = {"CARPOOL_DIE_AT", "CARPOOL_JOB", "CARPOOL_SOCKET", "CARPOOL_PAGE", "LD_PRELOAD"}
 
 
 def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> str | None:
@@ -91,7 +122,8 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
         last = DaemonConfig.load(places.config) if places.socket.exists() else DaemonConfig()
         described = device if device is not None and parsed("--device", is_description, device) else last.device
-        start_daemon(places, msgspec.structs.replace(last, policy=policy or last.policy, device=described))
+        chosen = msgspec.structs.replace(last, policy=policy or last.policy, device=described)
+        start_daemon(places, chosen, is_brought_back=places.socket.exists() and chosen == last)
         if device is None or device == described:
             return None
     status = Client(places=places).status()  # also says whether it speaks our version, before anything is entered

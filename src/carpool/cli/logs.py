@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from carpool.client import Client
 from carpool.errors import CarpoolError, RefusedError, UsageError
 
 FOLLOW_SECONDS = 0.2
+PIECE_BYTES = 1 << 20  # of a log that may be larger than the memory
 
 
 @click.command()
@@ -33,9 +35,8 @@ def logs(job: str, follow: bool) -> None:
         if path.exists():
             with path.open("rb") as source:
                 source.seek(position)
-                data = source.read()
-            position += len(data)
-            sys.stdout.buffer.write(data)
+                shutil.copyfileobj(source, sys.stdout.buffer, PIECE_BYTES)
+                position = source.tell()
             sys.stdout.buffer.flush()
         elif is_over or found.state != "queued":  # a submitted job has a log from its start on
             raise _no_log(found)

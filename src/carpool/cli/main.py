@@ -128,11 +128,26 @@ def _is_nowhere() -> bool:
 
 def fail(sentence: str, code: int, *, as_json: bool) -> NoReturn:
     """End with one sentence on stderr, or one JSON object on stdout."""
-    if as_json:
-        print(json.dumps({"error": sentence, "exit_code": code}))
-    else:
+    try:
+        if as_json:
+            print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
+    except OSError:  # stdout is what failed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        as_json = False
+    if not as_json:
         print(f"carpool: {sentence}", file=sys.stderr)
     sys.exit(code)
+
+
+def open_standard_files() -> None:
+    """What is written to a closed standard output is lost; no other file takes its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main() -> None:
@@ -140,6 +155,7 @@ def main() -> None:
 
     An error that is neither carpool's nor the operating system's is a bug, and keeps its traceback.
     """
+    open_standard_files()
     asked = Asked()
     try:
         code = carpool.main(standalone_mode=False, obj=asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import sys
 import time
@@ -11,12 +12,13 @@ from typing import Any
 
 import click
 
-from carpool.cli.accounts import sentence
+from carpool.cli.accounts import no_turns, sentence
 from carpool.cli.job_options import SETTINGS, job_options, prepare, say
 from carpool.cli.runner import Program, Runner
 from carpool.client import Client
 from carpool.errors import CarpoolError
 
+COMPUTED_SECONDS = 3.0  # of a processor: who computes so long was to take turns
 SUMMARY_SECONDS = 1.0  # a daemon that has not noticed the end by then is not waited for
 
 
@@ -42,23 +44,33 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = runner.run()
-        if runner.was_stopped or summary or sys.stderr.isatty():
-            _say_how_it_went(client, runner, summary=summary or sys.stderr.isatty())
+        has_computed = _processor_seconds() >= COMPUTED_SECONDS
+        if runner.was_stopped or summary or has_computed or sys.stderr.isatty():
+            is_told = summary or sys.stderr.isatty()
+            _say_how_it_went(client, runner, summary=is_told, has_computed=has_computed or summary)
         return code
     except KeyboardInterrupt:
         say("cancelled before it started")
         return 130
 
 
-def _say_how_it_went(client: Client, runner: Runner, *, summary: bool) -> None:
-    """Why somebody else ended the job, and what sharing cost it; nothing if it lost nothing, or nobody knows."""
+def _processor_seconds() -> float:
+    """What the program and those that it waited for have used of the processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _say_how_it_went(client: Client, runner: Runner, *, summary: bool, has_computed: bool) -> None:
+    """Why somebody else ended the job, and what sharing cost it; nothing if it lost nothing, or nobody knows. That a
+    program computed and took no turns is said everywhere: its user thinks that it shares."""
     job, deadline = runner.job, time.monotonic() + SUMMARY_SECONDS
     with contextlib.suppress(CarpoolError):
         found = client.job(job)
         while not found.is_over and time.monotonic() < deadline:
             time.sleep(0.02)
             found = client.job(job)
-        if runner.was_stopped:
+        if runner.was_stopped or found.orphans:
             say(f"job {job}: {found.reason}")
-        if summary and sentence(found):
-            say(f"job {job}: {sentence(found)}")
+        said = sentence(found, has_computed=has_computed) if summary else no_turns(found) if has_computed else ""
+        if said:
+            say(f"job {job}: {said}")

@@ -13,6 +13,7 @@ continues the runner continues the program. What the runner was started to ignor
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -26,11 +27,14 @@ from pathlib import Path
 import msgspec
 
 from carpool import __version__
-from carpool.cli.launch import restart_daemon
-from carpool.client import DaemonSocket
-from carpool.daemon.files import End, load_file
+from carpool.calls import Inherited
+from carpool.cli.inherit import take_over
+from carpool.cli.launch import bring_daemon_back
+from carpool.client import PYTHON_IGNORES, DaemonSocket
+from carpool.daemon.files import End, Start, load_file
+from carpool.daemon.processes import birth_of
 from carpool.daemon.python_options import why_kept_out
-from carpool.errors import CarpoolError, PeerError, UnreachableError
+from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
@@ -48,7 +52,6 @@ FAULTS = {
 PASSED_ON = signal.valid_signals() - FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
-PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for the program to inherit
 SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
@@ -64,6 +67,7 @@ class Program:
     argv: list[str]
     cwd: str
     environment: Mapping[str, str]
+    inherited: Inherited | None = None  # of a submitted job: what it has from whoever submitted it
 
 
 def merged_environment(user: Mapping[str, str], added: Mapping[str, object]) -> dict[str, str]:
@@ -90,6 +94,8 @@ class Runner:
         self._child = 0
         self._is_over = False
         self._stop_asked = False
+        self._has_child = threading.Event()
+        self._start = Start(runner_pid=os.getpid(), runner_birth=birth_of(os.getpid()) or 0)
 
     @property
     def job(self) -> str:
@@ -104,30 +110,46 @@ class Runner:
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
         try:
-            started = self._wait_start()
+            started = self._wait_claim()
         except (KeyboardInterrupt, SystemExit):
             self._learn_name()
             self._note_cancel()
             raise
+        if started is None:
+            return UsageError.exit_code  # another runner has started it, and tells its end
         self._say_if_alone(started.environment)
+        if self._program.inherited is not None:
+            take_over(self._program.inherited, self._say)
         ignored = {number for number in PASSED_ON - PYTHON_IGNORES if signal.getsignal(number) is signal.SIG_IGN}
         taken = (PASSED_ON - ignored) | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
         try:
-            self._child = self._spawn(started.environment, mask)
+            self._child = self._wait_spawn(started.environment, mask, taken)
         except OSError as error:
-            self._report(m.Exited(code=127, signal=0))
             self._say(f"cannot run {self._program.argv[0]}: {error.strerror}")
-            return 127
+            return self._tell_end(End(code=127))
+        if not self._child:
+            return self._tell_end(End(code=0, signal=signal.SIGTERM))
+        self._start.child_pid, self._start.child_birth = self._child, birth_of(self._child) or 0
+        self._start.save(self._directory)
         self._report(m.Started(pid=self._child))
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._has_child.set()
+        if self._stop_asked:
+            self._kill(signal.SIGTERM)  # it may have come before there was anybody to pass it on to
         status = self._wait_child(taken)
         self._is_over = True
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        code = 0 if number else os.waitstatus_to_exitcode(status)
-        End(code=code, signal=number).save(self._places.jobs / self._job)  # for the next daemon, if there is none now
-        self._report(m.Exited(code=code, signal=number))
-        return 128 + number if number else code
+        return self._tell_end(End(code=0 if number else os.waitstatus_to_exitcode(status), signal=number))
+
+    def _tell_end(self, end: End) -> int:
+        """Write it down for the next daemon, if there is none now, and tell it; returns what a shell would say."""
+        end.save(self._directory)
+        self._report(m.Exited(code=end.code, signal=end.signal))
+        return 128 + end.signal if end.signal else end.code
+
+    @property
+    def _directory(self) -> Path:
+        return self._places.jobs / self._job
 
     # --- before the program runs -------------------------------------------------------------------------
 
@@ -145,6 +167,23 @@ class Runner:
                 protocol=m.PROTOCOL,
             )
         )
+
+    def _wait_claim(self) -> m.Start | None:
+        """Queue until the daemon says go and nobody else may start the program any more; None if somebody did.
+
+        Where the job's directory is gone, a daemon has forgotten the job since it said go: it is entered again.
+        """
+        while True:
+            started = self._wait_start()
+            try:
+                return started if self._start.claim(self._directory) else None
+            except FileNotFoundError:
+                self._wire = None
+                time.sleep(RETRY_SECONDS)
+            except OSError as error:
+                raise RefusedError(
+                    f"job {self._job} is not started, as that cannot be noted: {error.strerror} ({self._directory})"
+                ) from error
 
     def _wait_start(self) -> m.Start:
         """Queue until the daemon says go; survives a daemon that is restarted meanwhile."""
@@ -195,7 +234,7 @@ class Runner:
             except UnreachableError:
                 if time.monotonic() > deadline and self._places.socket.exists():
                     with contextlib.suppress(CarpoolError, OSError):
-                        restart_daemon(self._places)
+                        bring_daemon_back(self._places)
                     deadline = time.monotonic() + RESTART_SECONDS
 
     def _say_if_alone(self, added: dict[str, object]) -> None:
@@ -205,6 +244,30 @@ class Runner:
         why = why_kept_out(self._program.argv, has_turns_at_launches=at_launches)
         if why:
             self._say(f"job {self._job} runs unmanaged: {why}")
+
+    def _wait_spawn(self, added: dict[str, object], mask: set[int], taken: set[signal.Signals]) -> int:
+        """Start the program and who listens for its orders; as long as the machine has no process or memory for them,
+        wait. 0 if somebody ended the job meanwhile."""
+        listener, has_listener = threading.Thread(target=self._listen, daemon=True), False
+        pause, is_said = RETRY_SECONDS, False
+        while not self._stop_asked:
+            try:
+                if not has_listener:
+                    listener.start()
+                    has_listener = True
+                return self._spawn(added, mask)
+            except (RuntimeError, OSError) as error:  # the first: no thread could be started
+                if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
+                    raise
+                if not is_said:
+                    self._say(f"job {self._job} waits to be started, as the machine cannot now: {error}")
+                    is_said = True
+            info = signal.sigtimedwait(taken, pause)
+            if info is not None and info.si_signo in ENDING:
+                self._note_cancel()
+                return 0
+            pause = min(2 * pause, RESTART_SECONDS)
+        return 0
 
     def _spawn(self, added: dict[str, object], mask: set[int]) -> int:
         environment = merged_environment(self._program.environment, added)
@@ -247,6 +310,7 @@ class Runner:
             try:
                 message = self._wire.receive(seconds=None) if self._wire is not None else None
             except CarpoolError:
+                self._has_child.wait()  # until then nobody could say which process it is
                 if not self._is_over:
                     self._come_back()
                 continue
@@ -259,7 +323,7 @@ class Runner:
 
     def _kill(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if not self._is_over:
+            if not self._is_over and self._child:
                 os.kill(self._child, number)
 
     def _report(self, message: m.Message) -> None:
@@ -283,7 +347,14 @@ def main() -> int:
     if file is None or file.environment is None:
         sys.stderr.write(f"carpool: {sys.argv[1]} is not the directory of a submitted job\n")
         return 1
-    program = Program(job=file.job, spec={}, argv=file.argv, cwd=file.cwd, environment=file.environment)
+    program = Program(
+        job=file.job,
+        spec={},
+        argv=file.argv,
+        cwd=file.cwd,
+        environment=file.environment,
+        inherited=file.inherited,
+    )
     try:
         return Runner(find_places(), program, lambda text: print(f"carpool: {text}", file=sys.stderr)).run()
     except CarpoolError as error:

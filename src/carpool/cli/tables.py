@@ -133,7 +133,7 @@ def remark_on(job: Job) -> str:
     """What `ps` says of a job below the table: why it does not get on, if it does not; else nothing."""
     is_kept = job.is_suspended and not job.is_over and job.state != "parked"
     has_no_loop = job.state == "starting" and job.spent_ns.get("start", 0) >= START_NS
-    if job.is_hog or is_kept or has_no_loop or job.state in ("queued", "unmanaged"):
+    if job.is_hog or is_kept or has_no_loop or job.orphans or job.state in ("queued", "unmanaged"):
         return str(job.reason)
     return silence_of(job)
 

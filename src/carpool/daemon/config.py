@@ -10,17 +10,19 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
+from carpool.core.kernel.ids import WEIGHT_ONE
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns.shares import SHARE_POLICIES
 from carpool.devices import cpu
 from carpool.devices.kinds import find_devices
 from carpool.errors import UsageError
-from carpool.policies import find_policy
-from carpool.units import parse_bytes, parse_duration_ns, parse_tenants
+from carpool.journal import BYTES_MAX, BYTES_MIN
+from carpool.policies import Policy, find_policy
+from carpool.units import format_bytes, parse_bytes, parse_duration_ns, parse_tenants
 from carpool.wire.places import Places
 
 SLOTS_MAX = 1000
+STARTS_A_CORE = 2  # a start is mostly a processor's work, and now and then a disk's
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_weights: str = ""  # what tenants count under fair, like ana=2,ben=1; 1 for those not named
     share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
+    journal_size: str = ""  # what the journal's file may have at most; empty: the journal's own bound
+    starts: str = ""  # so many programs are being started at once, at most; empty: STARTS_A_CORE for each core
     park_to: str = ""  # the directory that gets the store of the CPU device's jobs; empty: that of carpool's state
 
     def check(self) -> None:
@@ -38,6 +42,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         find_policy(self.policy, place="node")
         find_devices(self.device)
         self.settings()
+        if self.journal_bytes_max < BYTES_MIN:
+            raise UsageError(
+                f"a journal of {self.journal_size} is too small to be of use; the least is {format_bytes(BYTES_MIN)}"
+            )
         if self.park_to and not Path(self.park_to).is_dir():
             raise UsageError(f"there is no directory {self.park_to} to park jobs to; make it, or choose another")
 
@@ -56,21 +64,24 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, host_memory=f"{cpu.memory_bytes() // 2 >> 20}MiB")
 
     @property
-    def quantum_ns(self) -> Nanos:
-        """What a holder keeps its turn for at least: as told, else the policy's own."""
-        told = self.settings().quantum_ns
-        return find_policy(self.policy).quantum_ns if told is None else told
+    def journal_bytes_max(self) -> int:
+        return parse_bytes(self.journal_size) if self.journal_size else BYTES_MAX
 
-    def facts(self) -> dict[str, Any]:
-        """What is in force, however it was said: to be shown, and compared with what another start asks for."""
+    def facts(self, policy: Policy | None = None) -> dict[str, Any]:
+        """What is in force, however it was said: to be shown, and compared with what another start asks for. A daemon
+        has its policy at hand: its file may be gone or another one by now."""
         settings = self.settings()
+        quantum_ns = settings.quantum_ns
+        if quantum_ns is None:
+            quantum_ns = (policy or find_policy(self.policy)).quantum_ns
         return {
             "policy": self.policy,
             "device": self.device,
-            "quantum_ns": self.quantum_ns,
+            "quantum_ns": quantum_ns,
             "share_policy": self.share_policy,
             "hog_after_ns": settings.hog_floor_ns,
             "host_bytes_max": settings.host_bytes_max,
+            "journal_bytes_max": self.journal_bytes_max,
             "tenant_weights_milli": {
                 tenant: weight
                 for tenant, weight in sorted(settings.tenant_weights_milli.items())
@@ -90,12 +101,18 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         return Settings(
             **late,
+            starts_max=self._starts_max(),
             share_policy=name,
             share_slots=int(slots) if colon else 0,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
             tenant_weights_milli=parse_tenants(self.tenant_weights) if self.tenant_weights else {},
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )
+
+    def _starts_max(self) -> int:
+        if self.starts and (not self.starts.isdecimal() or int(self.starts) < 1):
+            raise UsageError(f"{self.starts} programs cannot be started at once; say a number from 1 on")
+        return int(self.starts) if self.starts else STARTS_A_CORE * len(os.sched_getaffinity(0))
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

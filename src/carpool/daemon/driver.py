@@ -5,10 +5,11 @@ the first), and arms the timers. For speed one module turns this order round: ha
 
 Timers, all of them here. A daemon without jobs has none.
   Tick      when the core wants its next one, which it does only while some job waits
-  flush     writes what was noted to the journal, in small pieces, until all is written
+  flush     hands what was noted to the journal's thread, FLUSH_SECONDS after it happened
   listen    looks at allocations that wait, every LISTEN_SECONDS while some do. They knock (knocks.py), but for
             those of a CUDA program with --wait-memory: the timer runs while such a job lives
-  note      every NOTE_SECONDS while jobs live: looks at all pages, and notes that each job still does what it did
+  note      every NOTE_SECONDS while jobs live: looks at all pages, and notes that each job still does what it did;
+            the daemon then also looks whether it can be reached (entrance.py)
 Pages are looked at by these timers and where a fact or an order needs it, never for a question (queries.py).
 """
 
@@ -44,13 +45,22 @@ from carpool.core.node.effects import (
     TrimJob,
     UnparkJob,
 )
-from carpool.core.node.events import Event, JobForgotten, LeaseAsked, LeaseReturned, ProgressSeen, Tick
-from carpool.core.node.model import Account, JobState
+from carpool.core.node.events import (
+    Event,
+    JobDetached,
+    JobExited,
+    JobForgotten,
+    LeaseAsked,
+    LeaseReturned,
+    ProgressSeen,
+    Tick,
+)
+from carpool.core.node.model import Account
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import parking, progress
+from carpool.daemon import moments, parking, progress
 from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
-from carpool.daemon.jobs import LiveJob
+from carpool.daemon.jobs import LiveJob, OverJobs
 from carpool.daemon.observers import LastEvents, Observers
 from carpool.daemon.sentences import refusals
 from carpool.daemon.starter import Starter
@@ -59,11 +69,10 @@ from carpool.errors import InternalError
 from carpool.journal.writer import FLUSH_SECONDS, Journal
 from carpool.units import MS, SECOND
 from carpool.wire import messages as m
+from carpool.wire import page as pages
 from carpool.wire.protocol import KNOCK_NS
 
 log = logging.getLogger("carpool")
-FLUSH_ROWS = 50  # about a quarter of a millisecond
-FLUSH_PAUSE_SECONDS = 0.005
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
 IDLE_NS = 1_000_000  # shorter gaps between kernels are not worth taking
@@ -90,12 +99,15 @@ class Driver:
         self._listener: asyncio.TimerHandle | None = None
         self._noter: asyncio.TimerHandle | None = None
         self._ended: deque[JobId] = deque()
+        self._over = OverJobs()
         self._looked_ns = self._accounted_ns = 0
         self._has_news = False  # something happened since the accounts were last noted
         self._passed: GrantLease | None = None
         self._told_ns = 0  # the time of what the core was told last
         self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
         self._handovers = Handovers(starter.places.bells)
+        self._cuts = pages.cuts()  # how many spoilt pages have been looked for
+        self.on_note: Callable[[], object] = lambda: None
 
     def hear(self) -> None:
         """Learn what already happened without the daemon: turns that were passed on."""
@@ -152,7 +164,7 @@ class Driver:
         try:
             effects = self.scheduler.handle(event, now=now)
             for effect in effects:
-                self._perform(effect)
+                self._carry_out(effect)
             if self._passed is not None:
                 raise InternalError(f"a turn was passed on to {self._passed.job}, and then granted to somebody else")
         except Exception as error:
@@ -168,17 +180,30 @@ class Driver:
 
     def _after(self) -> None:
         """Show holders who waits for them and who follows, and arm the timers."""
+        if pages.cuts() != self._cuts:
+            self._cuts = pages.cuts()
+            self.judge_pages(self.jobs)
         self._unheard_ns = None
         for live in filter(None, map(self.jobs.get, self.scheduler.holders())):
-            waiters, following = self.scheduler.waiters(live.id), self.scheduler.successor(live.id)
-            live.job_page.set_waiters(waiters)
-            if following is not None:
-                self._name_next(live, following, waiters)
+            try:
+                self._show_waiters(live)
+            except InternalError:
+                raise
+            except Exception as error:
+                log.exception("page.failed job=%s", live.id)
+                self._let_go(live, "write into the page", error)
+                return  # which came here again
         self._arm()
         self._arm_listener()
         self._arm_noter()
         if self._flusher is None and self.journal.is_dirty:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+
+    def _show_waiters(self, live: LiveJob) -> None:
+        waiters, following = self.scheduler.waiters(live.id), self.scheduler.successor(live.id)
+        live.job_page.set_waiters(waiters)
+        if following is not None:
+            self._name_next(live, following, waiters)
 
     def _name_next(self, live: LiveJob, following: GrantLease, waiters: int) -> None:
         """Let a recalled holder pass its turn on. That it did is found out at the next event, or when the next job
@@ -230,17 +255,14 @@ class Driver:
         self._arm_listener()
 
     def _flush(self) -> None:
-        """Write the journal in small pieces, so that no hand-over waits for a big one. What happens between two of
-        them is in the accounts FLUSH_SECONDS later at most."""
+        """Have the journal written. What happens between two times is in the accounts FLUSH_SECONDS later at most."""
         self._flusher = None
         if self._has_news and self._account_in_seconds() <= 0:
             self.note_accounts()
-        self.journal.flush(rows_max=FLUSH_ROWS)
-        pauses = [self._account_in_seconds()] if self._has_news else []
-        if self.journal.is_dirty:
-            pauses.append(FLUSH_SECONDS if self.journal.trouble else FLUSH_PAUSE_SECONDS)
-        if pauses:
-            self._flusher = asyncio.get_running_loop().call_later(max(0.0, min(pauses)), self._flush)
+        self.journal.flush()
+        if self._has_news:
+            pause = max(0.0, self._account_in_seconds())
+            self._flusher = asyncio.get_running_loop().call_later(pause, self._flush)
 
     def _account_in_seconds(self) -> float:
         """How long it is until what happened since the accounts were last noted must be in them."""
@@ -257,8 +279,9 @@ class Driver:
         if self.jobs:
             self.look()
             self.note_accounts()
-            self.journal.flush(rows_max=FLUSH_ROWS)
+            self.journal.flush()
             self.listen()
+            self.on_note()
             self._arm_noter()
 
     def note_accounts(self) -> None:
@@ -274,16 +297,31 @@ class Driver:
                 changed[job_id] = account
         self.journal.note_accounts(changed, now=now)
 
+    def judge_pages(self, jobs: Iterable[JobId]) -> None:
+        """A program that spoilt its page has spoilt it for its own job only: that one goes on outside the turns."""
+        for live in [self.jobs[job] for job in jobs if job in self.jobs]:
+            if live.job_page.is_spoilt():
+                reason = (
+                    "a program of it cut short or overwrote the page that it shares with the daemon; start it anew"
+                )
+                log.warning("job.page_spoilt job=%s path=%s", live.id, live.directory / "page")
+                self._collect()
+                live.lose_page(reason)
+                self.tell(JobDetached(job=live.id, reason=reason))
+
     def look(self) -> None:
         """Report the progress of every live job."""
         self.tell(*self._looks(self.jobs))
 
     def look_at(self, live: LiveJob) -> None:
+        self.judge_pages([live.id])
         seen = progress.look(live)
         if seen is not None:
             self.tell(seen)
 
     def _looks(self, jobs: Iterable[JobId]) -> list[ProgressSeen]:
+        jobs = list(jobs)
+        self.judge_pages(jobs)
         found = [progress.look(self.jobs[job_id]) for job_id in jobs if job_id in self.jobs]
         return [seen for seen in found if seen is not None]
 
@@ -301,6 +339,29 @@ class Driver:
         for other in list(self.jobs.values()):
             if other.file.device == live.file.device and other is not live:
                 self.take_idle(other)
+
+    def _carry_out(self, effect: Effect) -> None:
+        """Perform an effect. One that fails is the trouble of its own job, which goes on outside the turns."""
+        try:
+            self._perform(effect)
+        except InternalError:
+            raise
+        except Exception as error:
+            job = getattr(effect, "job", None)
+            if job is None:
+                raise
+            log.exception("effect.failed job=%s effect=%s", job, effect)
+            live = self.jobs.get(job)
+            if live is not None:  # else it is over, and only what is left of it was to be cleared away
+                self._let_go(live, f"carry out {type(effect).__name__}", error, is_over=isinstance(effect, StartJob))
+
+    def _let_go(self, live: LiveJob, what: str, error: Exception, *, is_over: bool = False) -> None:
+        """Something could not be done for one job: it goes on outside the turns, or ends if it never started."""
+        reason = f"carpool could not {what} for it ({type(error).__name__}: {error}); see the daemon's log"
+        live.job_page.close()
+        live.lose_page(reason)
+        ended, detached = JobExited(job=live.id, code=1, reason=reason), JobDetached(job=live.id, reason=reason)
+        self.tell(ended if is_over else detached)
 
     # --- one short method an effect ----------------------------------------------------------------------
 
@@ -385,7 +446,7 @@ class Driver:
             self.tell(event)
 
     def _start(self, effect: StartJob) -> None:
-        trouble = self._starter.start(self.jobs[effect.job], effect.device)
+        trouble = self._starter.start(self.jobs[effect.job], effect.device)  # its end, or that it is put off
         if trouble is not None:
             self.tell(trouble)
 
@@ -396,23 +457,32 @@ class Driver:
         if live.runner is not None:
             live.runner.send(m.Refuse(reason=effect.reason))
         live.close()
-        asyncio.get_running_loop().run_in_executor(None, live.remove)
+        self._over.remove(live, self.journal.flush)
 
     def _close(self, effect: CloseJob) -> None:
         live = self.jobs.pop(effect.job)
         self._note_end(live)
-        self._starter.closed(live, is_cancelled=effect.state is JobState.CANCELLED)
+        self._starter.closed(live)
         live.close()
-        asyncio.get_running_loop().run_in_executor(None, live.remove)
+        self._over.remove(live, self.journal.flush)
+
+    def stop(self, live: LiveJob) -> None:
+        """End what is left of it: politely, then with force."""
+        self._starter.stop(live)
 
     def note_lost(self, live: LiveJob, end: End | None) -> None:
-        """Keep the end of a job that ended while no daemon ran."""
-        self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv)
+        """Keep the end of a job that ended while no daemon ran, unless the last one had noted it."""
+        noted = self.journal.find_ended(live.id)
+        if noted is None or noted["id"] != live.id:
+            self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv)
+        self._over.remove(live, self.journal.flush)
 
     def _note_end(self, live: LiveJob) -> None:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
+            End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
+            moments.pass_by("ended")
             self.journal.note_job(live.file.number, picture, live.file.argv, refusals=refusals(live))
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:

@@ -12,7 +12,7 @@ from carpool.core.node.model import JobSpec
 from carpool.daemon.files import JobFile
 from carpool.devices.base import DeviceFacts, DeviceKind
 from carpool.devices.libraries import find_library
-from carpool.devices.loading import interpreters
+from carpool.devices.loading import interpreters, would_not_start
 from carpool.errors import UsageError
 from carpool.units import SECOND, format_bytes, format_list
 from carpool.wire import protocol
@@ -23,6 +23,9 @@ PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and wit
 GRACE_NS = 2 * SECOND  # the core counts the time; a program whose daemon is gone counts itself, so much longer
 FORLORN_NS = 60 * SECOND  # the same where nobody said how long: longer than the core lets it wait (memory/waiting.py)
 _UNFIT = re.compile(r"[\s:]")
+SANITIZER_OPTION = (
+    "verify_asan_link_order=0"  # else a program with gcc's address sanitizer ends: it wants to be first
+)
 INJECT = Path(carpool.__file__).parent / "agent" / "inject"
 
 
@@ -76,8 +79,11 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
         protocol.ENV_PARKED: str(places.parked),
     }
     library = preloadable(find_library(kind.library), places)
-    if library is not None:
+    if library is not None and kind.needs_library and would_not_start(_program(file), path=_path(file)):
+        library = None  # `carpool run` refused what cannot be kept without it
+    elif library is not None:
         prepend["LD_PRELOAD"] = library
+        prepend["ASAN_OPTIONS"] = SANITIZER_OPTION
     else:
         _check_without_library(places, kind, file)
     if is_capped:
@@ -129,10 +135,17 @@ def _check_without_library(places: Places, kind: DeviceKind, file: JobFile) -> N
 
 def _is_python(file: JobFile) -> bool:
     """Whether what the job starts is a Python, or a script of one (torchrun is)."""
+    files = interpreters(_program(file), path=_path(file))
+    return any(each.name.startswith(PYTHONS) for each in (Path(file.argv[0]), *files))
+
+
+def _program(file: JobFile) -> str:
     program = file.argv[0]
-    place = str(Path(file.cwd) / program) if "/" in program else program
-    files = interpreters(place, path=(file.environment or {}).get("PATH"))
-    return any(each.name.startswith(PYTHONS) for each in (Path(program), *files))
+    return str(Path(file.cwd) / program) if "/" in program else program
+
+
+def _path(file: JobFile) -> str | None:
+    return (file.environment or {}).get("PATH")
 
 
 def _why_no_library(places: Places, library: str) -> str:

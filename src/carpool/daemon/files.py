@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from carpool.calls import Inherited
 from carpool.core.node.model import JobSpec, Needs
+
+Kept = TypeVar("Kept")
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -23,15 +28,20 @@ class JobFile(msgspec.Struct, kw_only=True):
     argv: list[str]
     cwd: str
     environment: dict[str, str] | None = None  # of a submitted job; None for `carpool run`
+    inherited: Inherited | None = None  # of a submitted job
     device: str = ""  # empty while queued
     kind: str = ""
     runner_pid: int = 0
+    runner_birth: int = 0
     child_pid: int = 0
     child_birth: int = 0
     needs: Needs | None = None
     is_suspended: bool = False
+    version: str = ""  # of the carpool that started it, and of its messages; empty and 0 where nobody noted it
+    protocol: int = 0
     detached: str = ""  # why it, or a process of it, goes on outside the turns
     detached_pids: list[int] = []  # which ones do
+    on_orphans: str = "keep"  # what becomes of processes that outlive its first one: keep or end
 
     def save(self, directory: Path) -> None:
         """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""
@@ -48,19 +58,67 @@ def load_file(directory: Path) -> JobFile | None:
         return None
 
 
+class Start(msgspec.Struct, kw_only=True):
+    """Who starts the job's program, and then which process it is; `jobs/ID/started.json`.
+
+    A runner makes this file before the program runs, and only one can. So a program runs once, whatever becomes of
+    daemons and of what they noted.
+    """
+
+    runner_pid: int
+    runner_birth: int
+    child_pid: int = 0
+    child_birth: int = 0
+
+    def claim(self, directory: Path) -> bool:
+        """Make the file; False if another runner did. OSError if that cannot be known."""
+        draft = self._draft(directory)
+        try:
+            os.link(draft, directory / "started.json")
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def save(self, directory: Path) -> None:
+        """Write what is known by now into the file that this runner made."""
+        with contextlib.suppress(OSError):
+            self._draft(directory).replace(directory / "started.json")
+
+    def _draft(self, directory: Path) -> Path:
+        draft = directory / f"started.{os.getpid()}"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(self))
+        return draft
+
+    @classmethod
+    def load(cls, directory: Path) -> Start | None:
+        return _loaded(directory / "started.json", cls)
+
+
 class End(msgspec.Struct, kw_only=True):
-    """How a program ended: its runner writes it before it tells the daemon, which may not be there."""
+    """How a program ended: its runner writes it before it tells the daemon, which may not be there. The daemon writes
+    what became of the job, before it forgets it."""
 
     code: int
     signal: int = 0
+    state: str = ""  # of the job; empty: as the code says
+    reason: str = ""
 
     def save(self, directory: Path) -> None:
         with contextlib.suppress(OSError):
-            (directory / "end.json").write_bytes(msgspec.json.encode(self))
+            draft = directory / f"end.{os.getpid()}"
+            draft.write_bytes(msgspec.json.encode(self))
+            draft.replace(directory / "end.json")
 
     @classmethod
     def load(cls, directory: Path) -> End | None:
-        try:
-            return msgspec.json.decode((directory / "end.json").read_bytes(), type=cls)
-        except (OSError, msgspec.MsgspecError):
-            return None
+        return _loaded(directory / "end.json", cls)
+
+
+def _loaded(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None

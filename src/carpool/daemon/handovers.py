@@ -76,7 +76,7 @@ class Handovers:
         from_slot, to_slot = giver.page.slot(holder.slot), taker.page.slot(waiting.slot)
         if not holder.is_holding or holder.peer is None or not waiting.is_asking or waiting.peer is None:
             return False
-        if not to_slot.has(FLAG_BELL):
+        if not to_slot.has(FLAG_BELL) or waiting.pid < 0:
             return False
         self._serial += 1
         word = make_pass(pid=waiting.pid, is_shared=grant.is_shared, serial=self._serial, is_quiet=is_quiet)

@@ -10,11 +10,14 @@ import asyncio
 import logging
 import os
 import shutil
+from collections import deque
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
+from carpool.core.node.events import JobExited
 from carpool.daemon import processes
-from carpool.daemon.files import JobFile
+from carpool.daemon.files import JobFile, Start
 from carpool.daemon.job_page import JobPage
 from carpool.daemon.turns import Member, Peer, SharedTurn
 from carpool.devices.kinds import kind_named
@@ -23,6 +26,7 @@ from carpool.wire import messages as m
 from carpool.wire.page import LEASE_HELD, LEASE_PARKED, Page
 
 log = logging.getLogger("carpool")
+UNNOTED_MAX = 1000  # directories of ended jobs that are kept while the journal cannot be written
 
 
 class LiveJob:
@@ -38,6 +42,10 @@ class LiveJob:
         self.move_trouble = ""  # why one of them could not
         self.park_bytes: int | None = None  # what they may move together; None if an earlier daemon told them
         self.trouble = ""
+        self.refusal = ""  # why no process of it may take turns any more
+        self.ended: JobExited | None = None  # how its first process ended, while others of it go on
+        self.orphans: set[int] = set()  # those others, as they were found last
+        self.is_stopping = False  # somebody wants it to end
         self.is_untold = False  # the core was told of its end before its runner told how it ended
         self.last_look = (0, 0, 0)  # steps, bytes held and bytes asked for, as the core was told last
         self.noted_ns = -1  # since when it does what its account in the journal says
@@ -48,7 +56,7 @@ class LiveJob:
 
     @property
     def members(self) -> dict[int, Member]:
-        """Its processes that take turns, by pid."""
+        """Its processes that take turns, by pid; one that the daemon does not see, by its slot's number, negative."""
         return self.turn.members
 
     @property
@@ -58,6 +66,18 @@ class LiveJob:
         may_wait = self.page is not None and self.file.spec.wait_memory_ns is not None
         is_silent = may_wait and not kind_named(self.file.kind).knocks
         return is_silent or self.last_look[2] > 0
+
+    def note_runner(self, pid: int) -> None:
+        """Which process its runner is, for the next daemon too when the file is saved."""
+        self.file.runner_pid, self.file.runner_birth = pid, processes.birth_of(pid) or 0
+
+    def learn_start(self) -> bool:
+        """Take in what its runner wrote down of its start, if no runner told it; whether one was made."""
+        start = Start.load(self.directory)
+        if start is not None and not self.file.child_pid:
+            self.file.runner_pid, self.file.runner_birth = start.runner_pid, start.runner_birth
+            self.file.child_pid, self.file.child_birth = start.child_pid, start.child_birth
+        return start is not None or bool(self.file.child_pid)
 
     def save(self) -> None:
         """Write the job's file; OSError if the disk refuses."""
@@ -88,6 +108,26 @@ class LiveJob:
         self.file.detached = reason
         self.file.detached_pids = [*self.file.detached_pids, member.pid]
 
+    def leave_turns(self, reason: str) -> None:
+        """None of its processes takes turns any more; those that speak to the daemon again are told why."""
+        for member in list(self.members.values()):
+            self.detach(member, reason)
+            if member.peer is not None:
+                member.peer.close()
+        self.members.clear()
+        self.file.detached = reason
+        self.save_or_warn()
+
+    def lose_page(self, reason: str) -> None:
+        """A program of it spoilt its page."""
+        is_first = not self.refusal
+        self.refusal = reason
+        self.leave_turns(reason)
+        if is_first:
+            self.job_page.renew()
+        else:
+            self.job_page.close()
+
     @property
     def is_detached(self) -> bool:
         """Whether nobody of it takes turns any more."""
@@ -97,10 +137,11 @@ class LiveJob:
         """Take in the processes of a job that outlived its daemon, as the page tells it."""
         if self.page is None:
             return
-        for number, pid in self.page.pids().items():
-            slot = self.page.slot(number)
+        for number in self.page.pids():
             self.page.clear_pass(number)
-            if processes.is_alive(pid) and (slot.lease or slot.steps):
+        for number, pid in self.job_page.owners().items():
+            slot = self.page.slot(number)
+            if slot.lease or slot.steps:
                 member = self.members[pid] = Member(peer=None, pid=pid, slot=number)
                 lease = self.turn.lease_of(member)
                 member.is_holding = lease == LEASE_HELD
@@ -111,8 +152,19 @@ class LiveJob:
 
     def pids(self) -> set[int]:
         """Every process of the job that is known."""
-        known = set(self.members) | ({self.file.child_pid} if self.file.child_pid else set())
-        return known | self.job_page.pids()
+        known = {pid for pid in self.members if pid > 0} | ({self.file.child_pid} if self.file.child_pid else set())
+        return known | self.job_page.pids() | self.orphans
+
+    def living_orphans(self) -> list[int]:
+        """Of the processes that outlived its first one, those that still run."""
+        return sorted(filter(processes.is_alive, self.orphans))
+
+    def find_left(self) -> set[int]:
+        """Its living processes, whoever started them: those with its page in their environment. A program may have
+        written over its environment; one that is connected is known by that."""
+        connected = {member.pid for member in self.members.values() if member.peer is not None}
+        inside = processes.by_page().get(str(self.directory / "page"), set())
+        return inside | set(filter(processes.is_alive, connected))
 
     def was_killed(self) -> bool:
         """Of a program that is gone: whether it left its slot as it was. The meter clears it at an ordinary end."""
@@ -139,11 +191,35 @@ class LiveJob:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def is_underway(file: JobFile) -> bool:
-    """Whether the job's program runs, or its runner is just starting it."""
-    if file.child_pid:
-        return processes.is_alive(file.child_pid, file.child_birth)
-    return processes.is_alive(file.runner_pid)
+class OverJobs:
+    """Jobs that are over: their directories stay until their ends are in the journal, where the next daemon looks."""
+
+    def __init__(self) -> None:
+        self._unnoted: deque[LiveJob] = deque()
+
+    def remove(self, live: LiveJob, flush: Callable[[Callable[[str], object]], object]) -> None:
+        """Take its directory away after the flush. Where that finds trouble it is tried again at the next end, for as
+        many jobs as are kept."""
+        over = [self._unnoted.popleft() for _ in range(len(self._unnoted))] + [live]
+
+        def remove_all(trouble: str) -> None:  # called by the journal's thread
+            self._unnoted.extend(over[-UNNOTED_MAX:] if trouble else ())
+            for each in over[:-UNNOTED_MAX] if trouble else over:
+                each.remove()
+
+        flush(remove_all)
+
+
+def is_underway(file: JobFile, left: Collection[int]) -> bool:
+    """Whether the job's program runs, or others of its processes do, or its runner starts it or tells its end."""
+    if file.child_pid and processes.is_alive(file.child_pid, file.child_birth):
+        return True
+    return bool(left) or has_runner(file)
+
+
+def has_runner(file: JobFile) -> bool:
+    """Whether its runner lives, connected or not."""
+    return processes.is_alive(file.runner_pid, file.runner_birth or None)
 
 
 def is_parked(directory: Path) -> bool:
@@ -152,6 +228,7 @@ def is_parked(directory: Path) -> bool:
         page = Page.open(directory / "page")
     except PeerError:
         return False
+    page.guard()
     leases = [page.slot(number).lease for number in page.pids()]
     page.close()
     return LEASE_PARKED in leases

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+
+from carpool.daemon.entrance import BoundSocket
 
 HEARD_MAX = 100  # knocks at once; whatever is left comes next
 
@@ -21,10 +22,20 @@ class KnockSocket:
     def __init__(self, path: Path, on_knock: Callable[[], None]) -> None:
         self._path = path
         self._on_knock = on_knock
-        path.unlink(missing_ok=True)  # of a daemon that died: we hold the lock
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(os.fsencode(path))
+        self._open()
+
+    def _open(self) -> None:
+        self._bound = BoundSocket(self._path, socket.SOCK_DGRAM)
+        self._socket = self._bound.socket
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._hear)
+
+    def restore(self) -> None:
+        """Make it again if somebody removed it."""
+        if not self._bound.is_own():
+            before = self._socket
+            self._open()
+            asyncio.get_running_loop().remove_reader(before.fileno())
+            before.close()
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -34,5 +45,5 @@ class KnockSocket:
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._bound.remove()
         self._socket.close()
-        self._path.unlink(missing_ok=True)

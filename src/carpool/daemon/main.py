@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import functools
 import importlib
 import logging
-import logging.handlers
 import os
 import signal
 import sys
@@ -23,7 +22,9 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
+from carpool.daemon.entrance import Entrance
 from carpool.daemon.knocks import KnockSocket
+from carpool.daemon.log_file import LogFile
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
@@ -35,24 +36,14 @@ from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
-from carpool.errors import CarpoolError, PeerError, UsageError
+from carpool.errors import CarpoolError, UsageError
 from carpool.journal.writer import Journal
-from carpool.policies import Guarded, find_policy
+from carpool.policies import POLICIES, Guarded, find_policy
+from carpool.wire.lock import BROUGHT_BACK, WAKE, make_sign
 from carpool.wire.places import Places, find_places, make_private
 
 log = logging.getLogger("carpool")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-def take_lock(places: Places) -> int:
-    """The lock a daemon holds all its life; PeerError if another one has it."""
-    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise PeerError(f"a daemon is already running (it holds {places.lock})") from error
-    return fd
 
 
 def make_router(
@@ -61,6 +52,7 @@ def make_router(
     config: DaemonConfig,
     devices: list[DeviceFacts],
     *,
+    policy: Guarded,
     stream: ChangeStream,
     stop: Callable[[], object],
 ) -> tuple[Registry, Router]:
@@ -74,6 +66,7 @@ def make_router(
         driver.journal,
         starter=starter,
         config=config,
+        policy=policy,
         devices=devices,
         observers=driver.observers,
         hear=driver.hear,
@@ -90,7 +83,30 @@ def make_router(
     return registry, router
 
 
-async def serve(places: Places, config: DaemonConfig) -> bool:
+def tell_what_is_known(driver: Driver, config: DaemonConfig, devices: list[DeviceFacts]) -> None:
+    """The core's first facts: its settings, its devices, and what programs needed before."""
+    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
+    for device in devices:
+        driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
+    for fingerprint, history in driver.journal.histories().items():
+        driver.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
+
+
+def open_journal(places: Places, config: DaemonConfig) -> Journal:
+    told = msgspec.json.encode(config).decode()
+    size = config.journal_bytes_max
+    return Journal(places.journal, version=__version__, config=told, bytes_max=size, report=log.warning)
+
+
+def guard(reference: str) -> Guarded:
+    """The policy of that reference; what is not carpool's own is also held to answer in time."""
+    policy = Guarded(find_policy(reference, place="node"), log.error)
+    if reference not in POLICIES:
+        policy.watch_the_clock()
+    return policy
+
+
+async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -98,9 +114,9 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    policy = Guarded(find_policy(config.policy, place="node"), log.error)
+    policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
-    journal = Journal(places.journal, version=__version__, config=msgspec.json.encode(config).decode())
+    journal = open_journal(places, config)
     starter = Starter(places, devices)
 
     def give_up() -> None:
@@ -108,25 +124,23 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
         stopped.set()
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
-    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
-    for device in devices:
-        driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
-    for fingerprint, history in journal.histories().items():
-        driver.tell(HistoryLoaded(fingerprint=fingerprint, history=history))
+    tell_what_is_known(driver, config, devices)
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
-    registry, router = make_router(
-        driver, starter, config, devices, stream=stream, stop=lambda: running.call_later(0.05, stopped.set)
-    )
-    registry.adopt()
+    stop = functools.partial(running.call_later, 0.05, stopped.set)
+    registry, router = make_router(driver, starter, config, devices, policy=policy, stream=stream, stop=stop)
+    registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places.knock, driver.listen)
-    # We hold the lock, so a socket that is still there is a dead daemon's.
-    places.socket.unlink(missing_ok=True)
-    server = await running.create_unix_server(router.connect, path=str(places.socket))
+    entrance.on_lost, driver.on_note = give_up, entrance.look
+    entrance.on_restored = [registry.restore, knocks.restore]
+    running.add_signal_handler(WAKE, entrance.look)
+    await entrance.open(router.connect)
     log.info(
         "daemon.ready version=%s pid=%d policy=%s device=%s", __version__, os.getpid(), config.policy, config.device
     )
     await stopped.wait()
+    running.remove_signal_handler(WAKE)
+    signal.signal(WAKE, signal.SIG_IGN)
     if not broken.is_set():
         driver.note_accounts()
         stream.close()
@@ -134,22 +148,20 @@ async def serve(places: Places, config: DaemonConfig) -> bool:
     knocks.close()
     if broken.is_set():
         return False
-    server.close()
-    places.socket.unlink(missing_ok=True)
+    entrance.close(is_stopped=True)
     log.info("daemon.stopped pid=%d", os.getpid())
     return True
 
 
-def _start_log(places: Places) -> None:
+def _start_log(places: Places) -> LogFile | None:
     level = (os.environ.get("CARPOOL_LOG") or "INFO").upper()
     if level not in LOG_LEVELS:
         raise UsageError(f"CARPOOL_LOG={level} is not a level; there are {', '.join(LOG_LEVELS)}")
     logging.raiseExceptions = False  # a full disk must not stop the daemon
-    with contextlib.suppress(OSError):
-        handler = logging.handlers.RotatingFileHandler(places.daemon_log, maxBytes=5 << 20, backupCount=1)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
     log.setLevel(level)
+    with contextlib.suppress(OSError):
+        return LogFile(places.daemon_log)
+    return None
 
 
 def _run(serving: Coroutine[object, object, bool]) -> bool:
@@ -160,31 +172,51 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
+def _say(error: CarpoolError) -> int:
+    sys.stderr.write(f"carpool daemon: {error}\n")
+    return error.exit_code
+
+
 def main() -> int:
-    """Entry of the daemon process; the configuration is its one argument, as JSON."""
+    """Entry of the daemon process."""
+    try:
+        return _main()
+    finally:
+        signal.signal(WAKE, signal.SIG_IGN)  # while the interpreter ends, so that the exit code says how it went
+
+
+def _main() -> int:
+    """Its arguments are the configuration, as JSON, and whether it is brought back."""
     os.umask(0o077)
+    signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
         places = find_places()
         config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
         config.check()
         config = config.with_host_memory()
         places = config.place_store(places)
-        for directory in (places.run, places.state, places.jobs, places.bells, places.parked):
+        for directory in places.directories():
             make_private(directory)
-        lock = take_lock(places)
-        _start_log(places)
+        is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
+        sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
+        entrance = Entrance(places, sign)
+        entrance.take_locks()
+        log_file = _start_log(places)
         config.save(places.config)
     except CarpoolError as error:
-        sys.stderr.write(f"carpool daemon: {error}\n")
-        return error.exit_code
+        return _say(error)
     except OSError as error:
         sys.stderr.write(f"carpool daemon: {error.strerror}: {error.filename}\n")
         return 1
     processes.step_back()
+    processes.raise_descriptor_limit()
     try:
-        return 0 if _run(serve(places, config)) else 1
+        return 0 if _run(serve(places, config, entrance)) else 1
+    except CarpoolError as error:
+        return _say(error)
     finally:
-        os.close(lock)
+        if log_file is not None:
+            log_file.close()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
 """What the processes of jobs say: they attach, ask for turns, give them back, answer orders to move, and go.
 
 Each message becomes facts for the core; nothing is decided here.
+
+Rules
+  I7  A process takes turns for itself only. Who it is, the kernel says: the process at the other end of its
+      connection, or a child of it; and it is no process of another job.
 """
 
 from __future__ import annotations
+
+import logging
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
@@ -12,12 +18,43 @@ from carpool.daemon import parking, processes, progress
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
+from carpool.daemon.sentences import started_by
 from carpool.daemon.translate import needs_from
 from carpool.daemon.turns import Member
-from carpool.errors import PeerError
+from carpool.errors import PeerError, RefusedError
 from carpool.wire import messages as m
-from carpool.wire.page import FIRST_LENT, LAPSED, SLOTS, Page
+from carpool.wire.page import FIRST_LENT, LAPSED, SLOTS
 from carpool.wire.places import Places
+
+log = logging.getLogger("carpool")
+PID_MAX = (1 << 22) - 1  # no pid is larger
+UNSEEN = processes.UNSEEN
+
+
+def identify(live: LiveJob, connected: int, claimed: int) -> int:
+    """Who attaches to a job: its pid as this daemon numbers it, or UNSEEN. It says who it is by the number that it
+    has for itself. RefusedError if the kernel says that it is somebody else, or of another job (I7)."""
+    if not 0 < claimed <= PID_MAX:
+        raise RefusedError(f"{claimed} is not the pid of a process")
+    if connected == UNSEEN:
+        return UNSEEN
+    pid = connected if claimed == processes.inner_pid(connected) else _find_child(live, connected, claimed)
+    if not pid:
+        raise RefusedError(f"process {connected} says that it is process {claimed}; each takes turns for itself only")
+    job = processes.job_of(pid)
+    if job is not None and job != live.id:
+        whose = f"of job {job}" if job else "of no job"
+        raise RefusedError(f"process {pid} is {whose}; it takes no turns of job {live.id}")
+    processes.everyone.note(pid, claimed, processes.namespace_of(pid))
+    return pid
+
+
+def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
+    """The child that uses the connection which its parent in the job made; 0 if it is none."""
+    if processes.job_of(connected) not in (live.id, None):
+        return 0
+    pid = processes.everyone.find(claimed, processes.namespace_of(connected))
+    return pid if pid > 0 and processes.descends_from(pid, connected) else 0
 
 
 class Members:
@@ -27,35 +64,69 @@ class Members:
 
     def attach(self, peer: Connection, message: m.Attach) -> None:
         """A process says to which job it belongs; it gets a slot of the job's page."""
-        live = self._driver.jobs.get(JobId(message.job))
-        if live is None or live.page is None:
-            peer.send(m.Refuse(reason=f"the daemon does not know job {message.job}"))
+        try:
+            live, member = self._find(peer, message)
+        except RefusedError as error:
+            log.warning("member.refused job=%s reason=%s", message.job, error)
+            peer.send(m.Refuse(reason=str(error)))
             return
-        self._driver.collect()
-        member = live.members.get(message.pid)
-        slot = message.slot or (member.slot if member is not None else self._lend_slot(live.page, message.pid))
-        if not 0 < slot < SLOTS:
-            most = SLOTS - FIRST_LENT
-            peer.send(m.Refuse(reason=f"job {live.id} has more than {most} processes that take turns"))
-            return
-        if member is None:
-            member = Member(peer=peer, pid=message.pid, slot=slot)
-            live.members[message.pid] = member
-        member.peer, member.slot = peer, slot
-        live.page.clear_pass(slot)
+        slot, pid = member.slot, member.pid
+        if live.page is not None:
+            live.page.clear_pass(slot)
+        member.peer = peer
         peer.job, peer.member = live, member
         if message.holding and not member.is_holding:
             live.turn.set_recall(member, LAPSED)
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
-        peer.send(m.Attached(slot=slot))
+        peer.send(m.Attached(slot=slot, pid=max(0, pid)))
 
-    def _lend_slot(self, page: Page, pid: int) -> int:
-        """A free slot of the page, 0 if there is none; those of processes that died without a word are free."""
-        for slot, owner in page.pids().items():
-            if slot >= FIRST_LENT and not processes.is_alive(owner):
-                page.clear_slot(slot)
-        return page.lend_slot(pid) or 0
+    def refused(self, peer: Connection, message: m.Attach) -> None:
+        """A process of another version was refused: it goes on outside the turns, though it may hold one."""
+        try:
+            live, member = self._find(peer, message)
+        except RefusedError as error:
+            log.warning("member.refused job=%s reason=%s", message.job, error)
+            return
+        self._detach(live, member, m.Detach(reason=started_by(message.version, message.protocol)))
+        live.members.pop(member.pid, None)
+
+    def _find(self, peer: Connection, message: m.Attach) -> tuple[LiveJob, Member]:
+        """The job to which a process attaches, and its seat there; RefusedError if it has none."""
+        live = self._driver.jobs.get(JobId(message.job))
+        if live is not None:
+            self._driver.judge_pages([live.id])
+        if live is not None and live.refusal:
+            raise RefusedError(live.refusal)
+        if live is None or live.page is None:
+            raise RefusedError(f"the daemon does not know job {message.job}")
+        self._driver.collect()
+        pid = identify(live, peer.process(), message.pid)
+        slot = self._seat(live, pid, message)
+        pid = -slot if pid == UNSEEN else pid
+        member = live.members.setdefault(pid, Member(peer=None, pid=pid, slot=slot))
+        member.slot = slot
+        return live, member
+
+    def _seat(self, live: LiveJob, pid: int, message: m.Attach) -> int:
+        """The slot of a process that attaches; RefusedError if it names one that is another's, or none is free."""
+        assert live.page is not None
+        namespace = processes.NOWHERE if pid == UNSEEN else processes.namespace_of(pid)
+        if message.slot:
+            slot = live.page.slot(message.slot) if 0 < message.slot < SLOTS else None
+            if slot is None or slot.pid != message.pid or (pid != UNSEEN and slot.namespace not in (0, namespace)):
+                raise RefusedError(f"slot {message.slot} of job {live.id} is not of process {message.pid}")
+            return message.slot
+        if pid in live.members:
+            return live.members[pid].slot
+        living = live.job_page.owners()
+        for number in live.page.pids():
+            if number >= FIRST_LENT and number not in living:
+                live.page.clear_slot(number)
+        lent = live.page.lend_slot(message.pid, namespace)
+        if lent is None:
+            raise RefusedError(f"job {live.id} has more than {SLOTS - FIRST_LENT} processes that take turns")
+        return lent
 
     def take(self, peer: Connection, message: m.Message) -> None:
         """Take in a message of a process that attached."""
@@ -85,6 +156,7 @@ class Members:
     def _measured(self, live: LiveJob, member: Member, message: m.Measured) -> None:
         """A job needs what all its processes need together."""
         member.measured = message
+        self._driver.look_at(live)  # a program that learns anew may have counted anew
         measured = [progress.measured(live, each) for each in live.members.values()]
         event = needs_from(live.id, measured, step_ns=message.step_ns)
         live.file.needs = event.needs
@@ -138,7 +210,7 @@ class Members:
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
         live.turn.set_recall(member, LAPSED)  # if only the connection broke: it looks here and asks anew
-        if not processes.is_alive(member.pid):
+        if member.pid < 0 or not processes.is_alive(member.pid):
             if live.page is not None and member.slot >= FIRST_LENT:
                 live.page.clear_slot(member.slot)
             (self._places.bells / str(member.pid)).unlink(missing_ok=True)

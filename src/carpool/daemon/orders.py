@@ -19,7 +19,9 @@ from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import JobState
+from carpool.daemon import callers
 from carpool.daemon.driver import Driver
+from carpool.daemon.jobs import LiveJob
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.starter import Starter
@@ -46,24 +48,23 @@ class Orders:
         self._devices = devices
         self._stop = stop
 
-    def carry_out(self, verb: str, arguments: Mapping[str, object]) -> calls.Answer:
+    def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Callable[[], int]) -> calls.Answer:
+        """`caller` tells the pid of whoever asks, as the kernel names it."""
         job = str(arguments.get("job", ""))
         match verb:
             case "submit":
+                callers.check_start(callers.job_around(self._driver.jobs.values(), caller()))
                 return self.submit(arguments)
             case "cancel":
                 return self.cancel(job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")))
             case "suspend" | "resume":
                 return self.suspend(job, is_resumed=verb == "resume")
             case "resize":
-                return self.resize(arguments)
+                return self.resize(arguments, around=callers.job_around(self._driver.jobs.values(), caller()))
             case "migrate":
                 return self.migrate(job, str(arguments.get("device", "")))
             case "checkpoint":
                 return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
-            case "flush":
-                self._driver.journal.flush()
-                return calls.Nothing()
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:
@@ -74,6 +75,7 @@ class Orders:
         if live is None:
             raise self._queries.missing(wanted)
         self._driver.look_at(self._driver.jobs[live])  # an allocation of it that waits is given up (W8)
+        self._driver.jobs[live].is_stopping = True
         self._driver.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
         return calls.Cancelled(job=live)
 
@@ -95,8 +97,8 @@ class Orders:
         self._driver.tell(event)
         return self._queries.job(job)
 
-    def resize(self, arguments: Mapping[str, object]) -> calls.JobAnswer:
-        """Give a live job more or less than before."""
+    def resize(self, arguments: Mapping[str, object], *, around: LiveJob | None = None) -> calls.JobAnswer:
+        """Give a live job more or less than before; `around` is the job inside which somebody asks."""
         try:
             asked = msgspec.convert(arguments, calls.Resize)
         except msgspec.ValidationError as error:
@@ -105,6 +107,7 @@ class Orders:
         if job is None:
             raise self._queries.missing(asked.job)
         live = self._driver.jobs[job]
+        callers.check_resize(around, live, asked)
         self._driver.look_at(live)
         if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
             least, most = asked.share_milli
@@ -199,7 +202,9 @@ class Orders:
             asked = msgspec.convert(arguments, calls.Submission)
         except msgspec.ValidationError as error:
             raise UsageError(f"the submission cannot be read: {error}") from error
-        live = self._registry.new_job(asked.spec, asked.argv, asked.cwd, environment=asked.environment)
+        live = self._registry.new_job(
+            asked.spec, asked.argv, asked.cwd, environment=asked.environment, inherited=asked.inherited
+        )
         self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec))
         if live.trouble:
             raise RefusedError(live.trouble)

@@ -123,4 +123,5 @@ def _finish(live: LiveJob, state: JobState | None, move_ns: int) -> Event | None
         parked_bytes=sum(member.parked.moved_bytes for member in away if member.parked is not None),
         resident_bytes=live.job_page.live_bytes(),
         move_ns=move_ns,
+        kept=next((member.parked.kept for member in away if member.parked is not None and member.parked.kept), ""),
     )

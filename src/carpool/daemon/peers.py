@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.turns import Member
 from carpool.errors import PeerError
@@ -81,6 +82,11 @@ class Connection(asyncio.Protocol):
                 return  # the peer is gone; connection_lost follows
         if data:
             self._transport.write(data)
+
+    def process(self) -> int:
+        """The process that connected, as the kernel names it: its pid, 0 if it is gone, or processes.UNSEEN."""
+        peer = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return processes.connected_by(peer) if peer is not None else 0
 
     def unread_bytes(self) -> int:
         """What was sent and not taken by the other side yet, beyond what the kernel holds."""

@@ -1,28 +1,78 @@
-"""What the operating system knows of processes: whether they live, whether they compute, and whom it prefers."""
+"""What the operating system knows of processes: who they are, whether they live and compute, and whom it prefers.
+
+A pid means something only in its pid namespace. Here a pid without a namespace is one of this process's own, by which
+it sees every process of its namespace and of those inside it. Processes of other namespaces are `UNSEEN`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
+import socket
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from carpool.wire.page import own_namespace
+from carpool.wire.protocol import ENV_JOB, ENV_PAGE
+
 PROC_BYTES = 4096
+ENVIRON_BYTES = 1 << 17
+UNSEEN = -1  # in place of a pid: nobody here can tell who it is, or whether it lives
+SO_PEERPIDFD = 77  # Linux 6.5; before that a pid that was used again cannot be told from the first
+FIRST_NAMESPACE = 0xEFFFFFFC  # the number of the one that sees all others
+NOWHERE = 1  # in place of a namespace's number: one that is not seen here
+NEARLY_ALL_PERCENT = 80
+UNLIMITED = 1 << 20  # descriptors, where the system names no number
+KEPT_MAX = 10_000  # processes of other namespaces that are remembered
+MISSED_NS = 5_000_000_000  # so long a process that was not found is not looked for again: it takes milliseconds
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _read(pid: int, name: str) -> bytes:
-    """A small file of a process; empty if it is gone. Read often, and Path would take three times as long."""
+def _read(pid: int, name: str, *, is_large: bool = False) -> bytes:
+    """A file of a process; empty if it is gone. Read often, and Path would take three times as long."""
+    global _spare
+    fd, found = -1, b""
     try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, PROC_BYTES)
+        fd = _open(f"/proc/{pid}/{name}")
+        found = os.read(fd, ENVIRON_BYTES if is_large else PROC_BYTES)
+        while is_large and (part := os.read(fd, ENVIRON_BYTES)):
+            found += part
     except OSError:
         return b""
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+        if _spare < 0:
+            _spare = _set_aside()
+    return found
+
+
+def _open(path: str) -> int:
+    """Open it even if this process has no descriptor left: nobody is dead because of that."""
+    global _spare
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or _spare < 0:
+            raise
+    os.close(_spare)
+    _spare = -1
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _set_aside() -> int:
+    """A descriptor for worse times; -1 if there is none to be had."""
+    try:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+_spare = _set_aside()
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
@@ -59,21 +109,177 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[0] in (b"T", b"t")
 
 
-def is_of_job(pid: int, job: str) -> bool:
-    """Whether a process was started inside this job: a pid may be somebody else's by now, its environment is not."""
+def _environment(pid: int) -> list[bytes]:
+    """The variables that a process was started with; none if it is gone, or wrote over them, as programs do that set
+    their title."""
+    variables = _read(pid, "environ", is_large=True)
+    return [each for each in variables.split(b"\0") if b"=" in each]
+
+
+def _variable(variables: list[bytes], name: str) -> str:
+    mark = f"{name}=".encode()
+    return next((os.fsdecode(each[len(mark) :]) for each in variables if each.startswith(mark)), "")
+
+
+def page_of(pid: int) -> str:
+    """The page that a process was started with, which names its job: a pid may be somebody else's by now, and another
+    daemon may have a job of the same id. Empty if it has none, or is gone."""
+    return _variable(_environment(pid), ENV_PAGE)
+
+
+def job_of(pid: int) -> str | None:
+    """The job inside which a process was started, empty if it was in none; None if nobody can tell."""
+    variables = _environment(pid)
+    return _variable(variables, ENV_JOB) if variables else None
+
+
+def by_page() -> dict[str, set[int]]:
+    """Every living process of this user that was started inside a job, by the job's page. A look takes 5 µs for each
+    process of the machine."""
+    found: dict[str, set[int]] = {}
+    for name in (entry.name for entry in os.scandir("/proc")):
+        if name.isdecimal() and (page := page_of(int(name))) and is_alive(int(name)):
+            found.setdefault(page, set()).add(int(name))
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The name of a process as ps shows it; empty if it is gone."""
+    return os.fsdecode(_read(pid, "comm").strip())
+
+
+# --- pid namespaces ------------------------------------------------------------------------------------------
+
+
+def connected_by(peer: socket.socket) -> int:
+    """The process that made the connection; 0 if it is gone, UNSEEN if it is in a namespace that is not seen here."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        pidfd = peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:  # an older kernel, or no descriptor is left
+        pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        return pid or UNSEEN
+    try:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
+    finally:
+        os.close(pidfd)
+    return {-1: 0, 0: UNSEEN}.get(int(fields["Pid"]), int(fields["Pid"]))
+
+
+def inner_pid(pid: int) -> int:
+    """The number that a process has for itself; 0 if it is gone."""
+    for line in _read(pid, "status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return pid if is_alive(pid) else 0  # a kernel older than 4.1
+
+
+def namespace_of(pid: int) -> int:
+    """The number of a process's pid namespace, as slots have it; 0 if the kernel does not tell."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino & 0xFFFFFFFF
     except OSError:
-        return False
-    return f"CARPOOL_JOB={job}".encode() in variables and is_alive(pid)
+        return 0
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Whether a process is a child of that one, or a child's child."""
+    while pid > 1:
+        fields = _stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
+        if pid == ancestor:
+            return pid > 0
+    return False
+
+
+class Finder:
+    """Finds processes by the numbers that they have for themselves, as they stand in pages."""
+
+    def __init__(self) -> None:
+        self._own = own_namespace()
+        self._found: dict[tuple[int, int], tuple[int, int | None]] = {}  # pid and birth, by inner pid and namespace
+        self._missed_ns: dict[tuple[int, int], int] = {}  # when it was looked for in vain
+        self._seen = {self._own}  # namespaces of which a process was found, so that all of them are seen
+
+    def find(self, inner: int, namespace: int) -> int:
+        """The pid of a living process; 0 if there is none, UNSEEN if nobody here can tell."""
+        if namespace in (0, self._own):
+            return inner if is_alive(inner) else 0
+        if namespace == NOWHERE:
+            return UNSEEN
+        key = (inner, namespace)
+        pid, birth = self._found.get(key, (0, None))
+        if pid and is_alive(pid, birth):
+            return pid
+        self._found.pop(key, None)
+        now = time.monotonic_ns()
+        if now - self._missed_ns.get(key, -MISSED_NS) >= MISSED_NS:
+            for pid in _all_pids():
+                if namespace_of(pid) == namespace and inner_pid(pid) == inner and is_alive(pid):
+                    return self.note(pid, inner, namespace)
+            if len(self._missed_ns) > KEPT_MAX:
+                self._missed_ns.clear()
+            self._missed_ns[key] = now
+        return 0 if self._own == FIRST_NAMESPACE or namespace in self._seen else UNSEEN
+
+    def note(self, pid: int, inner: int, namespace: int) -> int:
+        """Remember who this is; returns the pid."""
+        key = (inner, namespace)
+        if len(self._found) > KEPT_MAX:
+            self._found.clear()
+        self._found[key] = pid, birth_of(pid)
+        self._missed_ns.pop(key, None)
+        self._seen.add(namespace)
+        return pid
+
+
+def _all_pids() -> list[int]:
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+
+
+everyone = Finder()
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it is already gone."""
+    """A descriptor that becomes readable when the process ends; None if it is already gone. An OSError says no more
+    than that there is no descriptor left."""
     try:
-        return os.pidfd_open(pid)
-    except OSError:
+        return os.pidfd_open(pid) if pid > 0 else None
+    except ProcessLookupError:
         return None
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have all descriptors that it may. What it starts gets the limit that it had (`limit_anew`)."""
+    global _soft_limit
+    _soft_limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit_anew(pid: int) -> None:
+    """Give a process that was just started the limit of descriptors that this one was started with."""
+    if _soft_limit is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError, ValueError):  # it may have ended
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_soft_limit, hard))
+
+
+def descriptor_limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft != resource.RLIM_INFINITY else UNLIMITED
+
+
+def descriptor_trouble() -> str:
+    """A sentence if nearly all descriptors of this process are in use."""
+    used = limit = descriptor_limit()
+    with contextlib.suppress(OSError):  # not one is left to look
+        used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    if used * 100 < limit * NEARLY_ALL_PERCENT:
+        return ""
+    return f"{used} of {limit} descriptors are in use: start the daemon with a higher hard limit (ulimit -Hn)"
+
+
+_soft_limit: int | None = None  # what this process was started with, once it has raised it
 
 
 def step_back() -> None:

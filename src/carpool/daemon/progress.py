@@ -17,7 +17,8 @@ def look(live: LiveJob) -> ProgressSeen | None:
     if live.page is None:
         return None
     steps, live_bytes, pending_bytes = live.turn.steps(), live.job_page.live_bytes(), live.job_page.pending_bytes()
-    if not live.turn.is_granted and live.last_look == (steps, live_bytes, pending_bytes):
+    is_recount = live.turn.take_recount()
+    if not live.turn.is_granted and not is_recount and live.last_look == (steps, live_bytes, pending_bytes):
         return None  # a job that rests must not fill the journal
     live.last_look = (steps, live_bytes, pending_bytes)
     stall_ns, stall_held_ns = live.turn.stalls_ns()
@@ -29,6 +30,7 @@ def look(live: LiveJob) -> ProgressSeen | None:
         stall_ns=stall_ns,
         stall_held_ns=stall_held_ns,
         pending_bytes=pending_bytes,
+        is_recount=is_recount,
     )
 
 

@@ -21,8 +21,10 @@ from carpool import __version__, calls
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
+from carpool.daemon import processes
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.log_file import dropped_lines
 from carpool.daemon.observers import Observers
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
@@ -30,6 +32,7 @@ from carpool.daemon.translate import device_answer, ended_answer, job_answer
 from carpool.devices.base import DeviceFacts
 from carpool.errors import CarpoolError, RefusedError, UsageError
 from carpool.journal.writer import Journal
+from carpool.policies import Guarded
 
 ENDED_SHOWN = 20
 
@@ -43,6 +46,7 @@ class Queries:
         *,
         starter: Starter,
         config: DaemonConfig,
+        policy: Guarded,
         devices: list[DeviceFacts],
         observers: Observers,
         hear: Callable[[], None],
@@ -52,6 +56,7 @@ class Queries:
         self._journal = journal
         self._starter = starter
         self._config = config
+        self._policy = policy
         self._devices = devices
         self._observers = observers
         self._hear = hear  # what already happened and the core does not know: turns that were passed on
@@ -83,13 +88,22 @@ class Queries:
         return calls.Status(
             version=__version__,
             pid=os.getpid(),
-            **self._config.facts(),
+            run=str(self._starter.places.run),
+            state=str(self._starter.places.state),
+            **self._config.facts(self._policy),
             host_bytes=picture.host_bytes,
             kept_bytes=self._kept_bytes(picture.jobs),
             uptime_ns=time.monotonic_ns() - self._began_ns,
             cpu_s=times.user + times.system,
             jobs=len(self._jobs),
+            journal_bytes=self._journal.used_bytes,
+            journal_waiting_rows=self._journal.waiting_rows,
+            journal_dropped_rows=self._journal.dropped_rows,
+            log_dropped_lines=dropped_lines(),
+            descriptor_trouble=processes.descriptor_trouble(),
             journal_trouble=self._journal.trouble or self._observers.dropped.get(type(self._journal).__name__, ""),
+            observers_dropped=dict(self._observers.dropped),
+            policy_trouble=self._policy.trouble or self._policy.slowness,
             devices=devices,
         )
 
@@ -104,7 +118,7 @@ class Queries:
         self._hear()
         now = time.monotonic_ns()
         picture = self._scheduler.picture(now=now)
-        live = {job.id: self._shown(job) for job in picture.jobs if job.id in self._jobs}
+        live = {job.id: _listed(self._shown(job)) for job in picture.jobs if job.id in self._jobs}
         return calls.Node(
             policy=picture.policy,
             host_bytes=picture.host_bytes,
@@ -115,7 +129,6 @@ class Queries:
         )
 
     def _ended(self) -> list[calls.Job]:
-        self._journal.flush(rows_max=0)  # what ended just now is not in its file yet
         found = [ended_answer(body) for body in self._journal.ended_jobs(ENDED_SHOWN)]
         return [job for job in found if job is not None]
 
@@ -154,9 +167,13 @@ class Queries:
         return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
 
     def _find_ended(self, wanted: str) -> calls.Job | None:
-        self._journal.flush(rows_max=0)  # what ended just now is not in its file yet
         found = self._journal.find_ended(wanted)
         return ended_answer(found) if found is not None else None
 
     def _shown(self, picture: JobPicture) -> calls.Job:
         return job_answer(picture, self._jobs.get(picture.id), now=time.monotonic_ns())
+
+
+def _listed(job: calls.Job) -> calls.Job:
+    """A job in a list of all: one with megabytes of arguments must not make the list too long for everybody."""
+    return msgspec.structs.replace(job, argv=calls.cut_arguments(job.argv))

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from pathlib import Path
 
+from carpool.calls import Inherited
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
 from carpool.core.node.model import HOLDING
+from carpool.daemon import processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import End, JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
+from carpool.daemon.sentences import started_by
 from carpool.daemon.starter import Starter
-from carpool.daemon.translate import spec_from
+from carpool.daemon.translate import spec_from, spec_said
 from carpool.errors import PeerError, UsageError
 from carpool.wire.places import make_private
+from carpool.wire.protocol import PROTOCOL
 
 log = logging.getLogger("carpool")
+_ENDS_IN_NUMBER = re.compile(r"-([0-9]{1,15})$")
 _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
@@ -32,7 +38,7 @@ class Registry:
         self._starter = starter
         self._programs = programs
         self._jobs = starter.places.jobs
-        self._number = driver.journal.last_number()
+        self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
 
     def new_job(
         self,
@@ -41,17 +47,28 @@ class Registry:
         cwd: str,
         *,
         environment: dict[str, str] | None,
+        inherited: Inherited | None = None,
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job; the caller tells the core."""
-        spec = spec_from(spec_body)
+        said = spec_said(spec_body)
+        spec = spec_from(said)
         self._number += 1
         job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
         if not _IS_ID.fullmatch(job_id):
             raise UsageError(f"'{job_id}' cannot be the id of a job")
         directory = self._jobs / job_id
         make_private(directory)
-        file = JobFile(job=job_id, number=self._number, spec=spec, argv=argv, cwd=cwd, environment=environment)
+        file = JobFile(
+            job=job_id,
+            number=self._number,
+            spec=spec,
+            argv=argv,
+            cwd=cwd,
+            environment=environment,
+            inherited=inherited,
+            on_orphans=said.on_orphans,
+        )
         live = LiveJob(id=job_id, directory=directory, file=file)
         try:
             live.save()
@@ -61,36 +78,53 @@ class Registry:
         self._driver.jobs[job_id] = live
         return live
 
-    def adopt(self) -> None:
-        """Take back the jobs of a daemon that died: they are where their files and pages say."""
+    def restore(self) -> None:
+        """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
+        with the processes that have it; those that start later run without."""
+        for live in self._driver.jobs.values():
+            if not live.directory.exists():
+                log.warning("job.files_removed job=%s", live.id)
+                make_private(live.directory)
+                live.save_or_warn()
+
+    def adopt(self, *, is_after_boot: bool = False) -> None:
+        """Take back the jobs of a daemon that died: they are where their files and pages say.
+
+        After a boot none of them runs, though other processes may have their pids.
+        """
         files = [(path, load_file(path)) for path in self._jobs.iterdir() if path.is_dir()]
+        for path in [path for path, file in files if file is None and not (path / "job.json").exists()]:
+            shutil.rmtree(path, ignore_errors=True)  # the last daemon was about to
         # Parked ones last: they come back at once if there is room, so those that are resident must be known.
         known = sorted(
             (each for each in files if each[1] is not None), key=lambda each: (is_parked(each[0]), _number(each[1]))
         )
+        left = processes.by_page() if known else {}
         for directory, file in known:
             if file is None:
                 continue
             self._number = max(self._number, file.number)
             live = LiveJob(id=JobId(file.job), directory=directory, file=file)
-            if file.device and is_underway(file):
+            was_started, end = live.learn_start(), End.load(directory)
+            may_run = file.device and not is_after_boot and not _is_closed(end)
+            if may_run and is_underway(file, left.get(str(directory / "page"), ())):
                 self._adopt_running(live)
-            elif not file.child_pid and file.environment is not None:
+            elif was_started or end is not None:
+                self._driver.note_lost(live, end)  # never again: a program runs once
+            elif file.environment is not None:
                 file.device = ""
                 self._driver.jobs[live.id] = live
                 account = self._driver.journal.account_of(live.id)
                 self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
-                if file.child_pid:
-                    self._driver.note_lost(live, End.load(directory))
                 live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:
             live.job_page.open(live.directory)
-        except PeerError as error:
-            log.warning("job.lost job=%s reason=%s", live.id, error)
-            return
+        except PeerError as error:  # it is in the books, and takes no turns
+            log.warning("job.page_unusable job=%s reason=%s", live.id, error)
+            live.file.detached = live.refusal = str(error)
         device = self._starter.device_for(live.file)
         if device is None:
             log.warning("job.lost job=%s reason=device %s is not here", live.id, live.file.device)
@@ -98,6 +132,8 @@ class Registry:
         live.file.device = device
         live.job_page.set_capacity(self._starter.capacity_of(device), live.file.spec)
         live.find_members()
+        if live.file.protocol not in (0, PROTOCOL):
+            live.leave_turns(started_by(live.file.version, live.file.protocol))
         self._driver.jobs[live.id] = live
         event = adopted(live, self._driver.journal.account_of(live.id))
         self._driver.tell(event)
@@ -112,6 +148,17 @@ class Registry:
             self._programs.watch(live, live.file.child_pid)
         else:
             self._starter.watch_runner(live)
+
+
+def last_logged(logs: Path) -> int:
+    """The highest number in a name of a log: a journal that was lost must not give it to another job."""
+    found = (_ENDS_IN_NUMBER.search(path.stem) for path in logs.glob("*.log"))
+    return max((int(number[1]) for number in found if number is not None), default=0)
+
+
+def _is_closed(end: End | None) -> bool:
+    """Whether a daemon had said what became of the job, and not only its runner."""
+    return end is not None and bool(end.state)
 
 
 def _number(file: JobFile | None) -> int:

@@ -5,7 +5,11 @@ Knows which connection speaks for which job, and refuses other versions; decides
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from carpool import __version__, calls
+from carpool.daemon import moments, processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
@@ -15,6 +19,8 @@ from carpool.daemon.runners import Runners
 from carpool.daemon.stream import ChangeStream
 from carpool.errors import CarpoolError, PeerError
 from carpool.wire import messages as m
+
+FLUSH_SECONDS_MAX = 20.0  # less than a client waits for an answer
 
 
 class Router:
@@ -34,11 +40,28 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
+        self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
     def connect(self) -> Connection:
-        return Connection(self.on_message, self.on_lost)
+        """Take a connection. Those that say nothing have half of the descriptors at most: the oldest has to go."""
+        peer = Connection(self.on_message, self.on_lost)
+        self._silent[peer] = None
+        if len(self._silent) > max(1, processes.descriptor_limit() // 2):
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.close()
+        return peer
 
     def on_message(self, peer: Connection, message: m.Message) -> None:
+        self._silent.pop(peer, None)
+        if not moments.DIE_AT:
+            self._take(peer, message)
+            return
+        moments.pass_by(f"{moments.name_of(message)}.before")
+        self._take(peer, message)
+        moments.pass_by(f"{moments.name_of(message)}.after")
+
+    def _take(self, peer: Connection, message: m.Message) -> None:
         form = m.FORMS[type(message)]
         if form.receiver != m.DAEMON:
             raise PeerError(f"a daemon does not take {type(message).__name__}")
@@ -46,6 +69,8 @@ class Router:
             case m.Attach():
                 if self._speaks_this_version(peer, message.version, message.protocol):
                     self._members.attach(peer, message)
+                else:
+                    self._members.refused(peer, message)
             case m.Enter():
                 if self._speaks_this_version(peer, message.version, message.protocol):
                     self._runners.take(peer, message)
@@ -59,6 +84,7 @@ class Router:
                 self._runners.take(peer, message)
 
     def on_lost(self, peer: Connection) -> None:
+        self._silent.pop(peer, None)
         self._stream.drop(peer)
         self._driver.collect()
         live, member = peer.job, peer.member
@@ -72,7 +98,7 @@ class Router:
             self._runners.drop(live)
 
     def _speaks_this_version(self, peer: Connection, version: str, protocol: int) -> bool:
-        if protocol == m.PROTOCOL and version == __version__:
+        if protocol == m.PROTOCOL:
             return True
         reason = (
             f"the daemon is carpool {__version__} (protocol {m.PROTOCOL}), this is {version} (protocol {protocol});"
@@ -86,9 +112,12 @@ class Router:
             if message.verb == "changes":
                 self._stream.add(peer, has_turns=bool(message.arguments.get("turns")))
                 return
+            if message.verb == "flush":
+                self._flush(peer)
+                return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:
-                answer = self._orders.carry_out(message.verb, message.arguments)
+                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.process)
         except CarpoolError as error:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return
@@ -96,3 +125,27 @@ class Router:
             peer.send(m.Reply(answer={}, error=f"{error.strerror}: {error.filename}", code=1))
             return
         peer.send(m.Reply(answer=calls.as_dict(answer), error="", code=0))
+
+    def _flush(self, peer: Connection) -> None:
+        """Answer when the journal's thread has tried to write everything; nobody else waits for that."""
+        loop = asyncio.get_running_loop()
+        tried: asyncio.Future[str] = loop.create_future()
+
+        def settle(trouble: str) -> None:
+            if not tried.done():
+                tried.set_result(trouble)
+
+        def tell(trouble: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, trouble)
+
+        def answer(_: object) -> None:
+            late.cancel()
+            trouble = tried.result()
+            peer.send(m.Reply(answer={}, error=trouble, code=1 if trouble else 0))
+
+        late = loop.call_later(
+            FLUSH_SECONDS_MAX, settle, f"the journal was not written within {FLUSH_SECONDS_MAX:g} s: its disk hangs"
+        )
+        tried.add_done_callback(answer)
+        self._driver.journal.flush(tell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobSubmitted
 from carpool.core.node.model import JobState
+from carpool.daemon import callers
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -40,9 +41,11 @@ class Runners:
         """Its runner's connection is gone."""
         live.runner = None
         self._programs.end_if_dead(live)
+        if self._driver.jobs.get(live.id) is live and not live.file.child_pid:
+            self._starter.watch_runner(live)  # it comes back, or is about to be gone
 
     def _enter(self, peer: Connection, message: m.Enter) -> None:
-        known = self._driver.jobs.get(JobId(message.job)) if message.job else None
+        known = self._driver.jobs.get(JobId(message.job)) if message.job else self._find_unnamed(message.pid)
         if known is not None and _has_other_runner(known, message):
             peer.send(m.Refuse(reason=f"job {message.job} has a runner already"))
             return
@@ -53,20 +56,28 @@ class Runners:
             peer.send(m.Refuse(reason=f"the daemon does not know job {message.job} any more"))
             return
         try:
+            if not message.job:  # else a runner comes back to a daemon that has forgotten the job
+                callers.check_start(callers.job_around(self._driver.jobs.values(), peer.process()))
             live = self._registry.new_job(
                 message.spec, message.argv, message.cwd, environment=None, wanted_id=message.job
             )
         except (CarpoolError, OSError) as error:
             peer.send(m.Refuse(reason=str(error)))
             return
-        live.runner, live.file.runner_pid = peer, message.pid
-        peer.job = live
+        live.runner, peer.job = peer, live
+        live.note_runner(message.pid)
         account = self._driver.journal.account_of(live.id) if message.job else None
         self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec, account=account))
 
+    def _find_unnamed(self, pid: int) -> LiveJob | None:
+        """The job of a runner that was let in by a daemon which died before it could name the job."""
+        jobs = self._driver.jobs.values()
+        unheard = [live for live in jobs if live.runner is None and not live.file.child_pid]
+        return next((live for live in unheard if live.file.environment is None and live.file.runner_pid == pid), None)
+
     def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
-        live.runner, live.file.runner_pid = peer, message.pid
-        peer.job = live
+        live.runner, peer.job = peer, live
+        live.note_runner(message.pid)
         if message.child_pid:
             self._programs.watch(live, message.child_pid)
         elif self._driver.scheduler.state_of(live.id) is not JobState.QUEUED:

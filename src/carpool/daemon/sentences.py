@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from carpool import __version__
+from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
-from carpool.units import format_bytes
+from carpool.units import format_bytes, format_list
+from carpool.wire.protocol import PROTOCOL
+
+NAMED_MAX = 4  # processes that a sentence names
 
 
 def refusals(live: LiveJob) -> str:
@@ -16,3 +21,23 @@ def refusals(live: LiveJob) -> str:
     if count == 1:
         return f"1 allocation was refused{at} (it asked for {newest})"
     return f"{count} allocations were refused{at} (the newest asked for {newest})"
+
+
+def orphanage(live: LiveJob) -> str:
+    """That its first process has ended and who goes on, in words; empty while it runs, or if nobody does."""
+    pids = live.living_orphans()
+    if live.ended is None or not pids:
+        return ""
+    named = [f"{pid} {processes.name_of(pid)}" for pid in pids[:NAMED_MAX]]
+    rest = [f"{len(pids) - NAMED_MAX} more"] if len(pids) > NAMED_MAX else []
+    go_on, whom = ("goes on", "it") if len(pids) == 1 else ("go on", "them")
+    return (
+        f"its first process has ended ({live.ended.reason}); {len(pids)} of its processes {go_on}"
+        f" ({format_list([*named, *rest])}); end {whom}: carpool cancel {live.id}"
+    )
+
+
+def started_by(version: str, protocol: int) -> str:
+    """Why a job that another version of carpool started takes no turns of this one's."""
+    theirs, ours = f"carpool {version} (protocol {protocol})", f"{__version__} (protocol {PROTOCOL})"
+    return f"it was started by {theirs}, the daemon is {ours}"

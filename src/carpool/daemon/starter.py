@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -16,9 +17,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
-from carpool.core.node.events import JobExited
-from carpool.daemon import processes
+from carpool.core.node.events import JobExited, StartPutOff
+from carpool.daemon import moments, processes
 from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
@@ -29,8 +31,15 @@ from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 KILL_AFTER_SECONDS = 10.0
+AGAIN_SECONDS = 1.0  # between two attempts to watch a runner
 LOGS_KEPT = 1000  # of ended jobs
 LOOK_EVERY = 100  # submitted jobs
+SHORTAGES = {  # what the machine may have again soon, with what helps
+    errno.EMFILE: "the daemon's limit of descriptors: ulimit -n, then restart it",
+    errno.ENFILE: "the machine's limit of descriptors: sysctl fs.file-max",
+    errno.EAGAIN: "the limit of processes: ulimit -u, or that of the cgroup",
+    errno.ENOMEM: "the machine's memory",
+}
 
 
 class Starter:
@@ -53,10 +62,12 @@ class Starter:
     def log_path(self, job: str) -> Path:
         return self.places.logs / f"{job}.log"
 
-    def start(self, live: LiveJob, device: DeviceId) -> JobExited | None:
-        """Give the job its page and tell its runner; what went wrong comes back as the job's end."""
+    def start(self, live: LiveJob, device: DeviceId) -> JobExited | StartPutOff | None:
+        """Give the job its page and tell its runner; what went wrong comes back as the job's end, or that it has to
+        wait."""
         facts = self._devices[device]
         live.file.device, live.file.kind = facts.id, facts.kind.name
+        live.file.version, live.file.protocol = __version__, m.PROTOCOL
         try:
             check_cap(facts, live.file.spec, live.file.argv)
             live.job_page.make(live.directory)
@@ -69,6 +80,10 @@ class Starter:
             elif live.file.environment is not None:
                 self._spawn_runner(live)
         except OSError as error:
+            if error.errno in SHORTAGES:
+                live.job_page.close()
+                live.file.device = live.file.kind = ""
+                return StartPutOff(job=live.id, reason=f"{error.strerror} ({SHORTAGES[error.errno]})")
             reason = f"could not be started: {error.strerror} ({live.directory})"
             if live.runner is not None:
                 live.runner.send(m.Refuse(reason=f"job {live.id} {reason}; free some space and try again"))
@@ -96,7 +111,9 @@ class Starter:
 
     def send_start(self, live: LiveJob) -> None:
         if live.runner is not None and live.page is not None:
+            moments.pass_by("Start.before")
             live.runner.send(m.Start(job=live.id, environment=self._environment(live, live.page.path)))
+            moments.pass_by("Start.after")
 
     def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
         device = self._devices[live.file.device]
@@ -115,8 +132,10 @@ class Starter:
                 stderr=sink,
                 start_new_session=True,
             )
-        live.file.runner_pid = self._runners[live.id].pid
-        live.save()
+        moments.pass_by("spawned")
+        live.note_runner(self._runners[live.id].pid)
+        processes.limit_anew(live.file.runner_pid)
+        live.save_or_warn()  # it runs: what fails from here on is no reason to start another
         self.watch_runner(live)
 
     def _prune_logs(self) -> None:
@@ -132,11 +151,19 @@ class Starter:
 
     def watch_runner(self, live: LiveJob) -> None:
         """Notice a background runner that dies before it ever spoke to this daemon."""
-        pidfd = processes.open_pidfd(live.file.runner_pid)
+        try:
+            pidfd = processes.open_pidfd(live.file.runner_pid)
+        except OSError:  # no descriptor is left: it is looked at again
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._watch_again, live)
+            return
         if pidfd is None:
             asyncio.get_running_loop().call_soon(self.on_runner_gone, live)
             return
         asyncio.get_running_loop().add_reader(pidfd, self._on_gone, live, pidfd)
+
+    def _watch_again(self, live: LiveJob) -> None:
+        if live.runner is None and live.page is not None:  # it has neither come nor ended
+            self.watch_runner(live)
 
     def _on_gone(self, live: LiveJob, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
@@ -146,7 +173,8 @@ class Starter:
 
     def stop(self, live: LiveJob) -> None:
         """End the job's program: politely, then with force."""
-        if live.runner is not None:
+        live.is_stopping = True
+        if live.ended is None and live.runner is not None:
             live.runner.send(m.Stop())
         elif live.file.child_pid:
             self._signal(live, signal.SIGTERM)
@@ -156,25 +184,15 @@ class Starter:
 
     def _signal(self, live: LiveJob, number: signal.Signals) -> None:
         if live.page is not None:  # else it ended meanwhile
-            _signal_all(live.pids(), live.id, number)
+            for pid in live.find_left():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
 
-    def closed(self, live: LiveJob, *, is_cancelled: bool) -> None:
-        """Let go of a submitted job's runner, and end what a cancelled program left behind (a shell's children)."""
+    def closed(self, live: LiveJob) -> None:
+        """Let go of a submitted job's runner."""
         runner = self._runners.pop(live.id, None)
         if runner is not None:
             asyncio.get_running_loop().call_later(1.0, runner.poll)
-        left = {pid for pid in live.pids() if is_cancelled and processes.is_of_job(pid, live.id)}
-        if left:
-            _signal_all(left, live.id, signal.SIGTERM)
-            later = asyncio.get_running_loop().call_later
-            later(KILL_AFTER_SECONDS, _signal_all, left, live.id, signal.SIGKILL)
-
-
-def _signal_all(pids: set[int], job: str, number: signal.Signals) -> None:
-    for pid in pids:
-        if processes.is_of_job(pid, job):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
 
 
 def _private(path: str, flags: int) -> int:

@@ -17,17 +17,22 @@ from carpool.core.node.model import JobSpec, JobState, Needs
 from carpool.core.node.words.views import DevicePicture, JobPicture
 from carpool.daemon.files import End, JobFile
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.sentences import orphanage
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
 
 
-def spec_from(body: dict[str, object]) -> JobSpec:
-    """Check and convert a spec; a UsageError names what is wrong."""
+def spec_said(body: dict[str, object]) -> calls.Spec:
+    """A spec as it travels; a UsageError names what cannot be read."""
     try:
-        said = msgspec.convert(body, calls.Spec)
+        return msgspec.convert(body, calls.Spec)
     except msgspec.ValidationError as error:
         raise UsageError(f"the job's options cannot be read: {error}") from error
+
+
+def spec_from(said: calls.Spec) -> JobSpec:
+    """Check and convert a spec; a UsageError names what is wrong."""
     if said.weight_milli < 1:
         raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
     for name, value in (
@@ -45,6 +50,7 @@ def spec_from(body: dict[str, object]) -> JobSpec:
         cap_bytes=said.cap_bytes,
         wait_memory_ns=said.wait_memory_ns,
         on_hog=said.on_hog,
+        may_park=said.may_park,
         may_oversubscribe=said.may_oversubscribe,
         guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
         limit_milli=said.limit_milli,
@@ -74,7 +80,10 @@ def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> N
 
 def picture_lost(file: JobFile, end: End | None) -> JobPicture:
     """A job that ended while no daemon ran, as far as its files tell."""
-    if end is None:
+    how = ""
+    if end is not None and end.state:
+        state = JobState(end.state)
+    elif end is None:
         state, how = JobState.FAILED, "exit code unknown"
     elif end.signal:
         state, how = JobState.FAILED, f"ended by signal {end.signal}"
@@ -114,7 +123,7 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         parked_bytes=0,
         move_ns=0,
         move_trouble="",
-        reason=f"it ended while no daemon ran; {how}",
+        reason=f"it ended while no daemon ran; {how}" if how else end.reason if end is not None else "",
     )
 
 
@@ -128,7 +137,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
     if live is not None:
         gradients = sum(member.gradient_bytes for member in live.members.values())
         facts |= {
-            "steps": max(picture.steps, live.turn.steps()),
+            "steps": live.turn.steps() or picture.steps,
             "live_bytes": live.job_page.live_bytes() if live.page is not None else picture.live_bytes,
             "silent_ns": _silent_ns(picture, live, now=now),
             "remaining_ns": _remaining_ns(picture, live),
@@ -137,6 +146,8 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "gradient_bytes": gradients or None,
             "device_ns": live.job_page.device_ns(),
             "processes": live.job_page.usage(),
+            "orphans": live.living_orphans(),
+            "reason": "; ".join(filter(None, (orphanage(live), picture.reason))),
         }
     return msgspec.convert(facts, calls.Job)
 

@@ -42,6 +42,7 @@ class Member:
     park_bytes: int = 0  # what it may move at most, as it was told last
     gradient_bytes: int = 0  # of what it keeps between turns
     measured: m.Measured | None = None  # None until it says what it needs, to this daemon
+    steps_max: int = 0  # the most that its slot said since it was last counted anew
 
 
 class SharedTurn:
@@ -138,10 +139,22 @@ class SharedTurn:
 
     def steps_of(self, member: Member) -> int:
         slot = self._page.slot(member.slot)
-        return slot.steps if slot is not None else 0
+        steps = slot.steps if slot is not None else 0
+        member.steps_max = max(member.steps_max, steps)
+        return steps
 
     def steps(self) -> int:
         return max((self.steps_of(member) for member in self.members.values()), default=0)
+
+    def take_recount(self) -> bool:
+        """Whether its processes took steps back that were none. A recalled job then stops at a step that is near."""
+        if self.steps() >= max((member.steps_max for member in self.members.values()), default=0):
+            return False
+        for member in self.members.values():
+            member.steps_max = 0
+        if self._is_recalled:
+            self.recall()
+        return True
 
     def boundary_ns(self) -> int:
         """When a process of it last reached a boundary; 0 if none did."""

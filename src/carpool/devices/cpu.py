@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from carpool.devices.base import DeviceFacts, DeviceKind, count_and_size
@@ -22,6 +23,7 @@ KIND = DeviceKind(
     can_move_jobs=True,
 )
 DEVICES_MAX = 64
+ROOT = Path("/")
 RAM_SHARE = 2  # half of the memory by default; the rest is for the operating system and the page cache
 
 # libgomp spins 300,000 rounds (about 6 ms) at every barrier when its own threads fit the cores; it knows nothing of
@@ -38,8 +40,9 @@ def find(size: str, lanes_max: int) -> list[DeviceFacts]:
     capacity = parse_bytes(each) if each else default_capacity_bytes() // number
     total = memory_bytes()
     if capacity * number > total:
+        whose = "this machine" if total == machine_bytes() else "this process's memory cgroup"
         raise UsageError(
-            f"'cpu:{size}' asks for {format_bytes(capacity * number)}, this machine has {format_bytes(total)}; choose"
+            f"'cpu:{size}' asks for {format_bytes(capacity * number)}, {whose} has {format_bytes(total)}; choose"
             " a smaller size"
         )
     names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
@@ -47,8 +50,46 @@ def find(size: str, lanes_max: int) -> list[DeviceFacts]:
     return [DeviceFacts(id=name, kind=KIND, capacity_bytes=capacity, title=title(), defaults=waits) for name in names]
 
 
-def memory_bytes() -> int:
+def memory_bytes(root: Path = ROOT) -> int:
+    """What this process and its children may use: the machine's memory, or less in a memory cgroup."""
+    return min([machine_bytes(), *_cgroup_limits(root)])
+
+
+def machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """The limits of the memory cgroups around this process, up the tree, in both versions of cgroups.
+
+    In a container the path may be one of the machine outside. What it sees at the top is its own group then.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (
+            (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            if controllers
+            else (root / "sys/fs/cgroup", "memory.max")
+        )
+        group = top / "/".join(part for part in path.split("/") if part not in ("", ".."))
+        for each in (group, *group.parents):
+            if each.is_relative_to(top):
+                yield from _limit_in(each / name)
+
+
+def _limit_in(file: Path) -> list[int]:
+    """The limit in a file; none where there is no such file, or it says "max"."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdecimal() else []
 
 
 def default_capacity_bytes() -> int:

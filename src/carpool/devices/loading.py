@@ -48,9 +48,20 @@ def obstacle(program: str, library: str, *, path: str | None = None) -> str | No
         return f"it is a {theirs} program and carpool's library is {ours}; build it for that"
     if theirs.loader is None and theirs.is_program:
         return "it is linked statically, so no loader puts carpool's library into it; link it dynamically"
-    if Path(theirs.loader or "").name.startswith("ld-musl"):
+    if _is_musl(theirs):
         return "it uses the C library musl and carpool's library uses glibc; build it with glibc"
     return None
+
+
+def would_not_start(program: str, *, path: str | None = None) -> bool:
+    """Whether the program's loader ends it because of our library, where others would only leave that out."""
+    files = interpreters(program, path=path)
+    theirs = read_binary(files[-1]) if files else None
+    return theirs is not None and _is_musl(theirs)
+
+
+def _is_musl(binary: Binary) -> bool:
+    return Path(binary.loader or "").name.startswith("ld-musl")
 
 
 def interpreters(program: str, *, path: str | None = None) -> list[Path]:

@@ -10,10 +10,12 @@ from pathlib import Path
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import DeviceAdded, Event, NodeConfigured
 from carpool.errors import UsageError
-from carpool.journal import facts
-from carpool.journal.schema import EVENT, GAP, open_to_read
+from carpool.journal import blocks, facts
+from carpool.journal.schema import EVENT, GAP, form_of, open_to_read
 
+NumberedRow = tuple[int, int, int, str, str, bytes]  # its number, the life, when, kind, name, body
 JOBS_COME = ("JobSubmitted", "JobAdopted")
+BLOCKS_FORM = 2  # from this form on old rows are packed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,23 +61,51 @@ class Life:
 def lives(path: Path) -> list[Life]:
     """All lives that have rows, oldest first."""
     with open_to_read(path) as db:
-        try:
-            first = db.execute("select run, min(rowid) from log group by run order by run").fetchall()
-            with_jobs = {run for (run,) in db.execute("select distinct run from log where name in (?, ?)", JOBS_COME)}
-            return [
-                Life(run=run, has_jobs=run in with_jobs, trouble=_trouble(db, path, run, row)) for run, row in first
-            ]
-        except sqlite3.Error as error:
-            raise UsageError(f"{path} cannot be read as a journal: {error}") from error
+        return _lives(db, path)
 
 
-def _trouble(db: sqlite3.Connection, path: Path, run: int, row: int) -> str:
-    kind, name = db.execute("select kind, name from log where rowid = ?", (row,)).fetchone()
+def _lives(db: sqlite3.Connection, path: Path) -> list[Life]:
+    with_jobs: set[int] = set()
+    first: dict[int, NumberedRow] = {}
+    for row in _rows(db, path):
+        first.setdefault(row[1], row)
+        if row[4] in JOBS_COME:
+            with_jobs.add(row[1])
+    return [
+        Life(run=run, has_jobs=run in with_jobs, trouble=_trouble(path, row)) for run, row in sorted(first.items())
+    ]
+
+
+def _trouble(path: Path, first: NumberedRow) -> str:
+    number, run, _, kind, name, _ = first
     if name == NodeConfigured.__name__:
         return ""
     if (kind, name) == (EVENT, DeviceAdded.__name__):
         return f"{path}: run {run} is of an older carpool and lacks its configuration: it cannot be replayed"
-    return f"{path} row {row}: the beginning of run {run} is not there"
+    return f"{path} row {number}: the beginning of run {run} is not there"
+
+
+def _rows(db: sqlite3.Connection, path: Path, *, run: int | None = None) -> Iterator[NumberedRow]:
+    """The rows of all lives or of one, oldest first."""
+    where, values = ("where run = ?", (run,)) if run is not None else ("", ())
+    try:
+        if form_of(db) >= BLOCKS_FORM:
+            for last, of_run, body in db.execute(f"select row, run, body from blocks {where} order by row", values):
+                yield from _unpacked(path, last, of_run, body)
+        asked = f"select rowid, run, at_ns, kind, name, body from log {where} order by rowid"
+        yield from iter(db.execute(asked, values).fetchone, None)  # a cursor would be closed after its file
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be read as a journal: {error}") from error
+
+
+def _unpacked(path: Path, last: int, run: int, body: bytes) -> Iterator[NumberedRow]:
+    """The rows of a block, which is numbered as the last of them."""
+    try:
+        rows = list(blocks.unpack(body))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} row {last}: {error}") from error
+    for number, row in enumerate(rows, last - len(rows) + 1):
+        yield (number, run, *row)
 
 
 def choose(found: Sequence[Life], path: Path) -> Life:
@@ -94,27 +124,27 @@ def read(path: Path, *, run: int | None = None) -> Recording:
     if life.trouble:
         raise UsageError(life.trouble)
     with open_to_read(path) as db:
+        calls, gap = _calls(path, _rows(db, path, run=life.run))
         try:
             version = db.execute("select version from runs where run = ?", (life.run,)).fetchone()
-            asked = "select rowid, at_ns, kind, name, body from log where run = ? order by rowid"
-            calls, gap = _calls(path, db.execute(asked, (life.run,)))
         except sqlite3.Error as error:
             raise UsageError(f"{path} cannot be read as a journal: {error}") from error
+    if not calls or not isinstance(calls[0].event, NodeConfigured):
+        raise UsageError(f"{path}: the beginning of run {life.run} was forgotten while it was read; read it again")
     configured = calls[0].event
-    assert isinstance(configured, NodeConfigured)  # or the life had had trouble
     said = str(version[0]) if version is not None else ""
     return Recording(source=str(path), run=life.run, version=said, configured=configured, calls=calls, gap=gap)
 
 
-def _calls(path: Path, rows: Iterator[tuple[int, int, str, str, bytes]]) -> tuple[list[Call], int]:
+def _calls(path: Path, rows: Iterator[NumberedRow]) -> tuple[list[Call], int]:
     """The calls up to the first gap, and how many rows are missing there."""
     calls: list[Call] = []
-    for row, at_ns, kind, name, body in rows:
+    for row, _, at_ns, kind, name, body in rows:
         try:
             if kind == GAP:
                 return calls, int(body)
             if kind == EVENT:
-                calls.append(Call(row=row, at_ns=at_ns, event=facts.event_from(name, body), effects=[]))
+                calls.append(Call(row=row, at_ns=_time(at_ns), event=facts.event_from(name, body), effects=[]))
             elif not calls:
                 raise UsageError("an effect without its event")
             else:
@@ -124,21 +154,26 @@ def _calls(path: Path, rows: Iterator[tuple[int, int, str, str, bytes]]) -> tupl
     return calls, 0
 
 
+def _time(at_ns: object) -> int:
+    if not isinstance(at_ns, int):
+        raise UsageError("its time cannot be read")
+    return at_ns
+
+
 def read_facts(path: Path, *names: str, all_runs: bool = False) -> list[tuple[int, int, Event | Effect]]:
     """The events and effects of these names, each with its run and time; of the newest life, or of all."""
-    marks = ", ".join("?" * len(names))
-    runs = "" if all_runs else "run = (select max(run) from runs) and"
-    asked = f"select rowid, run, at_ns, kind, name, body from log where {runs} name in ({marks}) order by rowid"
+    found: list[tuple[int, int, Event | Effect]] = []
     with open_to_read(path) as db:
         try:
-            rows = db.execute(asked, names).fetchall()
+            (newest,) = db.execute("select max(run) from runs").fetchone()
         except sqlite3.Error as error:
             raise UsageError(f"{path} cannot be read as a journal: {error}") from error
-    found: list[tuple[int, int, Event | Effect]] = []
-    for row, run, at_ns, kind, name, body in rows:
-        try:
-            read_one = facts.event_from if kind == EVENT else facts.effect_from
-            found.append((run, at_ns, read_one(name, body)))
-        except UsageError as error:
-            raise UsageError(f"{path} row {row}: {error}") from error
+        for row, of_run, at_ns, kind, name, body in _rows(db, path, run=None if all_runs else newest or 0):
+            if name not in names:
+                continue
+            try:
+                read_one = facts.event_from if kind == EVENT else facts.effect_from
+                found.append((of_run, _time(at_ns), read_one(name, body)))
+            except (UsageError, ValueError, TypeError) as error:
+                raise UsageError(f"{path} row {row}: {error}") from error
     return found

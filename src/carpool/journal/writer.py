@@ -1,225 +1,320 @@
-"""Keeps the journal of one daemon's life, and what it learnt of programs and jobs that are over.
+"""The daemon's side of its journal: it collects what is to be written, and remembers what may be asked.
 
-Rows are collected in memory and written together, so a hand-over never waits for the disk; a daemon killed with -9
-loses at most the last FLUSH_SECONDS. If the disk refuses, scheduling goes on, the trouble is shown in
-`carpool daemon status`, and writing is tried again later (J4).
+What is collected is handed to a thread of its own, so no hand-over waits for the disk (J4). A daemon killed with -9
+loses at most the last FLUSH_SECONDS. What was handed over and could not be written waits in memory, PENDING_MAX rows
+at most. Beyond that the oldest rows are dropped and counted: a row says so in their place (J3), and so does
+`carpool daemon status`. All questions are answered from memory: the file is read when it is opened, never later.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
-import re
 import sqlite3
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from carpool.calls import cut_arguments
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
-from carpool.core.node.lifecycle import UNNOTED_NS, carry_on
+from carpool.core.node.lifecycle import UNNOTED_NS
 from carpool.core.node.model import Account, History
 from carpool.core.node.words.views import JobPicture
-from carpool.journal import facts
-from carpool.journal.schema import EFFECT, EVENT, GAP, LOG_ROW, prepare
+from carpool.journal import BYTES_MAX, facts
+from carpool.journal.disk import HISTORIES_KEPT, JOBS_KEPT, Batch, EndedJob, JournalFile, Loaded
+from carpool.journal.schema import EFFECT, EVENT, GAP
 from carpool.units import SECOND
 
 FLUSH_SECONDS = UNNOTED_NS / SECOND
-PENDING_MAX = 100_000  # rows kept while the disk refuses; older ones are dropped first
-ROWS_MAX = 5_000_000
-PRUNE_EVERY = 10_000  # rows written between two looks for old ones
-KEPT_MAX = 10_000  # ended jobs, and programs whose needs are remembered
+PENDING_MAX = 100_000  # rows that wait for the disk; two busy jobs need 40 minutes for them
 RETRY_SECONDS = 30.0
-_IS_NUMBER = re.compile(r"[0-9]{1,15}")
+HANG_SECONDS = 5.0  # a write that takes longer is shown
+CLOSE_SECONDS = 5.0  # a daemon that ends waits so long for the disk
 
 
 class Journal:
-    def __init__(self, path: Path, *, version: str, config: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        version: str,
+        config: str,
+        bytes_max: int = BYTES_MAX,
+        report: Callable[[str], object] = lambda said: None,
+    ) -> None:
         self._path = path
-        self._db: sqlite3.Connection | None = None
-        self._pending: list[tuple[int, str, str, bytes]] = []  # rows of the log, without the run's number
-        self._jobs: dict[str, tuple[object, ...]] = {}
+        self._report = report
+        self._changed = threading.Condition()  # guards all that follows; nobody touches the disk under it
+        self._collected = Batch()
+        self._asked = self._tried = 0  # how often writing was asked for, and up to which of these it was tried
+        self._then: list[tuple[int, Callable[[str], object]]] = []  # who wants to know when that was tried
+        self._busy_since: float | None = None
+        self._busy_rows = 0
+        self._retry_at: float | None = None
+        self._is_closing = False
+        self._trouble = self._reported = ""
+        self.dropped_rows = 0
+        self.bytes_max = bytes_max
+        life = (time.time(), time.monotonic_ns(), version, config)
+        self._file = JournalFile(path, life=life, bytes_max=bytes_max, remember=self._all_remembered)
+        self._jobs: dict[str, EndedJob] = {}
         self._histories: dict[str, bytes] = {}
-        self._accounts: dict[str, bytes] = {}
-        self._noted_ns = 0  # when every account was the newest there was
-        self._retry_at = 0.0
-        self._flushed = 0  # rows since old ones were last forgotten
-        self.trouble = ""
-        self.run = 0
-        self._begin = (time.time(), time.monotonic_ns(), version, config)
-        self._open()
+        self._accounts: dict[str, bytes] = {}  # of jobs that this daemon knows
+        loaded = self._open()
+        self._jobs |= {job.job: job for job in loaded.jobs}
+        self._histories |= loaded.histories
+        self._inherited, self._last_number = loaded.accounts, loaded.last_number
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
 
-    def _open(self) -> None:
+    def _open(self) -> Loaded:
+        """The only time that the daemon itself waits for the disk: it serves nobody yet."""
         try:
-            db = sqlite3.connect(self._path, timeout=1.0, check_same_thread=False)
-            prepare(db)
-            self._path.chmod(0o600)
-            if not self.run:
-                row = db.execute(
-                    "insert into runs (wall_s, mono_ns, version, config) values (?, ?, ?, ?)", self._begin
-                )
-                self.run = int(row.lastrowid or 0)
-            self._prune(db)
-            db.commit()
-            self._db = db
-            self.trouble = ""
+            loaded = self._file.open()
+            self._say()
         except (sqlite3.Error, OSError) as error:
             self._failed(error)
+            loaded = self._file.load_readable()
+        return loaded
 
-    def _failed(self, error: Exception) -> None:
-        self.trouble = f"the journal {self._path} cannot be written: {error}"
-        self._retry_at = time.monotonic() + RETRY_SECONDS
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+    # --- what is collected -------------------------------------------------------------------------------
 
     @property
     def is_dirty(self) -> bool:
-        return bool(self._pending or self._jobs or self._histories)
+        """Whether something was collected that nobody asked to be written yet."""
+        return self._asked == self._tried and not self._collected.is_empty
 
     def note(self, now: int, event: Event, effects: list[Effect]) -> None:
         """Remember one call of the core (J1)."""
         encode = facts.to_bytes
-        self._pending.append((now, EVENT, type(event).__name__, encode(event)))
-        for effect in effects:
-            self._pending.append((now, EFFECT, type(effect).__name__, encode(effect)))
-        if len(self._pending) > PENDING_MAX:
-            self._drop_oldest()
+        rows = [(now, EVENT, type(event).__name__, encode(event))]
+        rows += [(now, EFFECT, type(effect).__name__, encode(effect)) for effect in effects]
+        with self._changed:
+            self._collected.rows += rows
+            if len(self._collected.rows) > PENDING_MAX:
+                self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         """Let rows go that the disk would not take, and say in their place how many they were (J3)."""
-        dropped = self._pending[: PENDING_MAX // 10]
-        missing = sum(int(body) if kind == GAP else 1 for _, kind, _, body in dropped)
-        self._pending[: len(dropped)] = [(dropped[0][0], GAP, "", b"%d" % missing)]
+        rows = self._collected.rows
+        dropped = rows[: len(rows) - PENDING_MAX + PENDING_MAX // 10]
+        new = sum(kind != GAP for _, kind, _, _ in dropped)
+        missing = new + sum(int(body) for _, kind, _, body in dropped if kind == GAP)
+        rows[: len(dropped)] = [(dropped[0][0], GAP, "", b"%d" % missing)]
+        self.dropped_rows += new
 
     def note_job(self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "") -> None:
-        body = json.dumps({**msgspec.to_builtins(picture), "argv": argv, "refusals": refusals})
-        self._jobs[picture.id] = (picture.id, number, time.time(), picture.state, body)
-        self._accounts.pop(picture.id, None)
+        """Keep a job that is over, and write it at once: its runner was told that it ended."""
+        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "refusals": refusals}
+        self._keep(
+            EndedJob(
+                job=picture.id,
+                number=number,
+                wall_s=time.time(),
+                state=picture.state,
+                body=json.dumps(said),
+                name=picture.name,
+            )
+        )
+        self.flush()
+
+    def _keep(self, job: EndedJob) -> None:
+        with self._changed:
+            self._jobs[job.job] = self._collected.jobs[job.job] = job
+            self._last_number = max(self._last_number, job.number)
+            self._accounts.pop(job.job, None)
+            self._collected.accounts.pop(job.job, None)
+            if len(self._jobs) > JOBS_KEPT:
+                del self._jobs[next(iter(self._jobs))]
 
     def fill_in(self, job: str, unknown: str, how: str, *, is_finished: bool) -> None:
         """Write how a job ended over the words that stood for it while nobody knew."""
-        self.flush(rows_max=0)
-        rows = [self._jobs[job][1:]] if job in self._jobs else None  # while the disk takes nothing
-        rows = rows or self._read("select number, wall_s, state, body from jobs where job = ?", job)
-        for number, wall_s, state, text in rows:
-            body, ended = json.loads(str(text)), "finished" if is_finished else state
-            reason = body["reason"].replace(unknown, how, 1).removeprefix(state)
-            self._jobs[job] = (
-                job,
-                number,
-                wall_s,
-                ended,
-                json.dumps({**body, "state": ended, "reason": ended + reason}),
-            )
-        self.flush(rows_max=0)
+        known = self._jobs.get(job)
+        if known is None:
+            return
+        body, ended = json.loads(known.body), "finished" if is_finished else known.state
+        reason = body["reason"].replace(unknown, how, 1).removeprefix(known.state)
+        text = json.dumps({**body, "state": ended, "reason": ended + reason})
+        self._keep(replace(known, state=ended, body=text))
+        self.flush()
 
     def note_history(self, fingerprint: str, history: History) -> None:
-        self._histories[fingerprint] = msgspec.json.encode(history)
+        body = msgspec.json.encode(history)
+        with self._changed:
+            self._histories[fingerprint] = self._collected.histories[fingerprint] = body
+            if len(self._histories) > HISTORIES_KEPT:
+                del self._histories[next(iter(self._histories))]
 
     def note_accounts(self, changed: dict[str, Account], *, now: int) -> None:
         """Keep where the time of live jobs went, until they end; all others do what they did when last noted."""
-        self._accounts |= {job: msgspec.json.encode(account) for job, account in changed.items()}
-        self._noted_ns = now
+        bodies = {job: msgspec.json.encode(account) for job, account in changed.items()}
+        with self._changed:
+            self._accounts |= bodies
+            self._collected.accounts |= bodies
+            self._collected.noted_ns = now
 
-    def flush(self, *, rows_max: int | None = None) -> None:
-        """Write what was collected, at most so many rows of the log; called by the daemon's timer and at its end."""
-        if self._db is None:
-            if time.monotonic() < self._retry_at:
+    def _all_remembered(self) -> Batch:
+        with self._changed:
+            return Batch(jobs=dict(self._jobs), histories=dict(self._histories), accounts=dict(self._accounts))
+
+    # --- writing -----------------------------------------------------------------------------------------
+
+    def flush(self, then: Callable[[str], object] | None = None) -> None:
+        """Have what was collected written, soon and elsewhere. `then` is called by the thread when that was tried,
+        with the trouble there was."""
+        with self._changed:
+            self._asked += 1
+            if then is not None:
+                self._then.append((self._asked, then))
+                self._retry_at = None  # somebody waits for it
+            self._changed.notify_all()
+
+    def write_out(self, *, seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until all of it is in the file; False if it is not, after so long or because the disk refused."""
+        return self._wait_tried(seconds) and not self._trouble
+
+    def _wait_tried(self, seconds: float) -> bool:
+        tried = threading.Event()
+        self.flush(lambda _: tried.set())
+        return tried.wait(seconds)
+
+    def _work(self) -> None:
+        """The thread: the only one that touches the file from now on."""
+        while (batch := self._next_batch()) is not None:
+            try:
+                self._file.write(batch)
+                self._trouble, self._retry_at = "", None
+            except (sqlite3.Error, OSError) as error:
+                self._failed(error)
+                self._put_back(batch)
+            self._say()
+            self._tell_those_who_wait()
+            while not self._trouble and not self._is_closing and self._file.tidy():
+                time.sleep(0)  # whoever waits for the interpreter goes first
+        self._file.close()
+
+    def _next_batch(self) -> Batch | None:
+        """What is to be written next, once somebody asks for it or it is to be tried again; None at the end."""
+        with self._changed:
+            self._busy_since = None
+            while not self._is_due():
+                if self._is_closing:
+                    return None
+                again_in = None if self._retry_at is None else max(0.0, self._retry_at - time.monotonic())
+                self._changed.wait(again_in)
+            self._tried = self._asked
+            self._busy_since, self._busy_rows = time.monotonic(), len(self._collected.rows)
+            batch, self._collected = self._collected, Batch()
+            return batch
+
+    def _is_due(self) -> bool:
+        if self._retry_at is not None:
+            return time.monotonic() >= self._retry_at
+        return self._asked > self._tried
+
+    def _put_back(self, batch: Batch) -> None:
+        with self._changed:
+            self._collected = batch.followed_by(self._collected)
+            if len(self._collected.rows) > PENDING_MAX:
+                self._drop_oldest()
+
+    def _tell_those_who_wait(self) -> None:
+        with self._changed:
+            told = [then for asked, then in self._then if asked <= self._tried]
+            self._then = [(asked, then) for asked, then in self._then if asked > self._tried]
+        for then in told:
+            then(self._trouble)
+
+    def close(self) -> None:
+        """Write what is left, if the disk takes it in time, and end the thread."""
+        with self._changed:
+            if self._is_closing:
                 return
-            self._open()
-        if self._db is None:
-            return
-        rows = self._pending[:rows_max]
-        try:
-            self._db.executemany(LOG_ROW, [(self.run, *row) for row in rows])
-            self._db.executemany("insert or replace into accounts values (?, ?)", self._accounts.items())
-            if self._jobs or self._histories:  # seldom
-                self._db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", self._jobs.values())
-                self._db.executemany("insert or replace into histories values (?, ?)", self._histories.items())
-                self._db.executemany("delete from accounts where job = ?", [(job,) for job in self._jobs])
-            self._db.execute("insert or replace into noted values (?, ?)", (self.run, self._noted_ns))
-            self._flushed += len(rows)
-            if self._flushed >= PRUNE_EVERY:
-                self._flushed = 0
-                self._prune(self._db)
-            self._db.commit()
-        except sqlite3.Error as error:
-            self._failed(error)
-            return
-        del self._pending[: len(rows)]
-        self._jobs.clear()
-        self._histories.clear()
-        self._accounts.clear()
+        was_tried = self._wait_tried(CLOSE_SECONDS)
+        with self._changed:
+            self._is_closing = True
+            self._retry_at = None
+            self._changed.notify_all()
+        if was_tried:  # else the disk hangs, and the thread with it
+            self._thread.join(CLOSE_SECONDS)
 
-    def _prune(self, db: sqlite3.Connection) -> None:
-        """Forget the oldest rows, more than came since the last time but few enough that no hand-over waits long."""
-        db.execute(
-            "delete from log where rowid <= (select max(rowid) from log) - ?"
-            " and rowid < (select min(rowid) from log) + ?",
-            (ROWS_MAX, 2 * PRUNE_EVERY),
+    # --- trouble -----------------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception) -> None:
+        self._trouble = f"the journal {self._path} cannot be written: {error}"
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def _say(self) -> None:
+        """Report trouble that is new."""
+        said = self._trouble or self._file.damage
+        if said and said != self._reported:
+            self._report(said)
+        self._reported = said
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the file, in sentences; empty if nothing is."""
+        found = [self._trouble or self._hang(), self._file.damage]
+        if self.dropped_rows:
+            found.append(f"the journal lacks {self.dropped_rows} rows that waited for the disk for too long")
+        return "; ".join(said for said in found if said)
+
+    def _hang(self) -> str:
+        since = self._busy_since
+        hangs_s = time.monotonic() - since if since is not None else 0.0
+        if hangs_s < HANG_SECONDS:
+            return ""
+        return (
+            f"the journal {self._path} hangs: its disk has not answered for {hangs_s:.0f} s; turns go on, and"
+            f" {self.waiting_rows} rows wait (at most {PENDING_MAX}, then the oldest are dropped)"
         )
-        db.execute("delete from jobs where number <= (select max(number) from jobs) - ?", (KEPT_MAX,))
-        db.execute("delete from histories where rowid <= (select max(rowid) from histories) - ?", (KEPT_MAX,))
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are not in the file yet."""
+        return len(self._collected.rows) + (self._busy_rows if self._busy_since is not None else 0)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._file.used_bytes
+
+    # --- what is remembered ------------------------------------------------------------------------------
 
     def histories(self) -> dict[str, History]:
         """What earlier programs were measured to need."""
         found = {}
-        for fingerprint, body in self._read("select fingerprint, body from histories"):
+        for fingerprint, body in self._histories.items():
             try:
                 found[fingerprint] = msgspec.json.decode(body, type=History)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, TypeError):
                 continue
         return found
 
     def account_of(self, job: str) -> Account | None:
         """Where the time of a job went that an earlier daemon knew, up to when that daemon last noted anything."""
-        rows = self._read("select body from accounts where job = ?", job)
-        try:
-            account = msgspec.json.decode(rows[0][0], type=Account) if rows else None
-        except msgspec.MsgspecError:
-            account = None
-        if account is None:
-            return None
-        its_run = "select max(run) from runs where mono_ns <= ?"  # of this boot: a live job's account is no older
-        noted = self._read(f"select at_ns from noted where run = ({its_run})", account.at_ns)
-        return carry_on(account, noted[0][0]) if noted else account
+        return self._inherited.get(job)
 
     def last_number(self) -> int:
-        """The highest job number ever given out."""
-        rows = self._read("select coalesce(max(number), 0) from jobs")
-        return int(rows[0][0]) if rows else 0
+        """The highest number of a job that is over."""
+        return self._last_number
 
     def ended_jobs(self, limit: int) -> list[dict[str, object]]:
         """The newest jobs that are over, newest last."""
-        rows = self._read("select body from jobs order by number desc limit ?", limit)
-        return [json.loads(body) for (body,) in reversed(rows)]
+        newest = heapq.nlargest(limit, self._jobs.values(), key=lambda job: job.number)
+        return [json.loads(job.body) for job in reversed(newest)]
 
     def find_ended(self, wanted: str) -> dict[str, object] | None:
         """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over."""
-        found: dict[str, object] | None = None
-        for (body,) in self._read(
-            "select body from jobs where job = ?1 or json_extract(body, '$.name') = ?1 or job like ?2"
-            " order by job = ?1 desc, job like ?2, number desc limit 1",
-            wanted,
-            f"%-{wanted}" if _IS_NUMBER.fullmatch(wanted) else None,
-        ):
-            found = json.loads(body)
-        return found
-
-    def _read(self, question: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of an answer; none while the file cannot be read."""
-        if self._db is None:
-            return []
-        try:
-            return self._db.execute(question, values).fetchall()
-        except sqlite3.Error as error:
-            self._failed(error)
-            return []
-
-    def close(self) -> None:
-        self.flush()
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        known = self._jobs.get(wanted)
+        found = [known] if known is not None else [job for job in self._jobs.values() if job.name == wanted]
+        if not found and wanted.isdecimal():
+            found = [job for job in self._jobs.values() if job.job.endswith(f"-{wanted}")]
+        if not found:
+            return None
+        shown: dict[str, object] = json.loads(max(found, key=lambda job: job.number).body)
+        return shown

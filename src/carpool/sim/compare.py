@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.core.node.settings import Settings
 from carpool.errors import CarpoolError, UsageError
-from carpool.policies import POLICIES, find_policy
+from carpool.policies import POLICIES, counts, find_policy, meaning_of
 from carpool.sim.clusters import bytes_of, cards_of
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
@@ -280,6 +280,12 @@ def _notes(choice: Choice, jobs: Sequence[TraceJob], *, is_node: bool) -> list[s
         notes.append(f"turn by turn on one device; quantum: {said}")
         if "srsf" in choice.policies:
             notes.append("srsf on one device is srtf")
+    if choice.quantum_ns is not None and not is_node:
+        notes.append("--quantum counts only turn by turn (on one card, or with --turns); a cluster gives whole cards")
+    rules = [find_policy(policy) for policy in choice.policies]
+    if any(job.priority for job in jobs) and not any(counts(rule, "--priority") for rule in rules):
+        meaning = meaning_of("--priority", place="node" if is_node else "cluster")
+        notes.append(f"the priorities of the trace count {meaning}")
     if not is_node and not any(node.cpu_milli for node in choice.nodes):
         notes.append("the nodes' cores and host memory are not counted: --cluster names none")
     if not any(job.card_bytes or job.persistent_bytes for job in jobs):

@@ -211,7 +211,9 @@ class _Engine:
 
     def _tell(self, event: Event, now: int) -> None:
         """Hand a fact to the scheduler, and then the rates that jobs side by side were found to have."""
-        self._to_report.append(event)
+        self._events += 1
+        for effect in self._scheduler.handle(event, now=now):
+            self._perform(effect, now)
         while self._to_report:
             self._events += 1
             for effect in self._scheduler.handle(self._to_report.pop(), now=now):

@@ -51,6 +51,7 @@ from carpool.core.node.events import (
     LeaseReturned,
     NeedsMeasured,
     NodeConfigured,
+    ProgramStarted,
     ProgressSeen,
     Tick,
 )
@@ -62,6 +63,7 @@ from carpool.policies import find_policy
 from carpool.sim.outcome import JobOutcome, Outcome, Span
 from carpool.units import GIB, SECOND
 
+LAUNCH_NS = 100_000_000  # until a runner has started a program, of what its start takes
 LOOK_EVERY_NS = 200_000_000  # as the daemon: holders are looked at no more often than this
 MEASURED_STEPS = 2  # as the agent: a job knows its needs after its second iteration
 MILLI = 1000
@@ -215,6 +217,8 @@ class NodeEngine:
         match what:
             case "submit":
                 self._tell(JobSubmitted(job=JobId(job), spec=live.script.spec), at)
+            case "started":
+                self._tell(ProgramStarted(job=JobId(job)), at)
             case "ready":
                 self._tell(LeaseAsked(job=JobId(job)), at)
             case "boundary":
@@ -316,6 +320,8 @@ class NodeEngine:
                 live.device = effect.device
                 self._catch_up(live.device, at)
                 self._devices[live.device].resident_bytes += live.script.needs.resident_bytes
+                if self._settings.starts_max is not None:
+                    self._push(at + min(LAUNCH_NS, live.script.start_ns), "started", effect.job)
                 self._push(at + live.script.start_ns, "ready", effect.job)
             case GrantLease():
                 self._take_turn(self._jobs[effect.job], effect, at)

@@ -18,8 +18,8 @@ from carpool.core.kernel.ids import JobId, TenantId
 from carpool.core.node.accounts import first
 from carpool.core.policies.base import Policy, Rank
 from carpool.core.policies.view import JobView
-from carpool.errors import UsageError
-from carpool.policies import faults_of
+from carpool.errors import Endless, UsageError
+from carpool.policies import faults_of, limited
 from carpool.units import MS, SECOND
 
 ROUNDS = 200
@@ -28,6 +28,7 @@ LANE = 8  # jobs that want the lane when a decision is timed
 SLOW_US = 200.0  # of a decision: a hand-over takes about 50 µs with all around it
 TOO_SLOW_US = 20_000.0
 PATIENCE_S = 2.0  # with a slow policy
+ENDLESS_S = 10  # after so long it is interrupted, whatever it does
 SPANS = (1, 1, 1, 100, 100_000)  # most jobs are young, some have run for days
 TURNS = 1_000  # of 100 ms, in which every job should have had one
 
@@ -50,9 +51,12 @@ def check_policy(policy: Policy) -> list[str]:
     if faults:
         return faults
     try:
-        _check_all(policy)
+        with limited(ENDLESS_S):
+            _check_all(policy)
     except UsageError as fault:
         return [str(fault)]
+    except Endless:
+        return [f"rank() or why() does not come to an end; {ENDLESS_S} s were not enough for a few hundred calls"]
     return []
 
 
@@ -181,7 +185,7 @@ def _fall(policy: Policy, view: JobView) -> int:
 def _ask(question: Callable[[], Answer], what: str, view: JobView) -> Answer:
     try:
         return question()
-    except Exception as error:  # a class of somebody else's: whatever it raises
+    except (Exception, SystemExit) as error:  # a class of somebody else's: whatever it raises
         raise UsageError(f"{what}() raises {type(error).__name__}: {error}, for {view}") from error
 
 

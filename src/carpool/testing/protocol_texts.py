@@ -180,7 +180,7 @@ def kinds_table() -> str:
 
 
 def injected_block() -> str:
-    """What agent/inject/sitecustomize.py must know to tell the daemon that a program goes on alone."""
+    """What a program that may import nothing of carpool must know to attach, and to say that it goes on alone."""
     lines = [f"_PROTOCOL = {protocol.PROTOCOL}", f'_FRAME, _FRAME_BYTES = "{protocol.FRAME}", {protocol.FRAME_BYTES}']
     for cls in (messages.Attach, messages.Detach):
         names = [field.name for field in dataclasses.fields(cls)]
@@ -209,6 +209,7 @@ PARTS: dict[str, dict[str, Made]] = {
     },
     "docs/devices.md": {"kinds": kinds_table},
     "src/carpool/agent/inject/sitecustomize.py": {"attach and detach": injected_block},
+    "src/carpool/bench/programs/attack_members.py": {"attach and detach": injected_block},
     "src/carpool/bench/programs/attack_turns.py": {
         "page": lambda: constants_block("SLOT_WORDS", "S_PID", "S_RECALL", "FIRST_LENT")
     },

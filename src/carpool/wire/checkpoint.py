@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from carpool.errors import RefusedError
+from carpool.wire.checkpoint_contents import check_contents
 
 CHECKPOINT_MAGIC = b"carpool checkpt\n"
 FORMAT = 1
@@ -76,6 +77,7 @@ class CheckpointFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.end = 0  # where the contents begin: pieces lie before it
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -102,12 +104,24 @@ class CheckpointFile:
             raise RefusedError(f"the checkpoint {self.path} is damaged: its {size} bytes do not match its hash")
         self._file.seek(size - TAIL_BYTES)
         length = int.from_bytes(self._file.read(8), "little")
-        self._file.seek(size - TAIL_BYTES - length)
-        contents: dict[str, Any] = json.loads(self._file.read(length))
+        self.end = size - TAIL_BYTES - length
+        if self.end < len(CHECKPOINT_MAGIC):
+            raise RefusedError(f"the checkpoint {self.path} is damaged: contents of {length} bytes in {size} bytes")
+        self._file.seek(self.end)
+        try:
+            contents = json.loads(self._file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the checkpoint {self.path} is damaged: its contents are not JSON") from error
+        if not isinstance(contents, dict):
+            raise RefusedError(f"the checkpoint {self.path} is damaged: its contents are no JSON object")
         if contents.get("format") != FORMAT:
             found = contents.get("format")
             raise RefusedError(f"the checkpoint {self.path} has format {found}, this carpool reads {FORMAT}")
         return contents
+
+    def check(self) -> None:
+        """Refuse contents that no carpool writes, with a sentence."""
+        check_contents(self.path, self.contents, end=self.end)
 
     def read(self, piece: Piece) -> bytearray:
         self._file.seek(piece[0])

@@ -2,7 +2,8 @@
 
 A frame is 40 bytes, little-endian: kind (16 bits), zero (16), length of the body (32), four words (64 each). Which
 fields of a message are words, messages.py says; the others are a JSON body behind the frame. A frame of unknown kind,
-a body that is too long, and a body that is not what the message needs are a PeerError: the connection is closed.
+a body that is too long, and a body that is not what the message needs are a PeerError: the connection is closed. A
+Reply may be longer than the rest, and only where one is waited for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.protocol import BODY_MAX as BODY_MAX
-from carpool.wire.protocol import FRAME, FRAME_WORDS
+from carpool.wire.protocol import FRAME, FRAME_WORDS, REPLY_MAX
 
 HEAD = struct.Struct(FRAME)
 
@@ -26,6 +27,7 @@ _BODY_FIELDS = {
     for cls, form in m.FORMS.items()
 }
 _BOOL_WORDS = {cls: {field.name for field in dataclasses.fields(cls) if str(field.type) == "bool"} for cls in m.FORMS}
+_REPLY = m.FORMS[m.Reply].kind
 # A hand-over is made of these two; written out, they are read in a quarter of the time.
 _RETURN, _GRANT = m.FORMS[m.Return].kind, m.FORMS[m.Grant].kind
 
@@ -38,15 +40,16 @@ def encode(message: m.Message) -> bytes:
     if not fields:
         return HEAD.pack(form.kind, 0, 0, *words)
     body = json.dumps({name: getattr(message, name) for name in fields}, separators=(",", ":")).encode()
-    if len(body) > BODY_MAX:
-        raise PeerError(f"a {cls.__name__} message of {len(body)} bytes is over the limit of {BODY_MAX}")
+    most = REPLY_MAX if cls is m.Reply else BODY_MAX
+    if len(body) > most:
+        raise PeerError(f"a {cls.__name__} message of {len(body)} bytes is over the limit of {most}")
     return HEAD.pack(form.kind, 0, len(body), *words) + body
 
 
-def body_length(head: bytes) -> int:
+def body_length(head: bytes, *, reply_max: int = BODY_MAX) -> int:
     """How many bytes follow this head; raises PeerError on what is no head of ours."""
     kind, zero, length, *_ = HEAD.unpack(head)
-    if kind not in _KINDS or zero or length > BODY_MAX:
+    if kind not in _KINDS or zero or length > (reply_max if kind == _REPLY else BODY_MAX):
         raise PeerError(f"not a carpool message: kind {kind}, {length} bytes")
     return int(length)
 
@@ -70,6 +73,8 @@ def _read_body(name: str, fields: dict[str, type], body: bytes) -> dict[str, obj
         found = json.loads(body)
     except ValueError as error:
         raise PeerError(f"the body of a {name} message is not JSON") from error
+    except RecursionError:
+        raise PeerError(f"the body of a {name} message is nested too deeply") from None
     if not isinstance(found, dict):
         raise PeerError(f"the body of a {name} message is not an object")
     for field, wanted in fields.items():

@@ -56,19 +56,20 @@ class Attach(Message):
     """I am a process of this job and take turns. Answered by Attached or Refuse."""
 
     job: str
-    pid: int
+    pid: int  # as it has it for itself; it must be that of the process that connected, or of a child of it
     slot: int  # the page slot the meter claimed, or 0
     holding: bool  # it kept its turn while the daemon was away
     version: str
     protocol: int
 
 
-@message(2, DAEMON, JOB, "slot")
+@message(2, DAEMON, JOB, "slot", "pid")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Message):
-    """Welcome; this is your slot of the page."""
+    """Welcome; this is your slot of the page, and your pid as the daemon sees it, by which you can be rung."""
 
     slot: int
+    pid: int = 0  # 0: the daemon does not see you
 
 
 @message(3, JOB, DAEMON)
@@ -217,6 +218,7 @@ class Parked(Message):
     moved_bytes: int
     move_ns: int
     reason: str
+    kept: str = ""  # what of the tensors stayed on the device, and why; empty if all left
 
 
 @message(19, DAEMON, JOB)

@@ -14,6 +14,9 @@ Rules
       the dead from the living, and takes all for living.
   G4  The file is fully allocated before it is shared, so a full disk fails its creation, not a later store.
   G5  The one sentence in it is the daemon's. It is written before the number that announces it.
+  G6  Programs may spoil their page, by mistake or on purpose. The daemon lives on when the file is cut short: it then
+      reads zeroes. A page without its magic is spoilt, and is not believed any more. Counts are never read as more
+      than COUNT_MAX.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from carpool.wire.protocol import *
 
 native: Any = load("swap", SWAP_CONTRACT)
 HAS_SWAP = native is not None  # else no compiler was there, or the library is of an older checkout
+COUNT_MAX = 1 << 62  # no program counts so far; a larger number is a wild write
 
 
 def slot_base(slot: int) -> int:
@@ -40,6 +44,11 @@ def slot_base(slot: int) -> int:
 def swap(words: memoryview, index: int, before: int, after: int) -> bool:
     """Put `after` where `before` stands, as one atomic step, and say whether it did. Needs HAS_SWAP."""
     return bool(native.swap(words, index, before, after))
+
+
+def cuts() -> int:
+    """How many guarded pages this process has found cut short (G6)."""
+    return int(native.cuts()) if HAS_SWAP else 0
 
 
 def own_namespace() -> int:
@@ -92,6 +101,17 @@ class Word:
         words.all[words.base + self.index] = value
 
 
+class Count(Word):
+    """A word that counts something."""
+
+    @overload
+    def __get__(self, words: None, owner: type[Words]) -> Word: ...
+    @overload
+    def __get__(self, words: Words, owner: type[Words]) -> int: ...
+    def __get__(self, words: Words | None, owner: type[Words]) -> Word | int:
+        return self if words is None else min(words.all[words.base + self.index], COUNT_MAX)
+
+
 class Words:
     """Some of the page's words, by name. Nothing is copied: two of these over one page always agree."""
 
@@ -109,14 +129,14 @@ class Header(Words):
     cap_bytes = Word(H_CAP)
     waiters = Word(H_WAITERS)
     slots_used = Word(H_SLOTS_USED)
-    denied_count = Word(H_DENIED_COUNT)
-    denied_bytes = Word(H_DENIED_BYTES)
+    denied_count = Count(H_DENIED_COUNT)
+    denied_bytes = Count(H_DENIED_BYTES)
     lent_used = Word(H_LENT_USED)
     checkpoint = Word(H_CHECKPOINT)
     price = Word(H_PRICE)
-    paid_until_ns = Word(H_PAID_UNTIL)
-    device_ns = Word(H_DEVICE_NS)
-    ended_ns = Word(H_ENDED_NS)
+    paid_until_ns = Count(H_PAID_UNTIL)
+    device_ns = Count(H_DEVICE_NS)
+    ended_ns = Count(H_ENDED_NS)
     capacity = Word(H_CAPACITY)
     denied_ns = Word(H_DENIED_NS)
     trial = Word(H_TRIAL)
@@ -130,23 +150,28 @@ class Slot(Words):
 
     __slots__ = ()
     pid = Word(S_PID)
-    steps = Word(S_STEPS)
-    boundary_ns = Word(S_BOUNDARY_NS)
+    steps = Count(S_STEPS)
+    boundary_ns = Count(S_BOUNDARY_NS)
     recall = Word(S_RECALL)
     lease = Word(S_LEASE)
-    stall_ns = Word(S_STALL_NS)
+    stall_ns = Count(S_STALL_NS)
     flags = Word(S_FLAGS)
-    parked_bytes = Word(S_PARKED)
-    pending_bytes = Word(S_PENDING)
+    parked_bytes = Count(S_PARKED)
+    pending_bytes = Count(S_PENDING)
     pass_word = Word(S_PASS)
     offer = Word(S_OFFER)
-    stall_held_ns = Word(S_STALL_HELD_NS)
-    device_ns = Word(S_DEVICE_NS)
-    spilled_bytes = Word(S_SPILLED)
+    stall_held_ns = Count(S_STALL_HELD_NS)
+    device_ns = Count(S_DEVICE_NS)
+    spilled_bytes = Count(S_SPILLED)
 
     @property
     def number(self) -> int:
         return self.base // SLOT_WORDS
+
+    @property
+    def namespace(self) -> int:
+        """The pid namespace in which its pid counts; 0 if that is not known."""
+        return self.flags >> NAMESPACE_SHIFT
 
     @property
     def live_bytes(self) -> int:
@@ -177,6 +202,7 @@ class Page:
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
         self._mapping = mapping
+        self._is_guarded = False
         self.words = memoryview(mapping).cast("Q")
         self.header = Header(self.words)
 
@@ -196,10 +222,38 @@ class Page:
         finally:
             os.close(fd)
         page = cls(path, mapping)
-        page.words[H_LAYOUT] = LAYOUT
-        page.words[H_SLOTS_USED] = 1
-        page.words[H_MAGIC] = MAGIC  # last: a reader that sees the magic sees the rest
+        page.write_head()
         return page
+
+    @classmethod
+    def renew(cls, path: Path) -> Page:
+        """Daemon only: make a spoilt file whole again, and empty. The programs that map it find zeroes there instead
+        of its end, which would kill them. An OSError means that it cannot be done."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, PAGE_BYTES)
+            os.pwrite(fd, bytes(PAGE_BYTES), 0)
+            page = cls(path, mmap.mmap(fd, PAGE_BYTES))
+        finally:
+            os.close(fd)
+        page.guard()
+        page.write_head()
+        return page
+
+    def write_head(self) -> None:
+        """Daemon only: make an empty page one that others believe."""
+        self.words[H_LAYOUT] = LAYOUT
+        self.words[H_SLOTS_USED] = 1
+        self.words[H_MAGIC] = MAGIC  # last: a reader that sees the magic sees the rest
+
+    def guard(self) -> None:
+        """Daemon only: from now on this process lives on when the file is cut short (G6). Needs HAS_SWAP."""
+        self._is_guarded = HAS_SWAP and bool(native.guard(self.words))
+
+    def is_spoilt(self) -> bool:
+        """Whether a program cut the file short or wrote where only the daemon may (G6)."""
+        self.words[-1]  # of a guarded page that was cut anywhere, nothing is left from here on
+        return self.words[H_MAGIC] != MAGIC or self.words[H_LAYOUT] != LAYOUT
 
     @classmethod
     def open(cls, path: Path) -> Page:
@@ -220,11 +274,11 @@ class Page:
         finally:
             os.close(fd)
         page = cls(path, mapping)
-        if page.words[H_MAGIC] != MAGIC or page.words[H_LAYOUT] != LAYOUT:
+        if page.is_spoilt():
             found = page.words[H_LAYOUT]
             page.close()
             raise PeerError(
-                f"the shared page {path} has layout {found}, this carpool speaks {LAYOUT}; restart the job"
+                f"its page is of another version of carpool (layout {found}, this one speaks {LAYOUT}); start it anew"
             )
         return page
 
@@ -242,14 +296,15 @@ class Page:
                 return base // SLOT_WORDS
         return None
 
-    def lend_slot(self, pid: int) -> int | None:
-        """Daemon only (G2): give a process without the meter a slot; None when all are taken."""
+    def lend_slot(self, pid: int, namespace: int | None = None) -> int | None:
+        """Daemon only (G2): give a process without the meter a slot; None when all are taken. The pid is the one it
+        has for itself, in this process's namespace unless another is named."""
         for slot in range(FIRST_LENT, SLOTS):
             base = slot_base(slot)
             if self.words[base + S_PID] == 0:
                 self.clear_slot(slot)
                 self.words[H_LENT_USED] = max(self.words[H_LENT_USED], slot + 1)
-                self.words[base + S_FLAGS] = own_namespace() << NAMESPACE_SHIFT
+                self.words[base + S_FLAGS] = (own_namespace() if namespace is None else namespace) << NAMESPACE_SHIFT
                 self.words[base + S_PID] = pid
                 return slot
         return None
@@ -286,6 +341,9 @@ class Page:
         return [(words[base], words[base + S_PENDING]) for base in bases if words[base + S_PENDING] and words[base]]
 
     def close(self) -> None:
+        if self._is_guarded:
+            native.unguard(self._mapping)
+            self._is_guarded = False
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
         with contextlib.suppress(BufferError):
             self.words.release()
@@ -294,4 +352,4 @@ class Page:
 
 def as_count(word: int) -> int:
     """What a signed word counts: nothing if it is below zero, as where a child freed what its parent counted."""
-    return max(0, word - (1 << 64) if word >> 63 else word)
+    return 0 if word >> 63 else min(word, COUNT_MAX)

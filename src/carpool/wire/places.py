@@ -1,26 +1,36 @@
 """Where carpool keeps its files, and the check that they are this user's alone.
 
-There are two directories. `run` holds what ends with the machine: socket, pages, the daemon's lock. `state` holds
-what is kept: journal and logs. `CARPOOL_DIR` puts both under one directory, as the tests do.
+There are two directories. `run` holds what the daemon is reached by: socket, lock, pages and files of jobs. `state`
+holds what is kept: journal and logs.
+
+One daemon serves one user of one machine, so `run` depends on nothing else. No variable that a shell, cron and a
+service set differently moves it (HOME, XDG_RUNTIME_DIR, TMPDIR), and no logout removes it. `/var/tmp` is on every
+Linux, is a disk of this machine even where homes are not, and leaves room for the name of a socket. `state` is below
+the user's home and named after the machine, because one home may serve several. While a daemon or jobs of it are
+there, `state` is what that daemon took.
+
+`CARPOOL_DIR` puts both under one directory, as the tests do: that is another daemon.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.errors import PeerError, UsageError
+from carpool.wire.lock import Sign, read_sign
 
 SOCKET_PATH_MAX = 107  # the kernel's limit for the name of a Unix socket
+RUN_PARENT = Path("/var/tmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     run: Path
     state: Path
+    base: Path | None = None  # what CARPOOL_DIR says; None for the usual places
     store: Path | None = None  # for parked jobs, if the daemon was told another than that in `state`
 
     @property
@@ -30,6 +40,11 @@ class Places:
     @property
     def lock(self) -> Path:
         return self.run / "daemon.lock"
+
+    @property
+    def journal_lock(self) -> Path:
+        """The second lock, for those who find this journal and another `run`."""
+        return self.state / "journal.lock"
 
     @property
     def jobs(self) -> Path:
@@ -65,19 +80,24 @@ class Places:
     def daemon_log(self) -> Path:
         return self.state / "daemon.log"
 
+    def directories(self) -> tuple[Path, ...]:
+        """What a daemon needs, parents first."""
+        return (self.run, self.state, self.jobs, self.bells, self.parked)
+
+    def find_daemon(self) -> Sign | None:
+        """The daemon that holds one of the locks, whether it can be reached or not."""
+        found = (read_sign(path) for path in (self.lock, self.journal_lock))
+        return next((sign for sign in found if sign is not None and sign.is_alive()), None)
+
 
 def find_places(directory: str | os.PathLike[str] | None = None) -> Places:
-    """The directories of this user, from the environment unless one is named; nothing is made."""
+    """The directories of this user, or below the one that is named, here or by CARPOOL_DIR; nothing is made."""
     chosen = os.environ.get("CARPOOL_DIR") if directory is None else directory
-    if chosen:
-        base = Path(chosen).absolute()
-        places = Places(run=base / "run", state=base / "state")
-    else:
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        run = Path(runtime) / "carpool" if runtime else Path(tempfile.gettempdir()) / f"carpool-{os.geteuid()}"
-        kept = os.environ.get("XDG_STATE_HOME")
-        state = (Path(kept) if kept else Path.home() / ".local" / "state") / "carpool"
-        places = Places(run=run, state=state)
+    if not chosen:
+        run = RUN_PARENT / f"carpool-{os.geteuid()}"
+        return Places(run=run, state=_taken_state(run) or usual_state())
+    base = Path(chosen).absolute()
+    places = Places(run=base / "run", state=base / "state", base=base)
     if len(os.fsencode(places.socket)) > SOCKET_PATH_MAX:
         raise UsageError(
             f"the socket path {places.socket} is longer than the {SOCKET_PATH_MAX} characters the kernel allows;"
@@ -86,21 +106,63 @@ def find_places(directory: str | os.PathLike[str] | None = None) -> Places:
     return places
 
 
-def make_private(directory: Path) -> None:
-    """Make a directory that only this user can enter, or make sure that it is one."""
+def usual_state() -> Path:
+    """Where journal and logs go on this machine; UsageError if this user has no home."""
+    kept = os.environ.get("XDG_STATE_HOME", "")
+    parent = Path(kept) if kept.startswith("/") else _home() / ".local" / "state"
+    return parent / "carpool" / os.uname().nodename
+
+
+def _home() -> Path:
+    said = os.environ.get("HOME")
+    if said and not said.startswith("/"):
+        raise UsageError(f"HOME={said} is no absolute path; set it to your home, or set CARPOOL_DIR")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(said) if said else Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            f"user {os.geteuid()} has no home: HOME is not set, and /etc/passwd does not know the user;"
+            " set HOME, or set CARPOOL_DIR to a directory for carpool's files"
+        ) from error
+
+
+def _taken_state(run: Path) -> Path | None:
+    """The state of the daemon that is here, or was here and left its socket or jobs."""
+    sign = read_sign(run / "daemon.lock")
+    try:
+        is_left = (run / "daemon.sock").exists() or any((run / "jobs").iterdir())
+        return Path(sign.state) if sign is not None and is_left and Path(sign.state).is_dir() else None
+    except OSError:
+        return None
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user can enter, or make sure that it is one; missing parents too."""
+    try:
+        for missing in (*_missing_parents(directory), directory):
+            try:
+                missing.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            missing.chmod(0o700)  # a umask may have taken even that away
+        if not directory.is_dir():
+            raise PeerError(f"{directory} is not a directory; remove it or set CARPOOL_DIR to another place")
     except OSError as error:
         raise PeerError(f"cannot make {directory}: {error.strerror}; set CARPOOL_DIR to another place") from error
     check_private(directory)
 
 
+def _missing_parents(directory: Path) -> list[Path]:
+    """Outermost first."""
+    return [parent for parent in reversed(directory.parents) if not parent.exists()]
+
+
 def check_private(path: Path) -> None:
-    """Refuse a directory or socket that belongs to somebody else or that others may enter."""
-    facts = path.lstat()
-    if facts.st_uid != os.geteuid():
-        raise PeerError(
-            f"{path} belongs to user {facts.st_uid}, not to you ({os.geteuid()}); remove it or set CARPOOL_DIR"
-        )
-    if stat.S_ISDIR(facts.st_mode) and facts.st_mode & 0o077:
-        raise PeerError(f"{path} is open to other users (mode {facts.st_mode & 0o777:o}); run: chmod 700 {path}")
+    """Refuse a directory or socket that belongs to somebody else or that others may enter; a link counts as both."""
+    for facts in (path.lstat(), path.stat()):
+        if facts.st_uid != os.geteuid():
+            raise PeerError(
+                f"{path} belongs to user {facts.st_uid}, not to you ({os.geteuid()}); remove it or set CARPOOL_DIR"
+            )
+        if stat.S_ISDIR(facts.st_mode) and facts.st_mode & 0o077:
+            raise PeerError(f"{path} is open to other users (mode {facts.st_mode & 0o777:o}); run: chmod 700 {path}")

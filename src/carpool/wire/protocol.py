@@ -2,7 +2,7 @@
 
 This is the only place where they are written. `make docs` makes from it (and from the messages in messages.py):
 native/page.h and native/protocol.h, the tables of docs/protocol.md, and the constants in the files that may import
-nothing of carpool (agent/inject/sitecustomize.py, bench/programs/attack_turns.py). The test
+nothing of carpool (agent/inject/sitecustomize.py, bench/programs/attack_{turns,members}.py). The test
 tests/wire/test_protocol.py fails when one of them differs from this file.
 
 One line is one number: its name, its value, and after the `#` what it means. For a word the meaning begins with who
@@ -13,17 +13,18 @@ guest. docs/protocol.md says how to add a word, a flag or a message.
 from __future__ import annotations
 
 # versions: a daemon and a job of different ones refuse each other
-PROTOCOL = 3  # of the messages; raise it when one of them changes
+PROTOCOL = 4  # of the messages; raise it when one of them changes
 LAYOUT = 3  # of the page; raise it when a word of it changes
-HOT_PATH_CONTRACT = 8  # between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change
+HOT_PATH_CONTRACT = 9  # between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change
 FIND_AND_COPY_CONTRACT = 2  # between native/find_and_copy.c and agent/parking/find_and_copy.py; the same
-SWAP_CONTRACT = 1  # between native/swap.c and wire/page.py; the same
+SWAP_CONTRACT = 2  # between native/swap.c and wire/page.py; the same
 
 # frame: the fixed part of a message
 FRAME = "<HHI4Q"  # kind, zero, length of the body, the words; little-endian
 FRAME_WORDS = 4  # words in a frame
 FRAME_BYTES = 40  # of a frame
 BODY_MAX = 4 << 20  # bytes of a body; the environment of a submitted job is the largest thing that travels
+REPLY_MAX = 256 << 20  # bytes of the body of a Reply, which only a client reads; a list of 5,000 jobs has 12 MiB
 
 # page: how the file is divided
 MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
@@ -56,7 +57,7 @@ H_TRIAL = 15  # CUDA guest: since when one of them runs a kernel never measured,
 S_PID = 0  # guests, daemon: the process whose slot this is, its owner; 0 is a free slot
 S_LIVE = 1  # guests, agent: bytes held now; signed, because a forked child may free what its parent counted
 S_PEAK = 2  # guests, agent: the most bytes held since the agent last reset this word
-S_STEPS = 3  # agent, CUDA guest: iterations finished
+S_STEPS = 3  # agent, CUDA guest: iterations finished; goes down if some that the agent counted turn out to be none
 S_BOUNDARY_NS = 4  # agent, CUDA guest: time of the newest boundary
 S_RECALL = 5  # daemon: 0: go on; n: give the turn back at the first clean boundary with steps >= n; or LAPSED
 S_LEASE = 6  # agent, CUDA guest: one of LEASE_*; a restarted daemon reads it

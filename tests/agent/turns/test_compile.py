@@ -47,6 +47,7 @@ if how != "bare":
         def begin(self): pass
         def boundary(self, point): pass
         def yield_point(self, backwards): pass
+        def take_back(self, *points): pass
     hooks._turns = Holder()
     assert type(nn.Module.__call__).__name__ == ("ModuleCall" if how == "c" else "function")
 

@@ -25,8 +25,10 @@ from carpool.core.node.events import (
     MigrateAsked,
     MoveFailed,
     NeedsMeasured,
+    ProgramStarted,
     ProgressSeen,
     ResumeAsked,
+    StartPutOff,
     SuspendAsked,
     Tick,
 )
@@ -56,6 +58,7 @@ class SpecFields(TypedDict, total=False):
     steps: int
     device: str
     on_hog: str
+    may_park: bool
     fingerprint: str
 
 
@@ -79,6 +82,7 @@ def spec_of(name: str, fields: SpecFields) -> JobSpec:
         limit_milli=fields.get("limit_milli", 1000),
         steps=fields.get("steps"),
         on_hog=fields.get("on_hog", "suspend"),
+        may_park=fields.get("may_park", True),
         device=DeviceId(device) if device is not None else None,
         fingerprint=fields.get("fingerprint", ""),
     )
@@ -229,6 +233,12 @@ class CoreDriver:
         """An allocation of a holder waits: it is seen twice, and nothing helped between."""
         self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
         return self.report(job, live_bytes=live_bytes, pending_bytes=pending_bytes)
+
+    def started(self, job: str) -> list[Effect]:
+        return self.send(ProgramStarted(job=JobId(job)))
+
+    def put_off(self, job: str, reason: str) -> list[Effect]:
+        return self.send(StartPutOff(job=JobId(job), reason=reason))
 
     def detach(self, job: str, reason: str = "it was told to") -> list[Effect]:
         return self.send(JobDetached(job=JobId(job), reason=reason))

@@ -42,7 +42,7 @@ def test_it_is_parked_on_the_source_booked_on_the_target_and_unparked_there(two:
     )
     [order] = only(two.give_back("a"), ParkJob)
     assert order.reason == "a moves to gpu1"
-    assert two.reason("a").endswith("on its way to gpu1")
+    assert two.reason("a").endswith("on its way to gpu1: a moves to gpu1")
     effects = two.parked("a", 10 * GIB, GIB)
     assert [order.job for order in only(effects, UnparkJob)] == ["a"]
     assert only(effects, MoveJob) == [], "not before it has arrived"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.kernel.ids import JobId
-from carpool.core.node.effects import GrantLease, ParkJob, StartJob, UnparkJob
+from carpool.core.node.effects import GrantLease, ParkJob, RejectEvent, StartJob, UnparkJob
 from carpool.core.node.model import JobState
 from carpool.core.node.settings import Settings
 from carpool.units import GIB, MS, SECOND
@@ -206,3 +206,36 @@ def test_a_return_that_fails_takes_nothing_that_others_were_promised_meanwhile(c
     core.exit("b")
     core.tick(10 * SECOND)
     assert core.state("a") is JobState.UNPARKING
+
+
+def test_p6_a_job_that_must_not_be_parked_stops_with_its_memory_and_goes_on_when_resumed(core: CoreDriver) -> None:
+    core.settle_in("a", BIG, may_park=False)
+    core.suspend("a")
+    assert core.recalled == ["a"]
+    assert only(core.give_back("a"), ParkJob) == []
+    assert core.reason("a") == (
+        "suspended with 11.0 GiB still on gpu0: it was started with --no-park and keeps its memory on the device"
+    )
+    core.run(30 * SECOND)
+    assert (core.state("a"), core.job("a").promised_bytes) == (JobState.WAITING, 11 * GIB)
+    assert [grant.job for grant in only(core.resume("a"), GrantLease)] == ["a"]
+    assert only(core.effects, ParkJob) == []
+
+
+def test_p6_nobody_is_let_in_at_the_cost_of_a_job_that_must_not_be_parked(core: CoreDriver) -> None:
+    core.settle_in("a", BIG, may_park=False)
+    core.submit_known("b", BIG)
+    core.run(60 * SECOND)
+    assert (core.state("b"), only(core.effects, ParkJob)) == (JobState.QUEUED, [])
+    assert core.reason("b").endswith(
+        "starts when a ends, which cannot be parked: it was started with --no-park and keeps its memory on the device"
+    )
+
+
+def test_p6_a_job_that_must_not_be_parked_does_not_move_to_another_device(core: CoreDriver) -> None:
+    core.add_device("gpu1", 16 * GIB)
+    core.settle_in("a", BIG, may_park=False)
+    [refused] = only(core.migrate("a", "gpu1"), RejectEvent)
+    assert refused.reason == (
+        "job a cannot move to another device: it was started with --no-park and keeps its memory on the device"
+    )

@@ -399,12 +399,28 @@ def test_priority_recalls_the_lower_for_the_higher_at_the_next_boundary(make_cor
     assert only(core.give_back("low"), GrantLease)[0].job == "high"
 
 
-def test_priority_runs_equals_in_order_of_arrival(make_core: MakeCore) -> None:
+def test_priority_lets_equals_take_turns(make_core: MakeCore) -> None:
     core = make_core("priority")
-    core.settle_in("a", SMALL)
-    core.settle_in("b", SMALL)
-    core.run(5 * SECOND)
-    assert core.served_ns("b") == 0
+    for job in "abc":
+        core.settle_in(job, SMALL)
+    core.settle_in("low", SMALL, priority=-1)
+    core.run(20 * SECOND)
+    assert share_of(core, "a", "b", "c") == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=0.05)
+    assert core.served_ns("low") == 0
+    for job in "abc":
+        assert core.longest_gap_ns(job) <= 500 * MS
+    assert len(core.turns) < 20 * SECOND // (100 * MS) * 1.2, "a turn among equals lasts 100 ms"
+
+
+def test_priority_says_why_one_of_two_equals_goes_first() -> None:
+    policy, holder = Priority(), view("holder")._replace(is_holding=True, held_ns=40 * MS)
+    assert (
+        policy.why(holder, view("other", waited_ns=MS))
+        == "both have priority 0, and holder keeps its turn for 100 ms"
+    )
+    waiting = view("waiting", waited_ns=250 * MS)
+    assert policy.why(waiting, view("other")) == "both have priority 0, and waiting has waited 250 ms"
+    assert policy.why(view("first"), view("second", arrived_ns=1)) == "both have priority 0, and first came first"
 
 
 def test_priority_lets_nobody_wait_longer_than_the_bound(make_core: MakeCore) -> None:

@@ -14,6 +14,7 @@ from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
 from carpool.agent.checkpoint.replay import Replay
 from carpool.agent.checkpoint.replay_guard import ReplayGuard
 from carpool.agent.checkpoint.saving import Saving
+from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile
 
 
@@ -23,7 +24,7 @@ def install_checkpoints(torch: Any, guard: ReplayGuard) -> None:
         _install(torch, guard)
     except Exception as error:
         if guard.replay:  # it must not become a run from the beginning
-            guard.fail(f"{type(error).__name__}: {error}")
+            guard.fail(str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}")
         raise
 
 
@@ -45,6 +46,7 @@ def _install(torch: Any, guard: ReplayGuard) -> None:
 
 def _install_replay(torch: Any, guard: ReplayGuard, directory: Path) -> ReadRecorder:
     file = CheckpointFile(Path(guard.replay))
+    file.check()
     refusal = refusal_of(torch, file.contents, guard.how)
     if refusal:
         guard.fail(refusal)

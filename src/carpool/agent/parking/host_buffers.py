@@ -34,6 +34,7 @@ from carpool.agent.parking.memory_pages import (
     prefer_large_pages,
     system,
 )
+from carpool.agent.threads import start_aside
 
 T = TypeVar("T")
 
@@ -294,15 +295,6 @@ def share_out(items: Sequence[T], work: Callable[[T], None]) -> None:
             over.acquire()
     if errors:
         raise errors[0]
-
-
-def start_aside(work: Callable[..., None], *arguments: object) -> bool:
-    """In a thread of its own; False where there can be no more. Not threading.Thread, which the program may trace."""
-    try:
-        _thread.start_new_thread(work, arguments)
-    except RuntimeError:
-        return False
-    return True
 
 
 # --- places ------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ Rules
       wait (a grant, a dead daemon, an interrupt) brings them back first. Signal handlers of the program are held
       back until its tensors are there again, unless they run in a thread that does not compute (K2).
   K2  A program with threads that may touch tensors is not parked; the answer names the thread. Which threads may is
-      what the program said (`carpool.only_these_threads_compute`), else what threads.py knows of them.
+      what the program said (`carpool.only_these_threads_compute`), else what threads.py knows of them. Threads that
+      Python did not start count too (thread_stacks.py).
   K3  A move that fails changes nothing and is answered with the reason.
 """
 
@@ -41,6 +42,8 @@ class Movable(Protocol):
     def obstacle(self) -> str: ...
 
     def move_out(self, limit_bytes: int) -> int: ...
+
+    def kept_words(self) -> str: ...
 
     def move_in(self) -> None: ...
 
@@ -107,9 +110,10 @@ class Parking:
         obstacle = self._movable.obstacle() or compute_threads.begin_parking()
         if obstacle:
             return m.Parked(moved_bytes=0, move_ns=0, reason=obstacle)
-        began, moved, trouble = time.monotonic_ns(), 0, ""
+        began, moved, trouble, kept = time.monotonic_ns(), 0, "", ""
         self._held_back.begin()
         try:
+            kept = self._movable.kept_words()
             moved = self._movable.move_out(limit_bytes)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             trouble = f"its memory could not be copied: {error}"
@@ -119,7 +123,7 @@ class Parking:
         if trouble:
             self._end()  # not where the error is handled: what the program's handlers raise is their own
             return m.Parked(moved_bytes=0, move_ns=0, reason=trouble)
-        self._answer = m.Parked(moved_bytes=moved, move_ns=time.monotonic_ns() - began, reason="")
+        self._answer = m.Parked(moved_bytes=moved, move_ns=time.monotonic_ns() - began, reason="", kept=kept)
         self._note()
         return self._answer
 

@@ -1,7 +1,8 @@
 """Finds the storages that can leave a device: all of the process, or those behind given tensors and modules.
 
 Every tensor, view, tied weight, gradient and optimizer state is a window on a storage, so storages are what is moved.
-A storage stays where it is if another process may look at it, or if torch forbids its resizing (numpy has it, say).
+A storage stays where it is if another process may look at it, if torch forbids its resizing (numpy has it, say), or
+if its memory was given away (exports.py).
 The search reads no tensor's values.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from carpool.agent.backends import Backend
+from carpool.agent.parking.exports import exports
 from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
 from carpool.errors import UsageError
 
@@ -28,8 +30,14 @@ class StorageSearch:
 
     def find_all(self) -> list[Any]:
         """Every storage that can leave and is worth it, once: those behind tensors that Python knows."""
-        found = self._behind(find_objects(with_subclasses(self._torch.Tensor)), least_bytes=LEAST_BYTES)
-        return [storage for storage in found if self._may_leave(storage)]
+        return [storage for storage in self._all() if self._may_leave(storage)]
+
+    def find_exported(self) -> list[Any]:
+        """Every storage of the process that would be worth it and stays because its memory was given away."""
+        return [storage for storage in self._all() if exports.has(storage)] if exports.is_used else []
+
+    def _all(self) -> list[Any]:
+        return self._behind(find_objects(with_subclasses(self._torch.Tensor)), least_bytes=LEAST_BYTES)
 
     def find_in(self, *holders: Any) -> list[Any]:
         """Every storage of these tensors and modules that can leave, once, however small."""
@@ -73,6 +81,7 @@ class StorageSearch:
 
     def _may_leave(self, storage: Any) -> bool:
         try:
-            return bool(storage.resizable()) and not self._backend.is_shared(storage, self._sent)
+            is_own = bool(storage.resizable()) and not exports.has(storage)
+            return is_own and not self._backend.is_shared(storage, self._sent)
         except (RuntimeError, NotImplementedError, AttributeError):
             return False

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from carpool.agent.backends import backend_named
+from carpool.agent.parking.exports import exports
 from carpool.agent.parking.host_buffers import HostBuffer, Moved
 from carpool.agent.parking.storage_search import StorageSearch
 from carpool.errors import UsageError
@@ -60,6 +61,10 @@ class Storages:
     def find(self) -> list[Any]:
         """The storages that would leave now: those of the chosen tensors and modules, or all that are worth it."""
         return self._search.find_in(*self._holders) if self._holders else self._search.find_all()
+
+    def kept_words(self) -> str:
+        """What stays because the program gave its memory away; empty if nothing does."""
+        return exports.words(self._search.find_exported())
 
     def staying_bytes(self) -> int:
         """Of the chosen tensors and modules, the bytes that cannot leave the device."""

@@ -22,6 +22,9 @@ Rules
       next event, or when the next job has had its quantum, and tells the core the time at which the pass was used.
       Nobody wakes the daemon for that. A holder tells it at once if it could not ring the next job, if it is Python
       that hands over, and if the pass is not quiet: limits count the time of turns, or the node has several devices.
+  B7  A program may close descriptors that are not its own, and open others with their numbers. Before carpool uses or
+      closes one, it looks whether that is still the socket it opened. One that is not is the program's: carpool
+      leaves it alone and connects anew.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 from pathlib import Path
 
 from carpool.agent.turns.hot_path import PlainTurnState, native
@@ -40,48 +44,73 @@ from carpool.wire.protocol import BELL_LOOK_MS
 DIRECTORY = "bells"  # beside the daemon's socket
 
 
-class Bell:
-    """This process's bell: a datagram socket named after the process."""
+class OwnSocket:
+    """A socket of carpool's inside a program, and whether its descriptor still is that socket (B7)."""
 
-    def __init__(self, directory: Path, state: PlainTurnState) -> None:
+    def __init__(self, opened: socket.socket) -> None:
+        self.socket = opened
+        self.inode = os.fstat(opened.fileno()).st_ino
+
+    def is_ours(self) -> bool:
+        try:
+            facts = os.fstat(self.socket.fileno())
+        except OSError:
+            return False
+        return stat.S_ISSOCK(facts.st_mode) and facts.st_ino == self.inode
+
+    def close(self) -> None:
+        if self.is_ours():
+            self.socket.close()
+        else:
+            self.socket.detach()
+
+
+class Bell:
+    """This process's bell: a datagram socket named after the process, by the pid that the daemon sees."""
+
+    def __init__(self, directory: Path, pid: int, state: PlainTurnState) -> None:
         self._state = state
-        self._path = directory / str(os.getpid())
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._path = directory / str(pid)
+        self._own = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         try:
             self._path.unlink(missing_ok=True)  # of a process with this number that died
-            self._socket.bind(os.fsencode(self._path))
-            state.hang_bell(self._socket.fileno(), os.fsencode(directory))
+            self._own.socket.bind(os.fsencode(self._path))
+            state.hang_bell(self._own.socket.fileno(), os.fsencode(directory))
         except OSError:
-            self._socket.close()
+            self._own.close()
             raise
 
-    def wait(self, peer: socket.socket) -> m.Grant | None:
-        """Until a turn is rung, which is returned, or the connection has something."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+    def is_ours(self) -> bool:
+        return self._own.is_ours()
+
+    def wait(self, own_peer: OwnSocket) -> m.Grant | None:
+        """Until a turn is rung, which is returned, or the connection has something, or the program closed it (B7)."""
+        peer, poll = own_peer.socket, select.poll()
+        poll.register(self._own.socket, select.POLLIN)
         poll.register(peer, select.POLLIN)
-        while True:
+        while self._own.is_ours() and own_peer.is_ours():
             ready = [fd for fd, _ in poll.poll(BELL_LOOK_MS)]
             word = self._state.hear()
             if word:
                 return m.Grant(lane_bytes=0, is_shared=page.pass_is_shared(word), serial=page.pass_serial(word))
             if peer.fileno() in ready:
-                return None
+                break
+        return None
 
     def close(self, *, remove: bool) -> None:
         self._state.take_bell_down()
-        self._socket.close()
+        self._own.close()
         if remove:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
 
-def open_bell(directory: Path, state: PlainTurnState) -> Bell | None:
-    """A bell for this process. None without the C modules (B1 needs the exchange), and where it cannot be made: then
-    every turn goes through the daemon."""
-    if native is None or not page.HAS_SWAP:
+def open_bell(directory: Path, pid: int, state: PlainTurnState) -> Bell | None:
+    """A bell for this process. None without the C modules (B1 needs the exchange), where it cannot be made, and for a
+    process that the daemon does not see: then every turn goes through the daemon."""
+    if native is None or not page.HAS_SWAP or not pid:
         return None
     try:
-        return Bell(directory, state)
+        return Bell(directory, pid, state)
     except OSError:
         return None

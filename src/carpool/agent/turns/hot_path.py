@@ -28,6 +28,7 @@ class PlainTurnState:
         "is_waiting",
         "left_ns",
         "peer",
+        "peer_inode",
         "rung",
         "sampled_at",
         "stall_ns",
@@ -47,6 +48,7 @@ class PlainTurnState:
         self.sampled_at = 0  # the step at which the memory was last looked at
         self.steady_bytes = 0  # a job that holds more than this at a boundary has grown; 0 while nobody knows
         self.peer = -1  # the connection to the daemon
+        self.peer_inode = 0  # by which it is known
         self.rung = 0  # serial of the newest grant that was rung (bell.py)
         self.is_instant = False  # a turn goes with nothing to wait for or to give back
         self.is_waiting = False  # the C hook returned the turn; Python waits for the next

@@ -48,7 +48,7 @@ class Profile:
         """Take in one firing of a point that is not known; returns how many iterations ended by it."""
         now = time.monotonic_ns()
         if not self.is_learning:
-            self._begin_anew()
+            self.begin_anew()
         if self._first_point is None:
             self._first_point = point
         firings = self._live.pop(point, [])
@@ -78,7 +78,8 @@ class Profile:
         if away_ns and self.is_learning:
             self._last_delay_ns = delay_ns()  # without what it waited in this step before: that may count as its own
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """What was learnt holds no longer: other points end the iterations."""
         self.is_learning = True
         self.points.clear()
         self.gradients.clear()

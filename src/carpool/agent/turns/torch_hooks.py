@@ -8,6 +8,11 @@ Points, by priority (measured costs and the scripts they were tried on: docs/des
   autograd.backward          a begin point; with no optimizer in the program, its end is a boundary (manual updates);
                              with one it is a yield point (accumulation)
 
+The best sign of an iteration counts: an optimizer's step, else a backward, else the call of a module that has
+parameters, else any call. Transforms of images are modules without parameters; rollouts of reinforcement learning and
+an evaluation before the training call the model before its optimizer steps for the first time. So when a better sign
+shows up, what was counted by lesser ones is taken back, and their points only yield from then on.
+
 After a few optimizer steps the hooks that are not needed are taken off. The optimizer's pre-hook goes once another
 begin point fires in every iteration. The wrapper around backward goes with it, unless some of these steps had several
 backwards. The patch of Module stays: an evaluation that loads no data has no other point at which it could ask for a
@@ -32,6 +37,7 @@ from carpool.agent import warm_up
 from carpool.agent.backends import own_backend
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory
+from carpool.agent.parking import exports
 from carpool.agent.parking.storages import make_storages
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
@@ -43,6 +49,7 @@ STEPS_TO_TRUST = 4  # after this many optimizer steps with other points between 
 ACCUMULATIONS_MIN = 2  # of these steps: with overflowing gradients GradScaler leaves some out
 POINT_FORWARD = -2
 POINT_BACKWARD = -3
+POINT_BARE = -4  # the end of a call of a module without parameters
 
 
 def _stand_in(call: Any, real_call: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +83,14 @@ def may_have_graph(result: Any) -> bool:
     return getattr(result, "requires_grad", True) is not False
 
 
+def has_parameters(module: Any) -> bool:
+    """Whether a module is, or has in it, something that was trained; of what cannot say, it is taken for granted."""
+    try:
+        return next(iter(module.parameters()), None) is not None
+    except Exception:  # noqa: BLE001 - a module of an unusual kind
+        return True
+
+
 class Hooks:
     """The hooks in this process; one instance, installed when torch has been imported."""
 
@@ -93,6 +108,7 @@ class Hooks:
         self._backwards_at_step = 0
         self._accumulations = 0
         self._graded_calls = 0
+        self._has_model = False  # a module with parameters was called
         self._backward: Callable[..., Any] | None = None
         self._our_backward: Callable[..., Any] | None = None
         self._pre_hook: Any = None
@@ -158,6 +174,8 @@ class Hooks:
             return
         with contextlib.suppress(Exception):  # an optimizer of an unusual kind goes without
             turns.learn_gradients(id(optimizer), lambda: gradient_bytes(optimizer))
+        if not self._optimizer_steps:
+            turns.take_back(POINT_BARE, POINT_FORWARD, POINT_BACKWARD)
         turns.boundary(id(optimizer))
         if self._pre_hook is None:
             turns.leave_to_c(id(optimizer))
@@ -243,24 +261,38 @@ class Hooks:
         if self._turns is not None:
             self._turns.begin()
 
-    def after_forward(self) -> None:
+    def after_forward(self, module: Any) -> None:
         """An outermost module call ended with gradients off."""
-        if self._turns is None:
+        turns = self._turns
+        if turns is None:
             return
-        if self._awaits_step() or self._backwards:
-            self._turns.yield_point(self._backwards)
+        if self._optimizer_steps or self._backwards:
+            turns.yield_point(self._backwards)
+        elif has_parameters(module):
+            if not self._has_model:
+                self._has_model = True
+                turns.take_back(POINT_BARE)
+            self._after_model(turns)
+        elif self._has_model or self._step_patience > 0:
+            turns.yield_point(self._backwards)
         else:
-            self._turns.boundary(POINT_FORWARD)
+            turns.boundary(POINT_BARE)
 
-    def after_graded_forward(self, result: Any) -> None:
+    def _after_model(self, turns: Turns) -> None:
+        if self._awaits_step():
+            turns.yield_point(self._backwards)
+        else:
+            turns.boundary(POINT_FORWARD)
+
+    def after_graded_forward(self, module: Any, result: Any) -> None:
         """An outermost module call ended with gradients on; nothing went backward yet, and there is no optimizer."""
         is_training = True
         with contextlib.suppress(Exception):  # a result of an unusual kind may have a graph
             if self._torch._C._functorch.maybe_current_level() is None:  # in torch.func it is not to be seen
-                self._graded_calls += 1
+                self._graded_calls += has_parameters(module)
                 is_training = self._graded_calls <= GRADED_PATIENCE and may_have_graph(result)
         if not is_training:
-            self.after_forward()
+            self.after_forward(module)
 
     def wrap_module_call(self, real_call: Callable[..., Any]) -> Callable[..., Any]:
         is_grad_enabled = self._torch.is_grad_enabled
@@ -295,9 +327,9 @@ class Hooks:
             finally:
                 calls.depth = 0
             if not is_grad_enabled():
-                self.after_forward()
+                self.after_forward(module)
             elif calls.is_graded_told:
-                self.after_graded_forward(result)
+                self.after_graded_forward(module, result)
             return result
 
         return _stand_in(__call__, real_call)
@@ -318,6 +350,8 @@ class Hooks:
                 self._is_backward = False
             self._backwards += 1
             if not self._awaits_step():
+                if self._backwards == 1:
+                    turns.take_back(POINT_BARE, POINT_FORWARD)
                 turns.boundary(POINT_BACKWARD)
             elif self._accumulations and not turns.is_learning:  # else its step comes next
                 turns.yield_point(self._backwards)
@@ -354,6 +388,7 @@ class Hooks:
         torch.autograd.backward = self._our_backward = self.wrap_backward(self._backward)
         torch.autograd.grad = self.wrap_grad(torch.autograd.grad)
         torch.nn.Module.__call__ = self.wrap_module_call(torch.nn.Module.__call__)
+        exports.install(torch)
         process.set_memory(self.make_memory)
         process.follow_taker(self._follow_taker)
         compute_threads.when_declared(self._watch_threads)

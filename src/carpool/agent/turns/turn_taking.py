@@ -68,6 +68,7 @@ class Turns:
         self._was_alone = False
         self._profile = Profile(memory)
         self._points = self._profile.points
+        self._counted: dict[int, int] = {}  # steps by the point that ended them; of optimizers only the first ones
         self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._waiting = Waiting(link, self._parking, self._profile.trim)
         self._asked_ns = 0
@@ -97,11 +98,22 @@ class Turns:
         if not is_clean:
             return
         words, base = self._words, state.base
+        if point < 0:
+            self._counted[point] = self._counted.get(point, 0) + 1
         steps = words[base + S_STEPS] + 1
         words[base + S_STEPS] = steps
         words[base + S_BOUNDARY_NS] = monotonic_ns()
         if words[base + S_RECALL] or not steps & RESAMPLE_MASK:
             self.after_count(steps)
+
+    def take_back(self, *points: int) -> None:
+        """What was counted at these points were no iterations: the program showed a better sign of them."""
+        counted, base = sum(self._counted.pop(point, 0) for point in points), self.state.base
+        if counted and base:
+            steps = max(0, self._words[base + S_STEPS] - counted)
+            self._words[base + S_STEPS] = self.state.sampled_at = steps
+            self._profile.begin_anew()
+            self.state.forget()
 
     def after_count(self, steps: int) -> None:
         """A step was counted, and the turn was recalled or it is time to look at the memory."""
@@ -236,6 +248,7 @@ class Turns:
         self.state.away_ns = 0
         counted = self._profile.observe(point)
         if counted:
+            self._counted[point] = self._counted.get(point, 0) + counted
             self._words[base + S_STEPS] += counted
             self._words[base + S_BOUNDARY_NS] = monotonic_ns()
         if not self._profile.is_learning:
@@ -447,6 +460,7 @@ class Turns:
             with suppress(LinkLostError):
                 self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
         self._link.close_bell(remove=True)
+        self._link.let_be()
         self.state.is_off = True
 
     def after_fork(self) -> None:

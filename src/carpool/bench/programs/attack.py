@@ -16,6 +16,7 @@ import sys
 
 import attack_compute
 import attack_doors
+import attack_members
 import attack_turns
 from attack_driver import (
     AllocationProp,
@@ -111,6 +112,38 @@ def mapped(size):
         return True
 
     return twice(make, size)
+
+
+def retained(size):
+    """The handle behind an address inside the mapping is asked for, the mapping made anew, the handle released."""
+    cuda, zero = Driver(), ctypes.c_ulonglong(0)
+
+    def make(size):
+        handle, again, at, length = word(), word(), word(), ctypes.c_size_t(size)
+        if not create(cuda, size, handle):
+            return False
+        cuda.good("cuMemAddressReserve", ctypes.byref(at), length, ctypes.c_size_t(0), zero, zero)
+        cuda.good("cuMemMap", at, length, ctypes.c_size_t(0), handle, zero)
+        cuda.good("cuMemRelease", handle)
+        inside = ctypes.c_void_p(at.value + GRANULARITY)
+        cuda.good("cuMemRetainAllocationHandle", ctypes.byref(again), inside)
+        cuda.good("cuMemUnmap", at, length)
+        cuda.good("cuMemMap", at, length, ctypes.c_size_t(0), again, zero)
+        cuda.good("cuMemRelease", again)
+        return True
+
+    return twice(make, size)
+
+
+def overwritten(size):
+    """A pool whose properties change while it is made: the driver's answer is written over them."""
+    cuda = Driver()
+    props = PoolProps(type=1, location=Location(1, 0))
+    place = ctypes.byref(props, PoolProps.location.offset)
+    cuda.good("cuMemPoolCreate", place, ctypes.byref(props))
+    own = ctypes.cast(place, ctypes.POINTER(ctypes.c_void_p)).contents
+    name = "cuMemAllocFromPoolAsync"
+    return twice(lambda size: cuda.made(name, ctypes.byref(word()), ctypes.c_size_t(size), own, None), size)
 
 
 def array(size):
@@ -341,6 +374,25 @@ def namespaces(size):
     return held + again("plain", size, dict(os.environ), prefix=["unshare", *enter])
 
 
+def ask_carpool(*words):
+    """A command of carpool from inside the job; without the driver's library in it, as it computes nothing."""
+    command = [sys.executable, "-m", "carpool.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def resized(size):
+    """The job asks for a larger cap of its own."""
+    ask_carpool("resize", os.environ.get("CARPOOL_JOB", ""), "--memory", str(8 * size))
+    return plain(size)
+
+
+def nested(size):
+    """A job inside the job, with a cap of its own, while this one holds what it may."""
+    held = size if Driver().plain(size) else 0
+    done = ask_carpool("run", "--memory", str(4 * size), "--", *command_of("plain", size))
+    return held + (json.loads(done.stdout)["held_bytes"] if done.returncode == 0 else 0)
+
+
 def page_written(size):
     """The job's page is the program's to write: here it raises its own cap."""
     path = os.environ.get("CARPOOL_PAGE")
@@ -352,7 +404,7 @@ def page_written(size):
 
 
 def find_attack(name):
-    for module in (attack_doors, attack_compute, attack_turns):
+    for module in (attack_doors, attack_compute, attack_members, attack_turns):
         if hasattr(module, name):
             return getattr(module, name)
     return globals()[name]

@@ -5,11 +5,13 @@ the attempt says so.
 """
 
 import ctypes
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from attack_driver import Driver, NotHereError
 
@@ -28,16 +30,22 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
-def prepare():
-    cuda, module, kernel = Driver(), ctypes.c_void_p(), ctypes.c_void_p()
+def load(cuda, name):
+    """A module of its own, and its kernel of this name."""
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     if cuda("cuModuleLoadData", ctypes.byref(module), b"any image"):
         raise NotHereError("only the stand-in has kernels for this")
-    cuda.good("cuModuleGetFunction", ctypes.byref(kernel), module, KERNEL)
-    return cuda, kernel
+    cuda.good("cuModuleGetFunction", ctypes.byref(kernel), module, name)
+    return module, kernel
 
 
-def plain_launch(cuda, kernel, stream=None):
-    return cuda("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+def prepare():
+    cuda = Driver()
+    return cuda, load(cuda, KERNEL)[1]
+
+
+def plain_launch(cuda, kernel, stream=None, grid=1, params=None):
+    return cuda("cuLaunchKernel", kernel, grid, 1, 1, 1, 1, 1, 0, stream, params, None)
 
 
 def spend(cuda, launch, each_s, *, waits_every):
@@ -99,10 +107,112 @@ def compute_context(_):
     return spend(cuda, lambda: plain_launch(cuda, other), KERNEL_S, waits_every=4)
 
 
+def grids_of_one_home(kernel, count, home=None):
+    """Grids whose costs want the same place in the library's table (native/hooks.c, share.c); and that place."""
+    found, x = [], 0
+    while len(found) < count:
+        x += 1
+        key = kernel.value + x * 0x2545F491 + 0x4F6CDD1D + 0x5851F42D
+        place = (key * 0x9E3779B97F4A7C15 & 2**64 - 1) >> 52
+        home = place if home is None else home
+        if place == home:
+            found.append(x)
+    return found, home
+
+
+def compute_collisions(_):
+    """Grids that push each other out of the table of costs, after a short kernel took their places."""
+    cuda = Driver()
+    short, long = load(cuda, b"busy_10us")[1], load(cuda, KERNEL)[1]
+    first, home = grids_of_one_home(short, 4)
+    for grid in first:
+        plain_launch(cuda, short, grid=grid)
+        cuda.good("cuCtxSynchronize")
+    turn = itertools.cycle(grids_of_one_home(long, 64, home)[0])
+    return spend(cuda, lambda: plain_launch(cuda, long, grid=next(turn)), KERNEL_S, waits_every=0)
+
+
+def compute_data_streams(_):
+    """The same by a program with two streams, of whose samples the least counts."""
+    cuda, streams = Driver(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    kernel = load(cuda, b"busy_10us")[1]
+    for stream in streams:
+        cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
+        plain_launch(cuda, kernel, stream)
+    return compute_data(_)
+
+
+def compute_data(_):
+    """A kernel whose length depends on its data: short at the first launches and at one in 96, else long."""
+    cuda = Driver()
+    kernel, ns = load(cuda, b"told")[1], ctypes.c_ulonglong()
+    params = (ctypes.c_void_p * 1)(ctypes.addressof(ns))
+    used_ns, number, started = 0, 0, time.monotonic()
+    while time.monotonic() - started < 2 * LENGTH_S:
+        ns.value = 10_000 if number < 3 or number % 96 < 2 else 1_000_000
+        used_ns += ns.value
+        if plain_launch(cuda, kernel, params=params):
+            raise NotHereError("a launch failed")
+        if number < 3 or number % 16 == 0:
+            cuda.good("cuCtxSynchronize")
+        number += 1
+    cuda.good("cuCtxSynchronize")
+    return used_ns / 1e7 / (time.monotonic() - started)
+
+
+def compute_reloaded(_):
+    """A function's address that comes back with another function, after its module was unloaded."""
+    cuda, used_s, started, seen = Driver(), 0.0, time.monotonic(), set()
+    while time.monotonic() - started < LENGTH_S:
+        module, kernel = load(cuda, b"busy_10us")
+        for _ in range(20):
+            plain_launch(cuda, kernel)
+        cuda.good("cuCtxSynchronize")
+        seen.add(kernel.value)
+        cuda.good("cuModuleUnload", module)
+        module, kernel = load(cuda, KERNEL)
+        for _ in range(20 if kernel.value in seen else 0):
+            plain_launch(cuda, kernel)
+            used_s += KERNEL_S
+        cuda.good("cuCtxSynchronize")
+        cuda.good("cuModuleUnload", module)
+    if not used_s:
+        raise NotHereError("no address came back")
+    return 100 * used_s / (time.monotonic() - started)
+
+
 def compute_disguised(_):
     """As if the Python agent took the turns of this process."""
     os.environ["CARPOOL_AGENT"] = str(os.getpid())
     return compute_plain(_)
+
+
+LEFT_TURN = """
+import carpool, sys
+with carpool.turn():
+    pass
+sys.path.insert(0, sys.argv[3])
+import json, time, attack_compute, attack_turns
+cuda, kernel = attack_compute.prepare()
+end = time.monotonic() + 20
+while not attack_turns.is_taken_away() and time.monotonic() < end:
+    time.sleep(0.6)  # who does nothing loses its turn sooner
+print(json.dumps({"share_percent": attack_compute.compute_plain(None), "is_taken": time.monotonic() < end}))
+"""
+
+
+def compute_left_turn(_):
+    """A turn by carpool's own call that is not given back, then launches after the daemon took it away."""
+    here = str(Path(__file__).resolve().parent)
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_TURN, *sys.argv[1:3], here], capture_output=True, text=True, timeout=60
+    )
+    if done.returncode:
+        raise NotHereError(f"it failed: {done.stderr[-200:]}")
+    found = json.loads(done.stdout)
+    if not found["is_taken"]:
+        raise NotHereError("the daemon left it its turn for 20 s")
+    return found["share_percent"]
 
 
 def compute_processes(_):

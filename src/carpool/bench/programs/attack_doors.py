@@ -90,6 +90,54 @@ def door_own_dlsym(size):
     return twice(Driver(raw_finder(ctypes.CDLL(driver_path())._handle)).plain, size)
 
 
+NEXT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int grab(unsigned long size) {
+    unsigned long long at;
+    int (*allocate)(unsigned long long *, unsigned long) = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    return allocate ? allocate(&at, size) : 999;
+}
+"""
+NEXT_MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), grab(unsigned long);
+int main(int count, char **words) {
+    void *context;
+    unsigned long size = strtoul(words[count - 1], NULL, 10);
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+        return 1;
+    int first = grab(size);
+    printf("%d %d\\n", first, grab(size));
+    return 0;
+}
+"""
+
+
+def build(text, target, *more):
+    if shutil.which("cc") is None:
+        raise NotHereError("no C compiler to make such a library with")
+    subprocess.run(
+        ["cc", *more[:1], "-fPIC", "-x", "c", "-", "-x", "none", *more[1:], "-o", target],
+        input=text,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+def door_next(size):
+    """A library behind the preloaded one that looks for what comes behind itself."""
+    with tempfile.TemporaryDirectory() as place:
+        build(NEXT, f"{place}/next.so", "-shared", driver_path())
+        build(NEXT_MAIN, f"{place}/app", "-O1", f"{place}/next.so", driver_path())
+        done = subprocess.run([f"{place}/app", str(size)], capture_output=True, text=True, timeout=60)
+    if done.returncode or "999" in done.stdout:
+        raise NotHereError(f"nothing was found so: {done.stderr[-200:]}")
+    return sum(size for code in done.stdout.split() if code == "0")
+
+
 DEEP = """
 int cuMemAlloc_v2(unsigned long long *at, unsigned long size);
 int grab(unsigned long size) { unsigned long long at; return cuMemAlloc_v2(&at, size); }
@@ -98,12 +146,9 @@ int grab(unsigned long size) { unsigned long long at; return cuMemAlloc_v2(&at, 
 
 def door_deep_library(size):
     """A library that is linked to the driver and opened so that its own libraries come first."""
-    if shutil.which("cc") is None:
-        raise NotHereError("no C compiler to make such a library with")
     with tempfile.TemporaryDirectory() as place:
         library = f"{place}/deep.so"
-        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", driver_path(), "-o", library]
-        subprocess.run(command, input=DEEP, text=True, check=True, timeout=60)
+        build(DEEP, library, "-shared", driver_path())
         Driver()
         deep = ctypes.CDLL(library, mode=ctypes.RTLD_LOCAL | DEEPBIND)
         return twice(lambda size: deep.grab(ctypes.c_ulong(size)) == 0, size)

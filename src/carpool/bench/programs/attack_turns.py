@@ -4,9 +4,11 @@ The word that says that the turn is wanted back is written as the daemon writes 
 it back then, asks again, and finds the word cleared when it goes on; one that does not leaves it as it is.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
+import time
 
 from attack_compute import LaunchConfig, prepare
 from attack_driver import Driver, NotHereError, word
@@ -15,6 +17,7 @@ from attack_driver import Driver, NotHereError, word
 SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 448
 # end of what is made
 LARGE_COPY = 2 << 20
+PATIENCE_SECONDS = 1.5  # a capture keeps a turn for a quarter of a second
 DIMENSIONS = 1, 1, 1, 1, 1, 1, 0
 
 
@@ -52,8 +55,9 @@ def copies(cuda):
         yield name, (back, at, size)
 
 
-def passed(cuda, calls):
-    """Which of these calls left the word as it was."""
+@contextlib.contextmanager
+def own_slot():
+    """The words of the job's page, and where those of this process begin."""
     path = os.environ.get("CARPOOL_PAGE")
     if not path:
         raise NotHereError("there is no page")
@@ -61,13 +65,27 @@ def passed(cuda, calls):
         own = [slot for slot in range(1, FIRST_LENT) if words[slot * SLOT_WORDS + S_PID] == os.getpid()]
         if not own:
             raise NotHereError("this process has no slot in the page")
-        return [name for name, arguments in calls if is_ignored(cuda, words, own[0], name, arguments)]
+        yield words, own[0] * SLOT_WORDS
 
 
-def is_ignored(cuda, words, slot, name, arguments):
-    words[slot * SLOT_WORDS + S_RECALL] = 1
+def is_taken_away():
+    with own_slot() as (words, base):
+        return words[base + S_RECALL] >> 63 != 0
+
+
+def passed(cuda, calls, seconds=0.0):
+    """Which of these calls left the word as it was, made again and again for so long."""
+    with own_slot() as (words, base):
+        return [name for name, arguments in calls if is_ignored(cuda, words, base, name, arguments, seconds)]
+
+
+def is_ignored(cuda, words, base, name, arguments, seconds):
+    words[base + S_RECALL] = 1
+    end = time.monotonic() + seconds
     cuda.good(name, *arguments)
-    return words[slot * SLOT_WORDS + S_RECALL] != 0
+    while words[base + S_RECALL] and time.monotonic() < end:
+        cuda.good(name, *arguments)
+    return words[base + S_RECALL] != 0
 
 
 def turn_launches(_):
@@ -78,3 +96,14 @@ def turn_launches(_):
 def turn_copies(_):
     cuda = Driver()
     return passed(cuda, copies(cuda))
+
+
+def turn_captured(_):
+    """Launches on one stream, while another is captured and that never ends."""
+    cuda, kernel = prepare()
+    into, other = ctypes.c_void_p(), ctypes.c_void_p()
+    for stream in (into, other):
+        cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
+    cuda.good("cuStreamBeginCapture_v2", into, 2)
+    launch = "cuLaunchKernel", (kernel, *DIMENSIONS, other, None, None)
+    return passed(cuda, [launch], seconds=PATIENCE_SECONDS)

@@ -142,6 +142,7 @@ def _make_job(cluster: Cluster, event: JobDescribed) -> ClusterJob:
         arrived_ns=cluster.now,
         weight_milli=event.weight_milli,
         shape=cluster.shapes.setdefault((event.members, is_lendable), len(cluster.shapes)),
+        facts=(event.job, event.job, event.tenant, event.priority, cluster.now, False, 0, 0),
     )
 
 

@@ -165,8 +165,7 @@ class Cluster:
         self.wake_later(job)
         if self.order.seats > 1:
             self.hosts.setdefault(job.shape, {})[job] = None
-        named = self.inventory.named
-        places = tuple([named(place) for place in job.places])
+        places = tuple(map(self.inventory.named, job.places))
         self.effects.append(PlaceJob(job=job.id, places=places, is_loan=not job.is_owned))
 
     def adopt(self, job: ClusterJob, places: Places, *, attained_ns: Nanos, is_leaving: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from carpool.core.cluster.placement.requests import Placement, Request
 from carpool.core.kernel.ids import WEIGHT_ONE, JobId, Nanos, TenantId
@@ -61,7 +60,7 @@ class ClusterJob:
     level: int = 0  # of what it has had (order.py)
     counts_as_running: bool = False  # before those of its level that wait
     standing: int = 0  # among them, where the policy goes by it
-    views: dict[int, Any] = field(default_factory=dict)  # as its policy sees it, by what it has had (order.py)
+    facts: tuple[object, ...] = ()  # the part of its view that never changes
     head_start: int = 0  # what it counts as served before it began, so that a newcomer does not have to catch up
     is_starved: bool = False
     is_owned: bool = False  # on cards of its tenant's share; else its cards are a loan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
 from carpool.core.kernel.ids import WEIGHT_ONE, Nanos
 from carpool.core.policies.base import Policy
+from carpool.core.policies.levels import NEVER
 from carpool.core.policies.view import JobView
 
 
@@ -22,17 +23,18 @@ class Order:
         self.seats = policy.lanes_max  # how many jobs may run side by side on the same cards
         self.splits_by_weight = policy.by_tenant  # tenants that have jobs own the cluster, whatever they were given
         self._rank = policy.rank
-        self._levels = policy.levels
+        self._step_ns = policy.levels.step_ns
         self._bounds = policy.levels.bounds
         self._begins_ns, self._waits_ns = policy.levels.begins_ns, policy.levels.waits_ns
         self._by_weight, self._keeps_standing = policy.levels.by_weight, policy.levels.keeps_standing
+        self._counts_always = self._by_weight or self._keeps_standing
         self.asks_speed = type(policy).speed is not Policy.speed
         self._changes = 0
 
     def key(self, job: ClusterJob, *, now: Nanos) -> Key:
         """The job's place now; called when it came, began, was parked, was set back, or `rest_ns` is over."""
         served = job.attained_ns * job.size_milli
-        if served >= self._bounds[job.level] or self._by_weight or self._keeps_standing or job.key is NO_KEY:
+        if self._counts_always or served >= self._bounds[job.level] or job.key is NO_KEY:
             self._count(job, served)
         else:
             job.counts_as_running = job.is_running
@@ -48,39 +50,33 @@ class Order:
         """After how much more run time its key must be asked anew; None for never."""
         if self.asks_speed and self.policy.speed(self.view_of(job)) is not None:
             return None
-        levels, size_milli = self._levels, job.size_milli or 1
-        if job.level == len(levels.ends):
+        end, size_milli, step_ns = self._bounds[job.level], job.size_milli, self._step_ns
+        if end == NEVER:
             return None
-        end = levels.ends[job.level]
-        if levels.by_weight:
-            left = (end - job.head_start) * job.weight_milli // WEIGHT_ONE - job.attained_ns * job.size_milli
-            return max(1, -(-left // size_milli) + 1)
-        outlived_ns = -(-end // (size_milli * levels.step_ns)) * levels.step_ns
-        return outlived_ns - job.attained_ns if job.size_milli else outlived_ns  # without cards it attains nothing
+        if self._by_weight:
+            left = (end - job.head_start) * job.weight_milli // WEIGHT_ONE - job.attained_ns * size_milli
+            return max(1, -(-left // (size_milli or 1)) + 1)
+        if not size_milli:  # without cards it attains nothing
+            return -(-end // step_ns) * step_ns
+        return -(-end // (size_milli * step_ns)) * step_ns - job.attained_ns
 
     def view_of(self, job: ClusterJob) -> JobView:
         """The job as a policy sees it: what it has had counts in levels, one nanosecond less while it runs."""
         counted_ns = (self._begins_ns if job.counts_as_running else self._waits_ns)[job.level]
-        is_known = job.service_ns is not None
-        view: JobView | None = job.views.get(counted_ns) if not is_known else None
-        if view is not None:
-            return view  # nothing else changes, and making one takes longer than all around it
-        if job.service_ns is not None:
-            remaining_ns = job.service_ns - job.attained_ns + job.lost_ns
+        service_ns, size_milli = job.service_ns, job.size_milli
+        if service_ns is None:
+            remaining_ns = self._bounds[job.level] // (size_milli or 1)  # as long as its level
         else:
-            remaining_ns = self._bounds[job.level] // (job.size_milli or 1)  # as long as its level
-        facts = (job.id, job.id, job.tenant, job.priority, job.arrived_ns, False, 0, 0)
-        counted = (counted_ns, remaining_ns, is_known, counted_ns, 0, job.size_milli)
-        view = tuple.__new__(JobView, facts + counted)  # the class's own constructor takes twice as long
-        if not is_known:
-            job.views[counted_ns] = view
+            remaining_ns = service_ns - job.attained_ns + job.lost_ns
+        counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli)
+        view: JobView = tuple.__new__(JobView, job.facts + counted)  # JobView's own constructor takes twice as long
         return view
 
     def _count(self, job: ClusterJob, served: int) -> None:
         """Bring the job to the level of what it has attained, never down again, and note how it stands there."""
         is_sent_back = job.key is NO_KEY
         if is_sent_back and job.level:
-            job.head_start = self._levels.ends[job.level - 1]
+            job.head_start = self._bounds[job.level - 1]
         if self._by_weight:
             served = served * WEIGHT_ONE // job.weight_milli + job.head_start
         while served >= self._bounds[job.level]:

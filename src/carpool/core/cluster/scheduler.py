@@ -77,12 +77,8 @@ class ClusterScheduler:
         if isinstance(event, WorkLost):
             self._on_lost(event)
             return cluster.effects
-        for job in self._set_back:
-            if job.state is not State.ENDED:
-                cluster.charge(job)
-                cluster.rekey(job)
-                cluster.touch(cluster.pool_of(job))
-        self._set_back.clear()
+        if self._set_back:
+            self._count_losses()
         fault = self._note(event)
         if fault:
             job_id = getattr(event, "job", None)
@@ -92,6 +88,16 @@ class ClusterScheduler:
         else:
             sharing.fit_if_changed(cluster)
         return cluster.effects
+
+    def _count_losses(self) -> None:
+        """Jobs that lost work since the last decision stand elsewhere among the others now."""
+        cluster = self._cluster
+        for job in self._set_back:
+            if job.state is not State.ENDED:
+                cluster.charge(job)
+                cluster.rekey(job)
+                cluster.touch(cluster.pool_of(job))
+        self._set_back.clear()
 
     def _decide(self, event: Event) -> None:
         cluster = self._cluster
@@ -112,7 +118,8 @@ class ClusterScheduler:
                 cluster.merged_in_vain.clear()
             if cluster.inventory.capacity_milli != cluster.fitted_milli:  # somebody left a closed card
                 sharing.serve_pools(cluster, is_room_new=True)
-        cluster.confirm_keys()
+        if cluster.rekeyed:
+            cluster.confirm_keys()
         cluster.occupancy.made_room.clear()
         cluster.may_evict = True
         if cluster.settings.explains:
@@ -120,14 +127,15 @@ class ClusterScheduler:
 
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
-        wakeups, review_ns = self._cluster.wakeups, self._cluster.review_ns
+        cluster = self._cluster
+        wakeups, review_ns = cluster.wakeups, cluster.review_ns
         while wakeups and wakeups[0][2] != wakeups[0][3].changes:
             heappop(wakeups)
-        if self._cluster.is_syncing:
+        if cluster.is_syncing:
             return None
-        if not wakeups or (review_ns is not None and review_ns < wakeups[0][0]):
+        if not wakeups:
             return review_ns
-        return wakeups[0][0]
+        return wakeups[0][0] if review_ns is None else min(review_ns, wakeups[0][0])
 
     def picture(self, *, now: Nanos) -> ClusterPicture:
         return picture_cluster(self._cluster, now=now)

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from carpool.core.cluster.cluster import Cluster
 from carpool.core.cluster.events import ShareGiven, ShareWithdrawn
-from carpool.core.cluster.model import NO_KEY, ClusterJob, Entry, Key
+from carpool.core.cluster.model import NO_KEY, ClusterJob, Key
 from carpool.core.cluster.occupancy import Room
 from carpool.core.cluster.side_by_side import find_host
 from carpool.core.cluster.tenants import Pool, victim_rank
@@ -17,20 +17,21 @@ Head = tuple[Key, int, ClusterJob]  # a candidate for its pool's share; 1: it ru
 
 def serve_pools(cluster: Cluster, *, is_room_new: bool) -> None:
     """Serve all pools in which something changed; those with a job that is owed cards whenever there may be room."""
-    if cluster.inventory.capacity_milli != cluster.fitted_milli:
+    inventory, touched = cluster.inventory, cluster.touched
+    if inventory.capacity_milli != cluster.fitted_milli:
         fit_shares(cluster)
     while True:
-        if is_room_new:
+        if is_room_new and cluster.owed:
             for pool in cluster.owed:
                 if pool.tenant in cluster.pools:
                     cluster.touch(pool)
             cluster.owed.clear()
-        if not cluster.touched:
+        if not touched:
             return
         before = len(cluster.effects)
-        while cluster.touched:
-            serve_pool(cluster, cluster.touched.popleft())
-            if cluster.inventory.capacity_milli != cluster.fitted_milli:
+        while touched:
+            serve_pool(cluster, touched.popleft())
+            if inventory.capacity_milli != cluster.fitted_milli:
                 fit_shares(cluster)
         is_room_new = len(cluster.effects) > before
 
@@ -50,18 +51,16 @@ def serve_pool(cluster: Cluster, pool: Pool) -> None:
 
 def lend(cluster: Cluster) -> None:
     """Let waiting jobs use what is free, those of the tenant that is least above its share first (O3, O5)."""
-    inventory, deadline_ns = cluster.inventory, cluster.settings.deadline_ns
     heads: list[tuple[int, Key, ClusterJob]] = []
-
-    def add_head(pool: Pool, row: list[Entry]) -> None:
-        first, second, job = row[0]
-        if job.size_milli <= inventory.free_milli and job.turn_ns <= deadline_ns:
-            heappush(heads, (pool.over_milli, (first, second), job))
-
+    inventory, deadline_ns = cluster.inventory, cluster.settings.deadline_ns
     for pool in cluster.pools.values():
         for row in pool.waiting.rows.values():
-            if row[0][2].size_milli <= inventory.free_milli:
-                add_head(pool, row)
+            job = row[0][2]
+            if job.size_milli <= inventory.free_milli and job.turn_ns <= deadline_ns:
+                heads.append((pool.over_milli, job.key, job))
+    if not heads:
+        return
+    heapify(heads)
     tried: set[int] = set()
     while heads:
         job = heappop(heads)[2]
@@ -71,8 +70,9 @@ def lend(cluster: Cluster) -> None:
             continue
         cluster.run(job, room, is_owned=False)
         pool = cluster.pool_of(job)
-        if job.shape in pool.waiting.rows:
-            add_head(pool, pool.waiting.rows[job.shape])
+        behind = pool.waiting.rows.get(job.shape)
+        if behind and behind[0][2].size_milli <= inventory.free_milli and behind[0][2].turn_ns <= deadline_ns:
+            heappush(heads, (pool.over_milli, behind[0][2].key, behind[0][2]))
 
 
 def fit_if_changed(cluster: Cluster) -> None:
@@ -136,19 +136,18 @@ def withdraw_share(cluster: Cluster, event: ShareWithdrawn) -> str:
 
 def _find_heads(cluster: Cluster, pool: Pool) -> list[Head]:
     """The first waiting job of each shape, and the first loan of each row, that may find room in the share."""
-    now = cluster.now
+    rows = pool.waiting.rows
+    if not rows and not pool.loans:
+        return []
     room_milli = pool.share_milli - pool.owned.size_milli
-    last = pool.owned.last(now)
+    last = pool.owned.last(cluster.now)
     last_key = last[0] if last else NO_KEY
     heads: list[Head] = []
-    last_first = last_key[0]
-    for row in pool.waiting.rows.values():
-        first, second, job = row[0]
-        if job.size_milli > room_milli and first > last_first:
-            continue
-        if job.size_milli <= room_milli or (first, second) < last_key:
-            heads.append(((first, second), 0, job))
-    for key, job in pool.loans.firsts(now):
+    for row in rows.values():
+        job = row[0][2]
+        if job.size_milli <= room_milli or job.key < last_key:
+            heads.append((job.key, 0, job))
+    for key, job in pool.loans.firsts(cluster.now) if pool.loans else ():
         if job.size_milli <= room_milli or key < last_key:
             heads.append((key, 1, job))
     heapify(heads)

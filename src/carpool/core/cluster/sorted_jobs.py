@@ -18,10 +18,11 @@ from carpool.errors import InternalError
 class RunningJobs:
     """The running jobs of one pool: those on its own share, or its loans."""
 
-    __slots__ = ("_rows", "size_milli")
+    __slots__ = ("_last", "_rows", "size_milli")
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int], list[Entry]] = {}  # by size and speed
+        self._last: tuple[Key, ClusterJob] | None = None  # known while no key falls by itself
         self.size_milli = 0  # of all jobs
 
     def __iter__(self) -> Iterator[ClusterJob]:
@@ -32,6 +33,9 @@ class RunningJobs:
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
     def add(self, job: ClusterJob, speed: int, now: Nanos) -> None:
         job.speed = speed
         entry = job.entry = (job.key[0] + speed * now, job.key[1], job)
@@ -39,12 +43,19 @@ class RunningJobs:
         if row is None:
             row = self._rows[job.size_milli, speed] = []
         insort(row, entry)
+        if self._last is not None:
+            if speed:
+                self._last = None
+            elif job.key > self._last[0]:
+                self._last = (job.key, job)
         self.size_milli += job.size_milli
 
     def remove(self, job: ClusterJob) -> None:
         entry = job.entry
         if entry is None:
             raise InternalError(f"job {job.id} does not run")
+        if self._last is not None and self._last[1] is job:
+            self._last = None
         row = self._rows[job.size_milli, job.speed]
         del row[bisect_left(row, entry)]
         if not row:
@@ -61,14 +72,20 @@ class RunningJobs:
 
     def last(self, now: Nanos) -> tuple[Key, ClusterJob] | None:
         """The job that goes after all others, with its key now."""
+        if self._last is not None:
+            return self._last
         worst: tuple[Key, ClusterJob] | None = None
+        is_falling = False
         most = 0
         for (_, speed), row in self._rows.items():
             first, second, job = row[-1]
             if speed:
                 first -= speed * now
+                is_falling = True
             if worst is None or first > most or (first == most and (first, second) > worst[0]):
                 most, worst = first, ((first, second), job)
+        if not is_falling:
+            self._last = worst
         return worst
 
     def firsts(self, now: Nanos) -> Iterator[tuple[Key, ClusterJob]]:

@@ -51,7 +51,7 @@ class Pool:
 
     def owns(self, job: ClusterJob, key: Key, now: Nanos) -> bool:
         """Whether the job fits into the share beside those that go before it (O2)."""
-        kept_milli = sum(other.size_milli for other in self.moving if other.key < key)
+        kept_milli = sum(other.size_milli for other in self.moving if other.key < key) if self.moving else 0
         room_milli = self.share_milli - kept_milli - job.size_milli
         if self.owned.size_milli <= room_milli:
             return True

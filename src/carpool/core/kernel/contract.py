@@ -13,7 +13,7 @@ from __future__ import annotations
 
 NODE_ANSWERS: dict[str, tuple[str, ...]] = {
     "RefuseJob": (),
-    "StartJob": ("LeaseAsked", "JobDetached", "JobExited"),
+    "StartJob": ("ProgramStarted", "StartPutOff", "LeaseAsked", "JobDetached", "JobExited"),
     "SetCap": (),
     "SetCompute": (),
     "GrantLease": ("LeaseReturned", "JobExited"),

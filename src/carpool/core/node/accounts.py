@@ -167,6 +167,15 @@ def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
         job.service.mark = Mark(steps, job.service.served_ns, mark.mates)
 
 
+def recount(job: Job, steps: int) -> None:
+    """What it counted as steps were none: their times say nothing of those to come."""
+    service = job.service
+    service.steps, service.step_ns, service.solo_step_ns = steps, None, None
+    service.packed_step_ns.clear()
+    if service.mark is not None:
+        service.mark = Mark(steps, service.served_ns, service.mark.mates)
+
+
 def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
     """Take in so many steps that took `sample` each (A3)."""
     before = job.service.step_ns or sample
@@ -282,8 +291,13 @@ def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = Non
 
 def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
     """Whom of these views the policy puts first: the lowest rank, of equals the one that came first."""
-    best = min(views, key=lambda view: _place(policy, view, now), default=None)
-    return best.id if best is not None else None
+    if not views:
+        return None
+    if policy.by_tenant:
+        return min(views, key=lambda view: _place(policy, view, now)).id
+    rank = policy.rank
+    places = [(rank(view, now=now), view.arrived_ns, view.id) for view in views]  # as `_place` has it
+    return min(places)[2]
 
 
 def in_order(

@@ -1,11 +1,12 @@
-"""How a job leaves: it ends, is cancelled, or goes on outside the turns; its bytes and its turn go with it."""
+"""How a job leaves: it ends, is cancelled, goes on outside the turns, or is not started after all; its bytes and its
+turn go with it."""
 
 from __future__ import annotations
 
 from carpool.core.kernel.ids import Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import CloseJob, Effect, RememberJob, StopJob
-from carpool.core.node.events import CancelAsked, JobDetached, JobExited
+from carpool.core.node.events import CancelAsked, JobDetached, JobExited, StartPutOff
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import History, Job, JobState
 from carpool.core.node.moves import departures
@@ -23,6 +24,14 @@ def detach(node: Node, job: Job, event: JobDetached, *, now: Nanos) -> None:
     ledger.reserve_host(job, 0)
     ledger.remove(device, job)
     ledger.promise_up_to(device, job, admission.unmanaged_bytes(node, job))
+
+
+def put_off(node: Node, job: Job, event: StartPutOff, *, now: Nanos) -> None:
+    """It was let in, and the machine could not start it: it is back in the queue, where it was (M7)."""
+    departures.end(node, job, JobExited)
+    ledger.withdraw(node.device_of(job), job)
+    lifecycle.move(node, job, StartPutOff, now=now)
+    lifecycle.put_off_starts(node, event.reason, now=now)
 
 
 def end(node: Node, job: Job, event: JobExited, *, now: Nanos) -> list[Effect]:

@@ -60,6 +60,21 @@ class JobAdopted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStarted:
+    """The job's program runs; whether it takes turns is not known yet."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPutOff:
+    """The job's program was not started: the machine has no descriptor, process or memory for it now."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAsked:
     """The job wants a turn; `is_paced` if its programs keep to a compute limit themselves."""
 
@@ -97,6 +112,7 @@ class ProgressSeen:
     stall_ns: Nanos = 0  # waited for its own input
     stall_held_ns: Nanos = 0  # of that: while it had its turn
     pending_bytes: int = 0  # what its allocations wait for, beyond `live_bytes`
+    is_recount: bool = False  # some that it counted as steps were none: `steps` may be fewer than before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +178,7 @@ class JobParked:
     parked_bytes: int
     resident_bytes: int
     move_ns: Nanos
+    kept: str = ""  # tensors that stayed and why, in words; empty if there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +210,8 @@ HoldOrder = SuspendAsked | ResumeAsked
 JobEvent = (
     JobSubmitted
     | JobAdopted
+    | ProgramStarted
+    | StartPutOff
     | LeaseAsked
     | LeaseReturned
     | NeedsMeasured

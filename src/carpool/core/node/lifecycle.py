@@ -49,9 +49,9 @@ from carpool.core.node.events import (
     MigrateAsked,
     MoveFailed,
     NeedsMeasured,
+    ProgramStarted,
     ProgressSeen,
-    ResumeAsked,
-    SuspendAsked,
+    StartPutOff,
 )
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import (
@@ -59,6 +59,7 @@ from carpool.core.node.model import (
     BLOCKED,
     ENDED,
     ROWS,
+    STARTING,
     WAITING,
     WANTING,
     Account,
@@ -85,6 +86,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     (_S.QUEUED, CancelAsked): _S.CANCELLED,
     (_S.QUEUED, JobExited): _S.FINISHED,
     (_S.STARTING, LeaseAsked): _S.WAITING,
+    (_S.STARTING, StartPutOff): _S.QUEUED,
     (_S.IDLE, LeaseAsked): _S.WAITING,
     (_S.UNMANAGED, LeaseAsked): _S.WAITING,
     (_S.WAITING, GrantLease): _S.RUNNING,
@@ -112,11 +114,10 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, JobExited): _S.FINISHED for state in _LIVE},
     **{(state, JobDetached): _S.UNMANAGED for state in _MANAGED},
     **{(state, ProgressSeen): state for state in _LIVE},
+    **{(state, ProgramStarted): state for state in _LIVE},  # its processes may have spoken first
     **{(state, CancelAsked): state for state in _LIVE},
     **{(state, JobResized): state for state in [_S.QUEUED, *_LIVE]},
-    **{(state, order): state for state in _MANAGED for order in get_args(HoldOrder)},
-    (_S.QUEUED, SuspendAsked): _S.QUEUED,
-    (_S.QUEUED, ResumeAsked): _S.QUEUED,
+    **{(state, order): state for state in [_S.QUEUED, *_MANAGED] for order in get_args(HoldOrder)},
     **{(state, MigrateAsked): state for state in _MANAGED},
     **{(state, NeedsMeasured): state for state in _MANAGED if state not in (_S.STARTING, _S.PROFILING)},
     **{(state, JobForgotten): state for state in ENDED},  # it is then in no state at all
@@ -178,14 +179,52 @@ def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None =
     job.state, job.state_since_ns = target, now
     if target is WAITING and was not in AWAY:
         job.wanting_since_ns = now
-    if was is _S.QUEUED and target is not was:
-        node.queue.remove(job.id)
+    if was is not target and (was is _S.QUEUED or was is STARTING):
+        _leave_queue(node, job, was, target, now=now)
     if not is_between_turns and _ROOM[was] != _ROOM[target]:
         for device in node.devices.values():
             ledger.touch(device)
     elif is_pressed:
         ledger.touch(node.device_of(job))  # now it may be parked for an allocation that waits (W5)
     set_row(node, job, now=now)
+
+
+def _leave_queue(node: Node, job: Job, was: JobState, target: JobState, *, now: Nanos) -> None:
+    """A job is let in, comes to its first turn, or goes back to its place in the queue."""
+    if was is _S.QUEUED:
+        node.queue.remove(job.id)
+        if target is STARTING and node.settings.starts_max is not None:
+            node.starts[job.id] = now
+        return
+    note_started(node, job)
+    if target is _S.QUEUED:
+        later = (at for at, other in enumerate(node.queue) if node.jobs[other].arrived_ns > job.arrived_ns)
+        node.queue.insert(next(later, len(node.queue)), job.id)
+
+
+def note_started(node: Node, job: Job) -> None:
+    """Its program runs, or will not: another may be started (M6)."""
+    if node.starts.pop(job.id, None) is not None and node.queue:
+        for device in node.devices.values():
+            ledger.touch(device)
+
+
+def put_off_starts(node: Node, trouble: str, *, now: Nanos) -> None:
+    """The machine can start nobody now; it is tried again soon (M7)."""
+    node.starts_from_ns, node.start_trouble = now + node.settings.start_retry_ns, trouble
+
+
+def review_starts(node: Node, *, now: Nanos) -> None:
+    """Time passed: starts that take too long count no more, and those that were put off are tried again."""
+    due = node.next_start_look()
+    if due is None or due > now:
+        return
+    node.starts_from_ns, node.start_trouble = 0, ""
+    late = [job_id for job_id, since in node.starts.items() if now - since >= node.settings.start_patience_ns]
+    for job_id in late:
+        del node.starts[job_id]
+    for device in node.devices.values():
+        ledger.touch(device)
 
 
 def _note_wishes(node: Node, job: Job, cause: type, target: JobState) -> None:

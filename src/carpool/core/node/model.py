@@ -84,6 +84,10 @@ class Why(StrEnum):
     __hash__ = str.__hash__
 
 
+HELD_ONLY = frozenset({Why.SHRINKS})  # reasons that hold a job back and do not make it leave
+ASKED_FOR = frozenset({Why.SUSPENDED})  # somebody asked and waits for it; a queued job does not start meanwhile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
     """One reason of one job, and what belongs to it."""
@@ -156,6 +160,7 @@ class JobSpec:
     cap_bytes: int | None = None
     wait_memory_ns: Nanos | None = None  # how long an allocation may wait for room under the cap, inside the program
     on_hog: str = "suspend"  # how far to go if it stops reaching boundaries: warn, suspend or kill
+    may_park: bool = True  # its memory may leave the device and come back
     may_oversubscribe: bool = False  # what has no room is managed memory, inside the program
     guaranteed_milli: int = 0  # the part of its device it is to have when it wants it …
     limit_milli: int = SHARE_ONE  # … and the part it may have at most
@@ -254,6 +259,7 @@ class Move:
     took_ns: Nanos = 0  # how long its last copy took, out or in
     retry_ns: Nanos = 0  # a move that failed is not tried again before this
     trouble: str = ""  # why the last move failed; empty after one that went well
+    kept: str = ""  # tensors that stayed on the device at the last one, and why
     fails: int = 0  # how often in a row it could not be parked for another
     source: DeviceId | None = None  # booked on another device but not arrived: where its room is kept (V2)
     refused: str = ""  # why the last move to another device came to nothing

@@ -7,9 +7,11 @@ from typing import Protocol
 
 from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
 from carpool.core.node.model import (
+    ASKED_FOR,
     AWAY,
     BLOCKED,
     ENDED,
+    HELD_ONLY,
     HOLDING,
     IDLE,
     PARKED,
@@ -31,7 +33,6 @@ from carpool.units import MS
 
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 ASKED_SHARES = "fixed"  # the one share policy that gives what is asked; the others divide the device
-HELD_ONLY = frozenset({Why.SHRINKS})  # reasons that hold a job back and do not make it leave
 OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
@@ -56,6 +57,9 @@ class Node:
     devices: dict[DeviceId, Device] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     queue: list[JobId] = field(default_factory=list)  # in order of arrival
+    starts: dict[JobId, Nanos] = field(default_factory=dict)  # programs that are being started, since when (M6)
+    starts_from_ns: Nanos = 0  # nobody is started before this (M7); 0: now
+    start_trouble: str = ""  # why not
     apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
 
@@ -83,6 +87,22 @@ class Node:
         """The jobs in the queue that may use this device, in order of arrival."""
         queued = [self.jobs[job_id] for job_id in self.queue]
         return [job for job in queued if job.spec.device in (None, device.id)]
+
+    @property
+    def may_start(self) -> bool:
+        """Whether a program may be started now, whatever it needs (M6, M7)."""
+        starts_max = self.settings.starts_max
+        return not self.starts_from_ns and (starts_max is None or len(self.starts) < starts_max)
+
+    def waits_for_starts(self, job: Job) -> bool:
+        """Whether a queued job waits because nobody is started now."""
+        return not self.may_start and job.state is JobState.QUEUED and not is_asked_away(job)
+
+    def next_start_look(self) -> Nanos | None:
+        """When a queue that may start nobody is looked at again; None if nothing but an event changes that."""
+        if not self.queue or self.may_start:
+            return None
+        return self.starts_from_ns or min(self.starts.values()) + self.settings.start_patience_ns
 
     def tenant_level(self, job: Job, on: Device | None = None) -> int:
         """What the job's tenant has had: of the job's device or of that one, or of all while it has none."""
@@ -140,7 +160,7 @@ class Node:
         if job.state is WAITING and job.device is not None:  # most are, and this is asked of all at every event
             return not covers(self.devices[job.device], job) and not is_leaving(job)
         if job.state is JobState.QUEUED:
-            return Why.SUSPENDED not in job.departures
+            return not is_asked_away(job) and self.may_start
         return may_return(job, now=now)
 
     def has_claimants(self, *, now: Nanos) -> bool:
@@ -241,6 +261,8 @@ class Node:
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
             if (job.state is JobState.QUEUED) != (job.id in self.queue):
                 raise InternalError(f"job {job.id} is {job.state} but the queue says otherwise")
+            if job.id in self.starts and job.state is not STARTING:
+                raise InternalError(f"M6 broken: {job.state} job {job.id} counts as being started")
             parked_bytes = job.memory.parked_bytes
             if parked_bytes > 0 and job.state not in AWAY:
                 raise InternalError(f"L6 broken: {job.state} job {job.id} has {parked_bytes} bytes on the host")
@@ -287,6 +309,11 @@ def is_asking(job: Job) -> bool:
 def is_leaving(job: Job) -> bool:
     """Whether it is to leave the device; a job that is held back only to become smaller is not."""
     return bool(job.departures) and not job.departures.keys() <= HELD_ONLY
+
+
+def is_asked_away(job: Job) -> bool:
+    """Whether somebody asked that it leaves, or does not start, until somebody lets it."""
+    return bool(job.departures) and not job.departures.keys().isdisjoint(ASKED_FOR)
 
 
 def may_return(job: Job, *, now: Nanos) -> bool:

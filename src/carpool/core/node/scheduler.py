@@ -34,7 +34,9 @@ from carpool.core.node.events import (
     MigrateAsked,
     NeedsMeasured,
     NodeConfigured,
+    ProgramStarted,
     ProgressSeen,
+    StartPutOff,
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
@@ -178,7 +180,8 @@ class Scheduler:
     def next_wakeup(self) -> Nanos | None:
         """When the driver must send a Tick if nothing else happens; None for never."""
         times = [time for device in self._node.devices.values() for time in self._looks(device, self._now)]
-        return min(times, default=None)
+        start_ns = self._node.next_start_look()
+        return min(times if start_ns is None else [*times, start_ns], default=None)
 
     def _looks(self, device: Device, now: Nanos) -> list[Nanos]:
         """When this device next needs a Tick; nothing while nobody waits for anybody."""
@@ -305,8 +308,8 @@ class Scheduler:
                 return self._on_measured(job, event, now)
             case ProgressSeen():
                 return self._on_seen(job, event, now)
-            case JobDetached() | JobForgotten():
-                self._let_go(job, event, now)
+            case JobDetached() | JobForgotten() | ProgramStarted() | StartPutOff():
+                self._take_rare(job, event, now)
                 return []
             case JobExited():
                 return endings.end(self._node, job, event, now=now)
@@ -386,13 +389,20 @@ class Scheduler:
         lifecycle.move(node, job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
         return []
 
-    def _let_go(self, job: Job, event: JobDetached | JobForgotten, now: Nanos) -> None:
-        """It takes no more turns, or is over and nobody asks for it any more."""
-        if isinstance(event, JobDetached):
-            endings.detach(self._node, job, event, now=now)
-        else:
-            lifecycle.forget(self._node, job)
-            packing.forget(self._node, job.id)
+    def _take_rare(
+        self, job: Job, event: JobDetached | JobForgotten | ProgramStarted | StartPutOff, now: Nanos
+    ) -> None:
+        """It runs, was not started, takes no more turns, or is over and nobody asks for it any more."""
+        match event:
+            case ProgramStarted():
+                lifecycle.note_started(self._node, job)
+            case StartPutOff():
+                endings.put_off(self._node, job, event, now=now)
+            case JobDetached():
+                endings.detach(self._node, job, event, now=now)
+            case JobForgotten():
+                lifecycle.forget(self._node, job)
+                packing.forget(self._node, job.id)
 
     def _on_cancelled(self, job: Job, event: CancelAsked, now: Nanos) -> list[Effect]:
         was_queued = job.state is JobState.QUEUED
@@ -415,6 +425,8 @@ class Scheduler:
         if event.steps > job.service.steps and job.memory.denial:
             ledger.forget_denial(job)
         ledger.see_live(job, event.live_bytes)
+        if event.is_recount:
+            accounts.recount(job, event.steps)
         accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, stall_ns=stall_ns, now=now)
         if not event.pending_bytes and not job.memory.pending_bytes:
             return []
@@ -427,6 +439,7 @@ class Scheduler:
     def _on_tick(self, now: Nanos) -> list[Effect]:
         """Time passed: look at holders, and at what may be decided differently by now."""
         node, effects = self._node, list[Effect]()
+        lifecycle.review_starts(node, now=now)
         for device in node.devices.values():
             effects += hogs.watch(node, device, now=now)
             is_due = departures.is_due(node, now=now) or rotation.is_due(node, device, now=now)

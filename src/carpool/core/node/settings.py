@@ -20,6 +20,8 @@ class Settings:
     hog_floor_ns: Nanos = 2 * SECOND  # … but not before this
     pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
     start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
+    starts_max: int | None = None  # so many programs are being started at once, at most; None: no limit
+    start_retry_ns: Nanos = SECOND  # a start for which the machine lacked something is tried again after this
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
     tenant_weights_milli: Mapping[str, int] = field(default_factory=dict)  # WEIGHT_ONE for those not named

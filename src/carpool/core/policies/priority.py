@@ -5,15 +5,18 @@ from __future__ import annotations
 from carpool.core.kernel.ids import Nanos
 from carpool.core.policies.base import Policy, Rank
 from carpool.core.policies.view import JobView
-from carpool.units import SECOND, format_ns
+from carpool.units import MS, SECOND, format_ns
 
+EQUALS_NS: Nanos = 100 * MS
 STARVED_FIRST = -(1 << 62)  # before every priority
 
 
 class Priority(Policy):
-    """The highest priority runs; among equals the older job; nobody waits longer than the bound for a turn.
+    """The highest priority runs; equals take turns; nobody waits longer than the bound for a turn.
 
-    In a cluster the driver's settings bound the wait for cards.
+    A higher one has the turn at the next boundary. Among equals a turn lasts EQUALS_NS, and the one goes next that
+    has waited longest. In a cluster, where cards are not held turn by turn, the older of two equals goes first, and
+    the driver's settings bound the wait for cards.
     """
 
     name = "priority"
@@ -22,7 +25,8 @@ class Priority(Policy):
 
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
         if view.waited_ns < self.starvation_bound_ns:
-            return (-view.priority,)
+            keeps_turn = view.is_holding and view.held_ns < EQUALS_NS
+            return (-view.priority, 0 if keeps_turn else 1, -view.waited_ns)
         return (STARVED_FIRST, -view.waited_ns, -view.priority, *_last_first(view.id))
 
     def speed(self, view: JobView) -> int | None:
@@ -35,9 +39,17 @@ class Priority(Policy):
                 f"{chosen.name} has waited {format_ns(chosen.waited_ns)}; nobody waits longer than {bound} for a turn"
             )
         if chosen.priority == over.priority:
-            return f"both have priority {chosen.priority} and {chosen.name} came first"
+            return f"both have priority {chosen.priority}, and {_why_of_equals(chosen, over)}"
         priorities = f"{chosen.name} has priority {chosen.priority}, {over.name} {over.priority}"
         return f"{priorities}; nobody waits longer than {bound} for a turn"
+
+
+def _why_of_equals(chosen: JobView, over: JobView) -> str:
+    if chosen.is_holding and chosen.held_ns < EQUALS_NS:
+        return f"{chosen.name} keeps its turn for {format_ns(EQUALS_NS)}"
+    if chosen.waited_ns > over.waited_ns:
+        return f"{chosen.name} has waited {format_ns(chosen.waited_ns)}"
+    return f"{chosen.name} came first"
 
 
 def _last_first(word: str) -> Rank:

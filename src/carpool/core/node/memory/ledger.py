@@ -111,6 +111,13 @@ def release(device: Device, job: Job) -> None:
     job.memory.promised_bytes = 0
 
 
+def withdraw(device: Device, job: Job) -> None:
+    """Take back all that a job was promised which has not begun: it is on no device then."""
+    remove(device, job)
+    release(device, job)
+    job.memory.needs = job.device = None
+
+
 def keep(device: Device, job: Job, count: int) -> None:
     """Keep room for a job that leaves for another device, until it has arrived there (V2)."""
     device.kept[job.id] = count

@@ -9,9 +9,9 @@ from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ExplainWait, StartJob
 from carpool.core.node.memory import admission
-from carpool.core.node.model import Device, Job, Why
+from carpool.core.node.model import Device, Job
 from carpool.core.node.moves import departures, leavers
-from carpool.core.node.node import Node, may_return
+from carpool.core.node.node import Node, is_asked_away, may_return
 from carpool.core.node.words import reasons
 
 ADMIT_TRIES = 16  # how deep into the queue one pass looks past jobs that do not fit
@@ -34,7 +34,7 @@ def rivals(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     if not any(may_return(job, now=now) for job in node.jobs_on(device)):
         return []
     queued = [node.jobs[job_id] for job_id in node.queue[:ADMIT_TRIES]]
-    allowed = [job for job in queued if Why.SUSPENDED not in job.departures and job.spec.device in (None, device.id)]
+    allowed = [job for job in queued if not is_asked_away(job) and job.spec.device in (None, device.id)]
     allowed = [job for job in allowed if _lets_start(node, device, job, now=now)]
     return [job for job in allowed if admission.find_offer(node, job, [device]) is not None]
 
@@ -64,10 +64,12 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
     left: list[Job] = []
     for job_id in node.queue:
         job = node.jobs[job_id]
-        if Why.SUSPENDED in job.departures:
-            effects += _explain(job, reasons.suspended_in_queue(job))
+        if is_asked_away(job):
+            effects += _explain(job, departures.queued_words(job))
         else:
             left.append(job)
+    if not node.may_start:
+        return effects + _explain_starts(node, left, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for _ in range(min(ADMIT_TRIES, len(left))):
         job = _next_in_queue(node, left, now=now)
@@ -84,6 +86,8 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
                 departures.close_claim(node, offer.device, now=now)
             lifecycle.note_reason(job, "")
             effects.append(StartJob(job=job.id, device=offer.device.id))
+            if not node.may_start:
+                return effects + _explain_starts(node, left, now=now)
             continue
         effects += _free_a_lane_for(node, job, devices, now=now)
         reason, has_outlook = leavers.why_queued(node, job, allowed, kept, now=now)
@@ -92,6 +96,13 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
         if _is_overdue(node, job, now=now):
             kept |= {device.id: job for device in devices}
     return effects
+
+
+def _explain_starts(node: Node, left: list[Job], *, now: Nanos) -> list[Effect]:
+    """Tell those who have just come why they wait. Others were told of something, and it is soon over."""
+    new = [job for job in left if job.arrived_ns == now and not job.reason]
+    words = reasons.start_wait(node.settings, len(node.starts), node.start_trouble)
+    return [ExplainWait(job=job.id, reason=words) for job in new]
 
 
 def _is_overdue(node: Node, job: Job, *, now: Nanos) -> bool:

@@ -17,6 +17,8 @@ Rules
   P4  A suspended job gets no turn and does not come back until it is resumed; one that cannot be parked stays where
       it is, with the reason, and is tried again later. Whoever was to leave for others and cannot goes on.
   P5  A move that fails loses nothing: the job is then where it was before.
+  P6  A job whose user said so (`--no-park`) is never told to park, and nobody counts on it: suspended, it stops and
+      keeps its memory; it goes on on no other device.
 
 This module alone changes `Job.departures` and `Job.move`, and what a device knows of moves: its claimant, its quiet
 times, and what copies took. What is deliberately not here: how bytes are moved (agent/parking), who has to leave for
@@ -44,7 +46,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import AWAY, ENDED, PARKED, WAITING, Departure, Device, Job, JobState, Why
-from carpool.core.node.node import Node, is_leaving, may_return
+from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import format_bytes
@@ -68,6 +70,7 @@ class Row:
     held: Callable[[Job, Departure], str]  # why its turn is asked back, and why it is told to park
     stuck: Callable[[Job, Departure, str, str], str]  # at a boundary, still here: with what, and what the trouble is
     away: Callable[[Job, Departure, str], str] | None = None  # away for so long; None: like any job without room
+    queued: Callable[[Job], str] | None = None  # it has not started, and does not meanwhile; None: it starts
     asked: Callable[[Job, Departure], str] | None = None  # it still computes: what it is to do at its next boundary
 
 
@@ -84,6 +87,7 @@ TABLE: dict[Why, Row] = {
         set_by=("moves/departures", "adoption"),
         stays=True,
         is_stop=True,
+        queued=lambda job: f"suspended before it started; it waits in the queue again after: carpool resume {job.id}",
         asked=lambda _, __: "it is suspended at its next boundary",
         ended_by=OVER | {ResumeAsked},
         comes_back="when it is resumed",
@@ -201,6 +205,12 @@ def held_words(job: Job) -> str:
     return found[0].held(job, found[1]) if found is not None else ""
 
 
+def queued_words(job: Job) -> str:
+    """Why a queued job is not started, whatever is free."""
+    told = (TABLE[why].queued for why in TABLE if why in job.departures)
+    return next((queued(job) for queued in told if queued is not None), "")
+
+
 def asked_words(job: Job) -> str:
     """What a job that still computes is to do at its next boundary, as the end of a sentence."""
     told = [(TABLE[why].asked, job.departures[why]) for why in TABLE if why in job.departures]
@@ -300,7 +310,7 @@ def _left(node: Node, job: Job, event: JobParked) -> None:
     before = job.memory.parked_bytes if job.state is PARKED else 0  # a process that follows brings only its own
     _note_copy(device, max(0, event.parked_bytes - before), event.move_ns)
     ledger.reserve_host(job, event.parked_bytes)
-    job.move.took_ns, job.move.trouble, job.move.fails = event.move_ns, "", 0
+    job.move.took_ns, job.move.trouble, job.move.fails, job.move.kept = event.move_ns, "", 0, event.kept
     end(node, job, JobParked)
     ledger.note_stayed(device, job, event.resident_bytes)
 
@@ -322,7 +332,7 @@ def _stayed(node: Node, job: Job, reason: str, *, now: Nanos) -> None:
 
 def _ask_later(node: Node, job: Job, *, now: Nanos) -> None:
     """Not to be asked to leave again for a while, which also ends the claim for which it was (rotation.py)."""
-    is_asked_for = Why.SUSPENDED in job.departures  # somebody waits for it, and is told each time why it stays
+    is_asked_for = is_asked_away(job)  # somebody waits for it, and is told each time why it stays
     times = 0 if is_asked_for else min(job.move.fails, FAILS_COUNTED)
     job.move.retry_ns = now + (node.settings.move_retry_ns << times)
     if not is_asked_for:  # one whose obstacle is there to stay is not asked again and again
@@ -399,6 +409,10 @@ def park_leaving(node: Node, device: Device, *, now: Nanos) -> list[Effect]:
 
 
 def _park(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+    if not job.spec.may_park:
+        job.move.trouble = reasons.NEVER_PARKED
+        end(node, job, MoveFailed, reasons.NEVER_PARKED)
+        return []
     wanted = admission.bytes_to_move(job)
     if not node.has_host_room(wanted):
         if not job.departures.keys().isdisjoint({Why.MAKES_ROOM, Why.GIVES_WAY}):
@@ -447,7 +461,9 @@ def is_due(node: Node, *, now: Nanos) -> bool:
 
 
 def check_departures(node: Node) -> None:
-    """Assert E2; a failure is a bug."""
+    """Assert E2 and P6; a failure is a bug."""
     for job in node.jobs.values():
+        if not job.spec.may_park and (job.state is JobState.PARKING or Why.MAKES_ROOM in job.departures):
+            raise InternalError(f"P6 broken: {job.state} job {job.id} must not be parked")
         if job.state in ENDED and job.departures or job.state is JobState.UNMANAGED and is_leaving(job):
             raise InternalError(f"E2 broken: {job.state} job {job.id} has {list(job.departures)}")

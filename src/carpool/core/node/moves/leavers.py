@@ -63,6 +63,9 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
         job for job in movable if job.memory.needs is not None or job.service.served_ns
     ]  # measured, or it never will be
     if not has_room(without(node, device, movable)):
+        fixed = [job for job in node.jobs_on(device) if job.id != claimant.id and not job.spec.may_park]
+        if fixed and has_room(without(node, device, [*movable, *fixed])):
+            return Plan(why_not=reasons.cannot_leave(fixed[0]))
         return Plan()
     stuck = next((job for job in movable if now < job.move.retry_ns), None)
     able = [job for job in movable if now >= job.move.retry_ns]
@@ -126,8 +129,8 @@ def fewest(node: Node, device: Device, order: Sequence[Job], has_room: Callable[
 
 
 def may_leave(job: Job, *, now: Nanos) -> bool:
-    """Whether the job will be at a boundary soon and is not on its way already."""
-    if job.lane is None or is_leaving(job):
+    """Whether the job will be at a boundary soon, may be parked there and is not on its way already."""
+    if job.lane is None or is_leaving(job) or not job.spec.may_park:
         return False
     return job.state in (JobState.WAITING, JobState.RUNNING) or _is_briefly_idle(job, now=now)
 
@@ -173,7 +176,8 @@ def _is_stranded(node: Node, device: Device, claimant: Job, leaver: Job) -> bool
     """Whether the leaver could not come back though all others were parked (R6)."""
     others = [job for job in node.jobs_on(device) if job.id not in (leaver.id, claimant.id)]
     left = sum(
-        job.memory.promised_bytes if job.state is JobState.UNMANAGED else _staying_bytes(job) for job in others
+        job.memory.promised_bytes if job.state is JobState.UNMANAGED or not job.spec.may_park else _staying_bytes(job)
+        for job in others
     )
     wanted = _wanted(node, device, claimant)
     needs = leaver.memory.needs

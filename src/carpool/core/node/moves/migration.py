@@ -45,6 +45,8 @@ def refusal(node: Node, job: Job, to: DeviceId) -> str:
         return reasons.on_its_way(job)
     if job.device == to:
         return reasons.already_there(job, target)
+    if not job.spec.may_park:
+        return reasons.never_moves(job)
     wanted = _wanted(node, job, target)
     if wanted is None:
         return reasons.unmeasured(job)

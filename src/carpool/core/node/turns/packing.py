@@ -11,8 +11,8 @@ from __future__ import annotations
 from carpool.core.kernel.ids import JobId
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import Device, Job, JobState, Why
-from carpool.core.node.node import Node
+from carpool.core.node.model import Device, Job, JobState
+from carpool.core.node.node import Node, is_asked_away
 
 SPEEDUP_MIN_PERCENT = 102  # below this the pair gains nothing worth the longer steps
 
@@ -88,5 +88,5 @@ def _spread(node: Node, device: Device) -> bool:
 
 def _is_merging(node: Node, device: Device) -> bool:
     """Whether lanes are being merged, one boundary after the other, to let in a queued or an outgrown job."""
-    may_come = [job for job in node.queued_for(device) if Why.SUSPENDED not in job.departures]
+    may_come = [job for job in node.queued_for(device) if not is_asked_away(job)]
     return any(admission.merging_lets_in(node, job, device) for job in may_come + node.outgrown_on(device))

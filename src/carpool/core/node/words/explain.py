@@ -9,9 +9,9 @@ from __future__ import annotations
 from carpool.core.kernel.ids import Nanos
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission
-from carpool.core.node.model import PARKED, WAITING, Device, Job, JobState, Lane, LeaseState, Why
+from carpool.core.node.model import PARKED, WAITING, Device, Job, JobState, Lane, LeaseState
 from carpool.core.node.moves import departures, leavers
-from carpool.core.node.node import Node, is_asking, next_try, start_ns
+from carpool.core.node.node import Node, is_asked_away, is_asking, next_try, start_ns
 from carpool.core.node.turns import choice
 from carpool.core.node.words import denials, reasons
 from carpool.units import format_bytes, format_ns
@@ -25,17 +25,25 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
         return denials.blocked(job, node.device_of(job))
     if job.state is PARKED:
         return _away(node, node.device_of(job), job, now=now)
+    if node.waits_for_starts(job):
+        return reasons.start_wait(node.settings, len(node.starts), node.start_trouble)
     late = choice.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
-    return reasons.standing(job, departures.asked_words(job), now=now)
+    held = departures.held_words(job) if job.state is JobState.PARKING else ""
+    return reasons.standing(job, f": {held}" if held else departures.asked_words(job), now=now)
 
 
 def _away(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
-    """Why a parked job is not back."""
-    suspended = job.departures.get(Why.SUSPENDED)
-    span = format_ns(now - (suspended.since_ns if suspended is not None else job.state_since_ns))
+    """Why a parked job is not back, and what of it stayed."""
+    kept = f"; {job.move.kept}" if job.move.kept else ""
+    return _why_away(node, device, job, now=now) + kept
+
+
+def _why_away(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     found = departures.first(job)
+    since_ns = found[1].since_ns if found is not None and is_asked_away(job) else job.state_since_ns
+    span = format_ns(now - since_ns)
     if found is not None and found[0].away is not None:
         return found[0].away(job, found[1], span)
     need = admission.returning_needs(node, job, device).total_bytes

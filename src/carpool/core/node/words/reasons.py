@@ -5,6 +5,7 @@ from __future__ import annotations
 from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Why, took_no_turns
+from carpool.core.node.settings import Settings
 from carpool.core.policies.view import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
 
@@ -50,6 +51,13 @@ def queue_wait(
             " give --memory to start with less"
         )
     return f"waits for memory: it needs {format_bytes(need)} and {terms}"
+
+
+def start_wait(settings: Settings, starts: int, trouble: str) -> str:
+    """Why nobody of the queue is started now, whatever it needs."""
+    if trouble:
+        return f"waits for its start: {trouble}; it is tried again every {format_ns(settings.start_retry_ns)}"
+    return f"waits for its start: {starts} programs are being started, and at most {settings.starts_max} are at once"
 
 
 def passed_over(head: Job, patience_ns: Nanos) -> str:
@@ -167,8 +175,16 @@ def resized_unmeasured(job: Job, cap: int, told: int) -> str:
     )
 
 
+NEVER_PARKED = "it was started with --no-park and keeps its memory on the device"
+
+
 def cannot_leave(job: Job) -> str:
-    return f"{job.spec.name} ends, which cannot be parked: {job.move.trouble}"
+    why = job.move.trouble if job.spec.may_park else NEVER_PARKED
+    return f"{job.spec.name} ends, which cannot be parked: {why}"
+
+
+def never_moves(job: Job) -> str:
+    return f"job {job.id} cannot move to another device: {NEVER_PARKED}"
 
 
 def not_before(policy: str, holder: Job) -> str:
@@ -240,10 +256,6 @@ def claimed(job: Job, claimant: Job, target: Device) -> str:
     )
 
 
-def suspended_in_queue(job: Job) -> str:
-    return f"suspended before it started; it waits in the queue again after: carpool resume {job.id}"
-
-
 def host_full(wanted: int, used: int, limit: int) -> str:
     return (
         f"{format_bytes(wanted)} would have to move to the host, where parked jobs hold {format_bytes(used)} of"
@@ -307,10 +319,10 @@ def standing(job: Job, asked: str, *, now: Nanos) -> str:
             return f"has wanted no turn for {span}: it loads data, saves, or is between its loops{asked}"
         case JobState.PARKING:
             onward = f", on its way to {target}" if target else ""
-            return f"its memory has been moving to the host for {span}{onward}"
+            return f"its memory has been moving to the host for {span}{onward}{asked}"
         case JobState.UNPARKING:
             onward = f", to {job.device} where it comes from {job.move.source}" if job.move.source else ""
-            return f"its memory has been moving back from the host for {span}{onward}"
+            return f"its memory has been moving back from the host for {span}{onward}{asked}"
         case JobState.UNMANAGED:
             return f"runs outside carpool's turns: {job.reason or 'no reason was given'}"
         case JobState.QUEUED | JobState.WAITING | JobState.PARKED | JobState.BLOCKED:

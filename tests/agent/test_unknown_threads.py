@@ -1,0 +1,88 @@
+"""Threads that `threading` does not know: workers are harmless, all others are in the way; each in a fresh Python."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+THREAD = r"""
+#include <pthread.h>
+#include <unistd.h>
+static volatile int stop, spins;
+static void *wait_here(void *arg) { while (!stop) { if (!spins) usleep(1000); } return arg; }
+static pthread_t made;
+int begin(int busy) { stop = 0; spins = busy; return pthread_create(&made, 0, wait_here, 0); }
+int end(void) { stop = 1; return pthread_join(made, 0); }
+"""
+WORKERS = """
+import os, threading
+import numpy, torch
+from carpool.agent.threads import start_aside, thread_in_the_way
+numpy.ones((600, 600)) @ numpy.ones((600, 600))
+torch.set_num_threads(3)
+weights = torch.ones(900, 900, requires_grad=True)
+(weights @ weights).sum().backward()
+gate = threading.Event()
+start_aside(gate.wait, 100)
+threads = len(os.listdir("/proc/self/task"))
+print(threads > 4, repr(thread_in_the_way()), repr(thread_in_the_way()))
+"""
+RAW = """
+import _thread, threading
+from carpool.agent.threads import thread_in_the_way
+gate, runs = threading.Event(), threading.Event()
+_thread.start_new_thread(lambda: (runs.set(), gate.wait(100)), ())
+runs.wait(100)
+print(thread_in_the_way())
+gate.set()
+"""
+OF_C = """
+import ctypes, sys
+from carpool.agent.threads import thread_in_the_way
+library = ctypes.CDLL(sys.argv[1])
+library.begin(int(sys.argv[2]))
+print(thread_in_the_way())
+library.end()
+print(repr(thread_in_the_way()))
+"""
+
+
+def run(script: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    directory = tmp_path_factory.mktemp("thread")
+    (directory / "thread.c").write_text(THREAD)
+    made = directory / "libmine.so"
+    flags = ["-shared", "-fPIC", "-pthread", "-o", str(made)]
+    subprocess.run([compiler, str(directory / "thread.c"), *flags], check=True, timeout=100)
+    return made
+
+
+def test_k2_workers_of_torch_and_numpy_and_threads_of_carpools_own_are_not_in_the_way() -> None:
+    assert run(WORKERS) == ["True '' ''"]
+
+
+def test_k2_a_raw_thread_of_pythons_is_in_the_way() -> None:
+    (line,) = run(RAW)
+    assert line.startswith("a thread that Python's threading does not know (")
+    assert line.endswith(") might touch its tensors meanwhile")
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"), [("0", " of libmine.so might"), ("1", ", which computes all the time, might")]
+)
+def test_k2_a_thread_that_c_code_started_is_in_the_way_until_it_ends(library: Path, busy: str, words: str) -> None:
+    there, gone = run(OF_C, str(library), busy)
+    assert words in there
+    assert gone == "''"
