@@ -8,9 +8,9 @@ from carpool import __version__
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
 from carpool.units import format_bytes, format_list
+from carpool.wire.places import CHECKPOINT_REFUSED
 from carpool.wire.protocol import PROTOCOL
 
-CHECKPOINT_REFUSED = "checkpoint.refused"  # in a job's directory, by the job itself
 REFUSAL_LETTERS_MAX = 1000
 NAMED_MAX = 4  # processes that a sentence names
 

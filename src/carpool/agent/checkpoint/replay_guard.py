@@ -24,8 +24,7 @@ HARMLESS = ("/dev/", "/proc/")  # and carpool's own files
 SHARED = "/dev/shm/"  # no device: files like any other
 WRITING = os.O_WRONLY | os.O_RDWR
 LOOKUP_DEPTH = 6  # frames between the start of a program and ctypes.util
-WORKER_DEPTH = 12  # frames between a fork and the data loader that wants it
-REFUSED_FILE = "checkpoint.refused"
+MULTIPROCESSING = str(Path(os.__file__).parent / "multiprocessing") + os.sep
 SEVERAL = "only a job of one process can be written"
 DEEDS = {
     "subprocess.Popen": f"it started another program; {SEVERAL}",
@@ -87,13 +86,14 @@ class ReplayGuard:
             return
         self.trouble = reason
         from carpool.agent.link import say
+        from carpool.wire.places import CHECKPOINT_REFUSED
 
         self.is_ours = True
         try:
             say(f"job {os.environ.get('CARPOOL_JOB', '')} can no longer be written to a file: {reason}")
             if page := os.environ.get("CARPOOL_PAGE"):
                 with contextlib.suppress(OSError):
-                    (Path(page).parent / REFUSED_FILE).write_text(reason, errors="replace")
+                    (Path(page).parent / CHECKPOINT_REFUSED).write_text(reason, errors="replace")
         finally:
             self.is_ours = False
 
@@ -139,14 +139,13 @@ class ReplayGuard:
 
 
 def _is_of_a_loader(frame: FrameType | None) -> bool:
-    """Whether a data loader of torch starts one of its workers."""
-    for _ in range(WORKER_DEPTH):
-        if frame is None:
-            return False
-        if frame.f_code.co_filename.endswith("torch/utils/data/dataloader.py"):
-            return True
+    """Whether a data loader of torch starts one of its workers: nobody but multiprocessing is between the two."""
+    while frame is not None and frame.f_code.co_filename.startswith(MULTIPROCESSING):
         frame = frame.f_back
-    return False
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    if frame is None or loader is None:
+        return False
+    return bool(frame.f_code is loader._MultiProcessingDataLoaderIter.__init__.__code__)
 
 
 def _is_of_the_library(frame: FrameType | None) -> bool:
