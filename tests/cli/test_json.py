@@ -53,6 +53,7 @@ LIVE_JOB = [
     "device_ns",
     "processes",
     "orphans",
+    "unwritable",
 ]
 ENDED_JOB = [
     "id",
