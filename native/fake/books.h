@@ -5,7 +5,7 @@
  * bytes; the kernel drops it with its holder. Time lines are atomics.
  *
  * CARPOOL_STUB=2x16GiB says how many cards of which size (1x16GiB if unset), CARPOOL_STUB_FILE where the file is,
- * CARPOOL_STUB_CONTEXT how many bytes a context takes (0). */
+ * CARPOOL_STUB_CONTEXT how many bytes a context takes (4MiB; real ones take some hundred). */
 #ifndef CARPOOL_FAKE_BOOKS_H
 #define CARPOOL_FAKE_BOOKS_H
 
@@ -28,6 +28,7 @@
 
 #define CARDS_MAX 16
 #define ROWS 256
+#define CONTEXT_BYTES (4ull << 20)
 #define BOOKS_MAGIC 0x42554C5354415244ull /* another one for another layout */
 
 struct card_row {

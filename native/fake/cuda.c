@@ -389,7 +389,7 @@ API cuInit(unsigned int flags) {
         const char *fail = getenv("CARPOOL_STUB_FAIL_ALLOC"), *each = getenv("CARPOOL_STUB_CONTEXT");
         char *end;
         fails_at = fail ? atol(fail) : 0;
-        context_bytes = each ? parse_size(each, &end) : 0;
+        context_bytes = each ? parse_size(each, &end) : CONTEXT_BYTES;
         shares_faults = getenv("CARPOOL_STUB_SHARED_FAULT") != NULL;
         choose_devices();
         if (devices == 0)

@@ -276,6 +276,13 @@ API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
     return NVML_SUCCESS;
 }
 
+/* Samples are stamped with the wall clock: limiters of other libraries compare them with times of their own. */
+static unsigned long long wall_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
+}
+
 /* How busy each process kept the card since this was last asked, at the first time since its start. */
 API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long since) {
     (void)since;
@@ -292,7 +299,7 @@ API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationS
         if (found < room) {
             uint64_t share = (busy > before ? busy - before : 0) * 100 / (passed ? passed : 1);
             out[found] = (nvmlProcessUtilizationSample_t){
-                .pid = (unsigned)books->row[r].pid, .timeStamp = now / 1000, .smUtil = share > 100 ? 100 : (unsigned)share};
+                .pid = (unsigned)books->row[r].pid, .timeStamp = wall_us(), .smUtil = share > 100 ? 100 : (unsigned)share};
             device->row_busy_ns[r] = busy;
         }
         found++;
