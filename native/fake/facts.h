@@ -134,7 +134,7 @@ API cuEventRecordWithFlags(CUevent e, CUstream s, unsigned int flags) { return (
 API cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) { return cuEventElapsedTime(ms, from, to); }
 API cuLaunchHostFunc(CUstream s, void (*run)(void *), void *with) {
     NEED_CONTEXT;
-    CUresult result = wait_until(stream_of(s)->tail_ns);
+    CUresult result = wait_for(stream_of(s));
     if (!result)
         run(with);
     return result;

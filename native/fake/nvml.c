@@ -267,9 +267,10 @@ API nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAcco
 
 API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
     NEED(device);
-    uint64_t now = now_ns(), idle = atomic_load(&books->idle_at_ns[device->card]);
+    uint64_t now = card_now_ns(device->card), idle = atomic_load(&books->idle_at_ns[device->card]);
     uint64_t busy = atomic_load(&books->busy_ns[device->card]) - (idle > now ? idle - now : 0);
-    uint64_t share = device->at_ns && now > device->at_ns ? (busy - device->busy_ns) * 100 / (now - device->at_ns) : 0;
+    bool is_later = device->at_ns && now > device->at_ns && busy > device->busy_ns;
+    uint64_t share = is_later ? (busy - device->busy_ns) * 100 / (now - device->at_ns) : 0;
     device->busy_ns = busy;
     device->at_ns = now;
     *out = (nvmlUtilization_t){.gpu = share > 100 ? 100 : (unsigned)share};

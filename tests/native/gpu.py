@@ -114,7 +114,7 @@ class Probe(probe.Probe):
 
 def true_bytes(books: Path, card: int = 0) -> dict[int, int]:
     """Bytes each process holds on a card, by the stand-in's own books."""
-    return {pid: held for pid, (held, _, _, _) in read_books(books, card).items()}
+    return {pid: held for pid, (held, *_) in read_books(books, card).items()}
 
 
 def busy_ns(books: Path, pid: int, card: int = 0) -> int:

@@ -344,3 +344,46 @@ def test_the_stand_ins_have_the_names_that_programs_open(env: dict[str, str]) ->
     for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"):
         assert (place / name).resolve().exists(), name
     assert (place / "libcuda.so").resolve() == (place / "libcuda.so.1").resolve()
+
+
+KERNEL_S, SOON_S = 60, 15  # far apart: a busy machine may take seconds
+
+
+@pytest.mark.parametrize("is_queued", [False, True], ids=["launched_later", "queued_behind"])
+def test_the_kernels_of_a_killed_process_end_with_it(env: dict[str, str], stack: ExitStack, is_queued: bool) -> None:
+    begin = "import time\nbegan = time.monotonic()\nassert launch(b'busy_10ms') == 0\n"
+    end = f"assert cuda.cuCtxSynchronize() == 0\nprint(time.monotonic() - began < {SOON_S})\n"
+    hog = stack.enter_context(Script(env, f'launch(b"busy_{KERNEL_S}s")\nwait()'))
+    assert hog.line() == "ready"
+    text = begin + "print('ready', flush=True)\n" + end if is_queued else "wait()\n" + begin + end
+    later = stack.enter_context(Script(env, text))
+    assert later.line() == "ready"
+    hog.process.kill()
+    hog.process.wait(timeout=20)
+    if not is_queued:
+        later.go()
+    assert later.line() == "True"
+
+
+def test_a_living_process_keeps_its_kernels_when_another_is_killed(env: dict[str, str], stack: ExitStack) -> None:
+    """One kernel of a second before the dead one's, one behind it: they take their time, and no more."""
+    script = """
+import time
+began = time.monotonic()
+assert launch(b"busy_1s") == 0
+wait()
+assert launch(b"busy_1s") == 0
+wait()
+assert cuda.cuCtxSynchronize() == 0
+print(2 <= time.monotonic() - began)
+"""
+    living = stack.enter_context(Script(env, script))
+    assert living.line() == "ready"
+    hog = stack.enter_context(Script(env, 'launch(b"busy_10s")\nwait()'))
+    assert hog.line() == "ready"
+    living.go()
+    assert living.line() == "ready"
+    hog.process.kill()
+    hog.process.wait(timeout=20)
+    living.go()
+    assert living.line() == "True"
