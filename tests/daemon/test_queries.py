@@ -99,7 +99,11 @@ def test_the_timer_that_looks_tells_the_core_what_the_page_says(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("picture", "answer", "more"),
     [
-        (JobPicture, calls.Job, {"pids", "argv", "gradient_bytes", "device_ns", "processes", "orphans", "refusals"}),
+        (
+            JobPicture,
+            calls.Job,
+            {"pids", "argv", "gradient_bytes", "device_ns", "processes", "orphans", "limit_loss", "refusals"},
+        ),
         (LanePicture, calls.Lane, set()),
         (DevicePicture, calls.Device, set()),
         (NodePicture, calls.Node, {"now_ns"}),

@@ -89,7 +89,7 @@ def test_a_file_system_without_carpools_files_loses_the_limit_and_carpool_says_s
     assert started.lines == ["holds", "holds"]
 
 
-def test_the_next_daemon_shows_it_again_and_does_not_say_it_again(node: Node, tmp_path: Path) -> None:
+def test_i9_the_next_daemon_shows_it_again_and_does_not_say_it_again(node: Node, tmp_path: Path) -> None:
     holder, stop = build(tmp_path, "gcc", "-static"), tmp_path / "stop"
     node.start()
     started = node.run("sh", "-c", f"{holder} {stop}; true", options=["--memory", "64MiB", "--name", "static"])
@@ -143,7 +143,7 @@ def test_a_submitted_job_has_it_in_its_log(node: Node, tmp_path: Path) -> None:
     assert log.count("--memory is not kept in 1 of its processes") == 1
 
 
-def test_a_limit_that_is_kept_is_shown_as_kept(node: Node, tmp_path: Path) -> None:
+def test_i8_a_limit_that_is_kept_is_shown_as_kept(node: Node, tmp_path: Path) -> None:
     """Also in children, in programs that were executed anew, and in those that close every descriptor."""
     holder, stop = build(tmp_path, "gcc"), tmp_path / "stop"
     node.start()

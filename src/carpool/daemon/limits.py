@@ -4,11 +4,12 @@ carpool's library keeps them, from inside. A process may run without it: a stati
 in a file system without carpool's files. Nobody in such a process can say so, and so the daemon looks: shortly after
 a program starts, and with every note while jobs live. Only jobs with a limit are looked at. Decides nothing.
 
+What a program has loaded is read once; a process is read again when it executes another program.
+
 Rules
-  W1  A process is said to be without the library only if two looks found the same program in it without: one that was
+  I8  A process is said to be without the library only if two looks found the same program in it without: one that was
       just started has not loaded it yet.
-  W2  What a program has loaded is read once. A process is read again when it executes another program.
-  W3  It is said once a job, whatever becomes of its processes and of the daemon. `ps` shows it while they live.
+  I9  It is said once a job, whatever becomes of its processes and of the daemon. `ps` shows it while they live.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from carpool.wire import messages as m
 from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
-LOOK_SECONDS = 0.5  # after a program's start, and between the two looks of W1; a loader needs milliseconds
+LOOK_SECONDS = 0.5  # after a program's start, and between the two looks of I8; a loader needs milliseconds
 OTHER_RIGHTS = "it runs with other rights than the daemon's, and its loader takes no libraries from you"
 
 

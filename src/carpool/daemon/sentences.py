@@ -47,8 +47,8 @@ def limits_of(live: LiveJob) -> list[str]:
 def limit_loss(live: LiveJob) -> str:
     """That a limit is not kept in some of its processes, in which and why; empty while it is kept in all."""
     pids = sorted(filter(processes.is_alive, live.unlimited))
-    limits = limits_of(live)
-    if not pids or not limits:
+    limits = limits_of(live) if pids else []  # one that waits for its start has no device yet
+    if not limits:
         return ""
     is_are, count = "is" if len(limits) == 1 else "are", f"{len(pids)} of its processes"
     return f"{format_list(limits)} {is_are} not kept in {count} ({_named(pids)}): {live.unlimited[pids[0]]}"
