@@ -349,6 +349,10 @@ __attribute__((constructor)) static void cp_load(void) {
         why = "a fork could not be followed";
     else if (cp_page)
         cp_claim();
+    if (why && cp_page) { /* whoever has the page mapped is taken for counted (daemon/limits.py) */
+        munmap(cp_page, CP_PAGE_BYTES);
+        cp_page = NULL;
+    }
     if (why && __register_atfork && !cp_is_job_over(path)) { /* musl: carpool run has said it */
         char line[512];
         snprintf(line, sizeof line, "carpool: %s (shared page %.300s); %s\n", why, path, NOT_COUNTED);

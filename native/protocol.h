@@ -91,7 +91,7 @@ _Static_assert(sizeof(struct cp_frame) == CP_FRAME_BYTES, "a frame has no gaps")
 /* Start, daemon to runner: Start the program, with this added to its environment. */
 #define CP_M_START 9
 
-/* Wait, daemon to runner: The program is not started yet, for this reason. */
+/* Wait, daemon to runner: A word for the user: why the program is not started yet or, once it runs, which limit of it is not kept. */
 #define CP_M_WAIT 10
 #define CP_WAIT_BODY "{\"job\":\"%s\",\"reason\":\"%s\"}"
 

@@ -54,6 +54,7 @@ LIVE_JOB = [
     "processes",
     "orphans",
     "unwritable",
+    "limit_loss",
 ]
 ENDED_JOB = [
     "id",

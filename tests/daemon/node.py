@@ -15,6 +15,7 @@ from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.limits import Limits
 from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
@@ -54,7 +55,8 @@ class Node:
             observers=self.driver.observers,
             hear=self.driver.hear,
         )
-        registry = Registry(self.driver, self._starter, Programs(self.driver))
+        limits = Limits(self.driver.jobs, self._starter.places)
+        registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
         self.orders = Orders(
             self.driver,
             queries=self.queries,

@@ -93,3 +93,61 @@ def test_what_a_job_left_behind_starts_programs_without_a_word_of_carpool(node: 
     go.touch()
     wait_until(lambda: "over" in said.read_text(), "it went on")
     assert said.read_text() == "/\nover\n"
+
+
+# It takes blocks of 1 MiB until one is refused or it has as many as it was told, and holds them until `stop` exists.
+TAKER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static char *blocks[1000];
+int main(int count, char **words) {
+    int taken = 0, wanted = atoi(words[1]);
+    while (taken < wanted && (blocks[taken] = malloc(1 << 20))) memset(blocks[taken++], 7, 1 << 20);
+    printf("took %d\n", taken);
+    fflush(stdout);
+    while (count > 2 && access(words[2], F_OK) != 0) usleep(50000);
+    return 0;
+}
+"""
+ALLOCATORS = {
+    "jemalloc": "libjemalloc.so.2",
+    "tcmalloc": "libtcmalloc_minimal.so.4",
+    "mimalloc": "libmimalloc.so.2",
+}
+
+
+def find_allocator(name: str) -> str:
+    for place in Path("/usr/lib").glob("*-linux-gnu"):
+        if (place / ALLOCATORS[name]).exists():
+            return str(place / ALLOCATORS[name])
+    pytest.skip(f"no {ALLOCATORS[name]}: programs with {name} are NOT tested; tests/packages.sh installs it")
+
+
+@pytest.mark.parametrize("is_linked", [False, True], ids=["preloaded", "linked"])
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_bytes_of_other_allocators_are_counted_and_capped(
+    node: Node, tmp_path: Path, name: str, is_linked: bool
+) -> None:
+    allocator, stop = find_allocator(name), tmp_path / "stop"
+    source, program = tmp_path / "taker.c", str(tmp_path / "taker")
+    source.write_text(TAKER)
+    linked = ["-Wl,--no-as-needed", allocator] if is_linked else []
+    subprocess.run(["gcc", "-O0", "-o", program, str(source), *linked], check=True, timeout=100)
+    if not is_linked:
+        node.environment["LD_PRELOAD"] = allocator
+    node.start()
+    started = node.run(program, "100", str(stop), options=["--name", "counted"])
+    started.wait_line("took 100")
+    held_mib = node.job("counted")["live_bytes"] / (1 << 20)
+    print(f"{name}: {held_mib:.1f} MiB of 100")
+    assert 100 <= held_mib <= 105
+    maps = Path(f"/proc/{node.program_pid('counted')}/maps").read_text()
+    assert ALLOCATORS[name].partition(".so")[0] in maps
+    stop.touch()
+    ended = started.wait()
+    assert (ended.code, ended.err) == (0, "")
+    capped = node.run(program, "100", options=["--memory", "40MiB", "--name", "capped"]).wait()
+    assert capped.code == 0 and "memory cap reached" in capped.err
+    assert 36 <= int(capped.lines[0].removeprefix("took ")) <= 40

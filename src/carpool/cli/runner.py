@@ -305,7 +305,7 @@ class Runner:
         self._report(m.Call(verb="cancel", arguments=arguments, version=__version__, protocol=m.PROTOCOL))
 
     def _listen(self) -> None:
-        """A thread: takes the daemon's Stop, and comes back to a daemon that was restarted."""
+        """A thread: takes the daemon's Stop and words for the user, and comes back to a daemon that was restarted."""
         while not self._is_over:
             try:
                 message = self._wire.receive(seconds=None) if self._wire is not None else None
@@ -318,6 +318,8 @@ class Runner:
                 self._stop_asked = True
                 self._kill(signal.SIGTERM)
                 threading.Timer(KILL_AFTER_SECONDS, self._kill, (signal.SIGKILL,)).start()
+            elif isinstance(message, m.Wait) and self._has_child.is_set():
+                self._say(f"job {message.job}: {message.reason}")
             elif isinstance(message, m.Refuse):
                 return
 

@@ -116,7 +116,8 @@ def job_table(node: Node, widest: dict[str, int] | None = None) -> Table:
 def state_of(job: Job) -> str:
     """A job's state in a word; one that is suspended and could not leave the device waits for nobody."""
     is_stuck = job.state == "waiting" and job.is_suspended
-    mark = " (hog)" if job.is_hog else " (silent)" if silence_of(job) else ""
+    marks = {" (hog)": job.is_hog, " (limit lost)": job.limit_loss, " (silent)": silence_of(job)}
+    mark = next((word for word, is_true in marks.items() if is_true), "")
     return ("suspended" if is_stuck else str(job.state)) + mark
 
 
@@ -130,7 +131,12 @@ def silence_of(job: Job) -> str:
 
 
 def remark_on(job: Job) -> str:
-    """What `ps` says of a job below the table: why it does not get on, if it does not; else nothing."""
+    """What `ps` says of a job below the table: why it does not get on, if it does not, and what is not kept of its
+    limits; else nothing."""
+    return "; ".join(filter(None, (_hindrance(job), job.limit_loss)))
+
+
+def _hindrance(job: Job) -> str:
     is_kept = job.is_suspended and not job.is_over and job.state != "parked"
     has_no_loop = job.state == "starting" and job.spent_ns.get("start", 0) >= START_NS
     if job.is_hog or is_kept or has_no_loop or job.orphans or job.state in ("queued", "unmanaged"):

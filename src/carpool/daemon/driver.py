@@ -9,7 +9,7 @@ Timers, all of them here. A daemon without jobs has none.
   listen    looks at allocations that wait, every LISTEN_SECONDS while some do. They knock (knocks.py), but for
             those of a CUDA program with --wait-memory: the timer runs while such a job lives
   note      every NOTE_SECONDS while jobs live: looks at all pages, and notes that each job still does what it did;
-            the daemon then also looks whether it can be reached (entrance.py)
+            the daemon then also looks whether it can be reached (entrance.py) and its limits are kept (limits.py)
 Pages are looked at by these timers and where a fact or an order needs it, never for a question (queries.py).
 """
 
@@ -107,7 +107,7 @@ class Driver:
         self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
         self._handovers = Handovers(starter.places.bells)
         self._cuts = pages.cuts()  # how many spoilt pages have been looked for
-        self.on_note: Callable[[], object] = lambda: None
+        self.on_note: list[Callable[[], object]] = []
 
     def hear(self) -> None:
         """Learn what already happened without the daemon: turns that were passed on."""
@@ -281,7 +281,8 @@ class Driver:
             self.note_accounts()
             self.journal.flush()
             self.listen()
-            self.on_note()
+            for look in self.on_note:
+                look()
             self._arm_noter()
 
     def note_accounts(self) -> None:

@@ -79,7 +79,7 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
         protocol.ENV_PARKED: str(places.parked),
     }
     library = preloadable(find_library(kind.library), places)
-    if library is not None and kind.needs_library and would_not_start(_program(file), path=_path(file)):
+    if library is not None and kind.needs_library and would_not_start(program_of(file), path=search_path_of(file)):
         library = None  # `carpool run` refused what cannot be kept without it
     elif library is not None:
         prepend["LD_PRELOAD"] = library
@@ -135,16 +135,18 @@ def _check_without_library(places: Places, kind: DeviceKind, file: JobFile) -> N
 
 def _is_python(file: JobFile) -> bool:
     """Whether what the job starts is a Python, or a script of one (torchrun is)."""
-    files = interpreters(_program(file), path=_path(file))
+    files = interpreters(program_of(file), path=search_path_of(file))
     return any(each.name.startswith(PYTHONS) for each in (Path(file.argv[0]), *files))
 
 
-def _program(file: JobFile) -> str:
+def program_of(file: JobFile) -> str:
+    """What the job starts, as it is found from anywhere."""
     program = file.argv[0]
     return str(Path(file.cwd) / program) if "/" in program else program
 
 
-def _path(file: JobFile) -> str | None:
+def search_path_of(file: JobFile) -> str | None:
+    """Where it looks for programs; None for `carpool run`, whose environment nobody keeps."""
     return (file.environment or {}).get("PATH")
 
 

@@ -42,6 +42,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     detached: str = ""  # why it, or a process of it, goes on outside the turns
     detached_pids: list[int] = []  # which ones do
     on_orphans: str = "keep"  # what becomes of processes that outlive its first one: keep or end
+    is_limit_loss_said: bool = False  # its user knows that a process of it runs without carpool's library
 
     def save(self, directory: Path) -> None:
         """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""

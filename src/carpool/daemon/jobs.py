@@ -45,6 +45,7 @@ class LiveJob:
         self.refusal = ""  # why no process of it may take turns any more
         self.ended: JobExited | None = None  # how its first process ended, while others of it go on
         self.orphans: set[int] = set()  # those others, as they were found last
+        self.unlimited: dict[int, str] = {}  # its processes in which a limit of it is not kept, and why
         self.is_stopping = False  # somebody wants it to end
         self.is_untold = False  # the core was told of its end before its runner told how it ended
         self.last_look = (0, 0, 0)  # steps, bytes held and bytes asked for, as the core was told last

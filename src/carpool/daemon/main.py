@@ -24,6 +24,7 @@ from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
 from carpool.daemon.knocks import KnockSocket
+from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
@@ -52,12 +53,13 @@ def make_router(
     config: DaemonConfig,
     devices: list[DeviceFacts],
     *,
+    limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
     stop: Callable[[], object],
 ) -> tuple[Registry, Router]:
     """Who takes in what, and who is behind it."""
-    programs = Programs(driver)
+    programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
     registry = Registry(driver, starter, programs)
     queries = Queries(
@@ -128,10 +130,13 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
-    registry, router = make_router(driver, starter, config, devices, policy=policy, stream=stream, stop=stop)
+    limits = Limits(driver.jobs, places)
+    registry, router = make_router(
+        driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
+    )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places.knock, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, entrance.look
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)

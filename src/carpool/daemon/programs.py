@@ -20,6 +20,7 @@ from carpool.daemon import processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob, has_runner
+from carpool.daemon.limits import Limits
 from carpool.daemon.python_options import why_kept_out
 from carpool.daemon.sentences import refusals
 from carpool.devices.kinds import kind_named
@@ -35,8 +36,9 @@ UNTOLD = "its runner does not answer; exit code unknown"
 
 
 class Programs:
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, limits: Limits) -> None:
         self._driver = driver
+        self._limits = limits
 
     def watch(self, live: LiveJob, pid: int) -> None:
         """It runs. One whose command line keeps carpool out takes no turns, and cannot say so itself."""
@@ -47,6 +49,7 @@ class Programs:
         why = why_kept_out(live.file.argv, has_turns_at_launches=at_launches) if is_new else ""
         live.file.detached = live.file.detached or why  # no pid with it: `with carpool.turn()` may work there
         live.save_or_warn()
+        self._limits.look_soon()
         if live.child_pidfd is None:
             self._watch_first(live)
         if self._driver.jobs.get(live.id) is live:

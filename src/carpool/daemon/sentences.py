@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 
 from carpool import __version__
+from carpool.core.kernel.ids import SHARE_ONE
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
+from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
 from carpool.wire.places import CHECKPOINT_REFUSED
 from carpool.wire.protocol import PROTOCOL
@@ -32,12 +34,10 @@ def orphanage(live: LiveJob) -> str:
     pids = live.living_orphans()
     if live.ended is None or not pids:
         return ""
-    named = [f"{pid} {processes.name_of(pid)}" for pid in pids[:NAMED_MAX]]
-    rest = [f"{len(pids) - NAMED_MAX} more"] if len(pids) > NAMED_MAX else []
     go_on, whom = ("goes on", "it") if len(pids) == 1 else ("go on", "them")
     return (
         f"its first process has ended ({live.ended.reason}); {len(pids)} of its processes {go_on}"
-        f" ({format_list([*named, *rest])}); end {whom}: carpool cancel {live.id}"
+        f" ({_named(pids)}); end {whom}: carpool cancel {live.id}"
     )
 
 
@@ -48,6 +48,30 @@ def checkpoint_refusal(live: LiveJob) -> str:
     with contextlib.suppress(OSError):
         return (live.directory / CHECKPOINT_REFUSED).read_text(errors="replace")[:REFUSAL_LETTERS_MAX]
     return ""
+
+
+def limits_of(live: LiveJob) -> list[str]:
+    """The options of the job that carpool's library keeps, from inside its processes."""
+    spec, kind = live.file.spec, kind_named(live.file.kind)
+    asked = {"--memory": spec.cap_bytes is not None, "--compute": kind.needs_library and spec.limit_milli < SHARE_ONE}
+    return [option for option, is_asked in asked.items() if is_asked]
+
+
+def limit_loss(live: LiveJob) -> str:
+    """That a limit is not kept in some of its processes, in which and why; empty while it is kept in all."""
+    pids = sorted(filter(processes.is_alive, live.unlimited))
+    limits = limits_of(live) if pids else []  # one that waits for its start has no device yet
+    if not limits:
+        return ""
+    is_are, count = "is" if len(limits) == 1 else "are", f"{len(pids)} of its processes"
+    return f"{format_list(limits)} {is_are} not kept in {count} ({_named(pids)}): {live.unlimited[pids[0]]}"
+
+
+def _named(pids: list[int]) -> str:
+    """Processes with their names, the first few of them."""
+    named = [f"{pid} {processes.name_of(pid)}" for pid in pids[:NAMED_MAX]]
+    rest = [f"{len(pids) - NAMED_MAX} more"] if len(pids) > NAMED_MAX else []
+    return format_list([*named, *rest])
 
 
 def started_by(version: str, protocol: int) -> str:

@@ -17,7 +17,7 @@ from carpool.core.node.model import JobSpec, JobState, Needs
 from carpool.core.node.words.views import DevicePicture, JobPicture
 from carpool.daemon.files import End, JobFile
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.sentences import orphanage
+from carpool.daemon.sentences import limit_loss, orphanage
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
@@ -147,6 +147,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "device_ns": live.job_page.device_ns(),
             "processes": live.job_page.usage(),
             "orphans": live.living_orphans(),
+            "limit_loss": limit_loss(live),
             "reason": "; ".join(filter(None, (orphanage(live), picture.reason))),
         }
     return msgspec.convert(facts, calls.Job)

@@ -144,7 +144,7 @@ class Start(Message):
 @message(10, DAEMON, RUNNER)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait(Message):
-    """The program is not started yet, for this reason."""
+    """A word for the user: why the program is not started yet or, once it runs, which limit of it is not kept."""
 
     job: str
     reason: str
