@@ -8,7 +8,7 @@ from typing import Any
 
 def load(name: str, contract: int) -> Any:
     """One of these modules, if it speaks this contract: a library of an older checkout is not used. None without a
-    compiler, and where the program's Python is of another version than carpool's."""
+    compiler, and where the program's Python has no stable interface (the free-threaded ones)."""
     try:
         found = importlib.import_module(f"{__name__}.{name}")
     except ImportError:
