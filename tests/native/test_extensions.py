@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from carpool.devices.libraries import BUILT
+from carpool.wire.protocol import SWAP_CONTRACT
+from tests.e2e.pythons import newer_pythons
 from tests.native.probe import NATIVE, STRICT
 
 
@@ -29,16 +32,6 @@ def test_the_parts_of_the_agent_compile_strictly(part: str, tmp_path: Path) -> N
 CONTRACTS = "import sys; from carpool._native import {0}; print(sys.version_info[:2], {0}.CONTRACT > 0)"
 
 
-def newer_pythons() -> list[str]:
-    """Interpreters of this machine with another minor version than carpool's own, found as people have them."""
-    names = [f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor]
-    paths = [shutil.which(name) for name in names]
-    paths += [str(path) for name in names for path in Path.home().glob(f".pyenv/versions/*/bin/{name}")]
-    ask = "import sys; print(sys.executable)"
-    asked = [subprocess.run([path, "-c", ask], capture_output=True, text=True) for path in filter(None, paths)]
-    return sorted({done.stdout.strip() for done in asked if done.returncode == 0})
-
-
 @pytest.mark.parametrize("part", ["hot_path", "find_and_copy", "swap"])
 def test_one_library_serves_pythons_of_other_minor_versions(part: str) -> None:
     pythons = newer_pythons()
@@ -50,3 +43,17 @@ def test_one_library_serves_pythons_of_other_minor_versions(part: str) -> None:
             [python, "-c", CONTRACTS.format(part)], env=environment, capture_output=True, text=True, timeout=60
         )
         assert done.stdout.endswith(" True\n"), (python, done.stderr)
+
+
+def test_a_library_that_is_left_of_an_older_checkout_is_not_loaded(tmp_path: Path) -> None:
+    """Python's own import would take it first: its name is that of one Python."""
+    part = BUILT / "swap.abi3.so"
+    if not part.exists():
+        pytest.skip("the C parts are not built: which of two libraries is loaded is NOT tested; install gcc")
+    place = tmp_path / "parts"
+    shutil.copytree(BUILT, place, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(part, place)
+    (place / f"swap{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"of an older checkout")
+    code = f"import parts; print(parts.load('swap', {SWAP_CONTRACT}).__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{place / part.name}\n", done.stderr
