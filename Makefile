@@ -28,6 +28,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard native/*.[ch] native/*.def n
 	@sh native/compiler.sh
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing carpool, torch and what the tests need into $(VENV): about 1,500 MB with a CPU build of torch, a minute or more"
+	@rm -f src/carpool/_native/*.so
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,nvidia,fast,plot,dev,clients]'
 	@touch $@
 

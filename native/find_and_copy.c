@@ -8,22 +8,42 @@
  * Threads: `find_objects` runs under the interpreter's lock and calls no code that could let go of it; `copy` runs
  * without it.
  */
+#define Py_LIMITED_API 0x030B0000 /* one library for every Python from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if PY_VERSION_HEX < 0x030C0000
-#define Py_BUILD_CORE /* for two structs, of objects' heads and of generations, which are the same in all of 3.11 */
-#undef _PyGC_FINALIZED /* defined by both headers */
-#include <internal/pycore_gc.h>
-#endif
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
 #include "protocol.h"
+
+/* One library serves every Python from 3.11 on (Py_LIMITED_API, abi3). This is there from 3.12 on. */
+extern void PyUnstable_GC_VisitObjects(int (*look)(PyObject *, void *), void *arg) __attribute__((weak));
+
+/* Python 3.11 has no such function: there the collector's own lists are walked. Both structs are the same in all of it. */
+#define GENERATIONS 3
+#define POINTER_MASK (~(uintptr_t)3) /* the lowest bits are flags */
+typedef struct {
+    uintptr_t next, previous;
+} Head;
+struct generation {
+    Head head;
+    int threshold, count;
+};
+
+static Head *next_of(const Head *head)
+{
+    return (Head *)head->next; /* no flags here while no collection runs */
+}
+
+static Head *previous_of(const Head *head)
+{
+    return (Head *)(head->previous & POINTER_MASK);
+}
 
 /* --- find_objects ---------------------------------------------------------------------------------------------------- */
 
@@ -64,33 +84,32 @@ static int look_at(PyObject *object, void *arg)
     return 1;
 }
 
-#if PY_VERSION_HEX < 0x030C0000
 /* The lists of the collector. An object that was made just now is the last in the youngest generation's list, so what
  * follows it is that list's head; the others stand behind it. Their thresholds must be those that Python knows. */
-static struct gc_generation *generations(PyObject *fresh)
+static struct generation *generations(PyObject *fresh)
 {
-    PyGC_Head *last = _Py_AS_GC(fresh);
-    if (!PyObject_GC_IsTracked(fresh) || _PyGCHead_PREV(_PyGCHead_NEXT(last)) != last)
+    Head *last = (Head *)fresh - 1;
+    if (!PyObject_GC_IsTracked(fresh) || previous_of(next_of(last)) != last)
         return NULL;
-    struct gc_generation *all = (struct gc_generation *)_PyGCHead_NEXT(last);
+    struct generation *all = (struct generation *)next_of(last);
     PyObject *gc = PyImport_ImportModule("gc");
     PyObject *known = gc == NULL ? NULL : PyObject_CallMethod(gc, "get_threshold", NULL);
     Py_XDECREF(gc);
-    bool is_so = known != NULL && PyTuple_CheckExact(known) && PyTuple_GET_SIZE(known) == NUM_GENERATIONS;
-    for (int each = 0; is_so && each < NUM_GENERATIONS; each++)
-        is_so = PyLong_AsLong(PyTuple_GET_ITEM(known, each)) == all[each].threshold;
+    bool is_so = known != NULL && PyTuple_CheckExact(known) && PyTuple_Size(known) == GENERATIONS;
+    for (int each = 0; is_so && each < GENERATIONS; each++)
+        is_so = PyLong_AsLong(PyTuple_GetItem(known, each)) == all[each].threshold;
     Py_XDECREF(known);
     PyErr_Clear();
     return is_so ? all : NULL;
 }
 
 /* From both ends until they meet: the time goes into waiting for memory, and two can be waited for at once. */
-static void look_along(PyGC_Head *head, Search *search)
+static void look_along(Head *head, Search *search)
 {
-    PyGC_Head *first = _PyGCHead_NEXT(head), *last = _PyGCHead_PREV(head);
+    Head *first = next_of(head), *last = previous_of(head);
     bool is_over = first == head;
     while (!is_over) {
-        PyGC_Head *next = _PyGCHead_NEXT(first), *previous = _PyGCHead_PREV(last);
+        Head *next = next_of(first), *previous = previous_of(last);
         is_over = first == last || next == last;
         if (!look_at((PyObject *)(first + 1), search) || (first != last && !look_at((PyObject *)(last + 1), search)))
             return;
@@ -101,27 +120,26 @@ static void look_along(PyGC_Head *head, Search *search)
 
 static bool look_at_all(Search *search)
 {
+    if (PyUnstable_GC_VisitObjects != NULL) {
+        PyUnstable_GC_VisitObjects(look_at, search);
+        return true;
+    }
+    if (Py_Version >> 16 != 0x030B)
+        return false;
     PyObject *fresh = PyList_New(0);
-    struct gc_generation *all = fresh == NULL ? NULL : generations(fresh);
-    for (int each = 0; all != NULL && each < NUM_GENERATIONS; each++)
+    struct generation *all = fresh == NULL ? NULL : generations(fresh);
+    for (int each = 0; all != NULL && each < GENERATIONS; each++)
         look_along(&all[each].head, search);
     Py_XDECREF(fresh);
     return all != NULL;
 }
-#else
-static bool look_at_all(Search *search)
-{
-    PyUnstable_GC_VisitObjects(look_at, search);
-    return true;
-}
-#endif
 
 static PyObject *as_list(const Search *search)
 {
     PyObject *list = PyList_New((Py_ssize_t)search->count);
     for (size_t each = 0; each < search->count; each++) {
         if (list != NULL)
-            PyList_SET_ITEM(list, (Py_ssize_t)each, search->found[each]);
+            PyList_SetItem(list, (Py_ssize_t)each, search->found[each]);
         else
             Py_DECREF(search->found[each]);
     }
@@ -135,14 +153,14 @@ static PyObject *find_objects(PyObject *self, PyObject *classes)
     if (row == NULL)
         return NULL;
     Search search = {.mask = 255};
-    while (search.mask < 8 * (size_t)PyTuple_GET_SIZE(row))
+    while (search.mask < 8 * (size_t)PyTuple_Size(row))
         search.mask = 2 * search.mask + 1;
     search.slots = calloc(search.mask + 1, sizeof *search.slots);
     PyObject *list = NULL;
     bool is_seen = false;
     if (search.slots != NULL) {
-        for (Py_ssize_t each = 0; each < PyTuple_GET_SIZE(row); each++) {
-            PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(row, each);
+        for (Py_ssize_t each = 0; each < PyTuple_Size(row); each++) {
+            PyTypeObject *type = (PyTypeObject *)PyTuple_GetItem(row, each);
             search.slots[slot_of(&search, type)] = type;
         }
         is_seen = look_at_all(&search);
@@ -152,7 +170,8 @@ static PyObject *find_objects(PyObject *self, PyObject *classes)
         Py_CLEAR(list);
         PyErr_NoMemory();
     } else if (!is_seen && list != NULL) {
-        Py_SETREF(list, Py_NewRef(Py_None)); /* this Python's lists are not where they should be */
+        Py_DECREF(list);
+        list = Py_NewRef(Py_None); /* this Python's lists are not where they should be */
     }
     free(search.found);
     free(search.slots);

@@ -96,6 +96,7 @@ bool cp_rest(uint64_t ns);       /* wait for the compute limit; true: others wan
 void cp_end_step(uint64_t finished); /* the program waited for the device; for all of this context, if it is not 0 */
 void cp_note_line(uint64_t context, CUstream stream);   /* there may be work on it; NULL: the context's own */
 void cp_forget_line(uint64_t context, CUstream stream); /* before its end; NULL: all of the context */
+bool cp_line_up(CUstream but, CUstream aside, CUevent mark); /* aside waits for all other streams of the context; false: not now */
 extern atomic_bool cp_has_unseen; /* there may be work on streams that cannot be asked */
 bool cp_is_capturing(CUstream stream); /* hooks.c: it is this one */
 uint64_t cp_context(void);             /* hooks.c: the current one, or 0 */

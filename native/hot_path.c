@@ -14,9 +14,11 @@
  * words have one writer each (rule G1).
  */
 #define _GNU_SOURCE /* sched_getcpu and the sets of processors in bell.h */
+#define Py_LIMITED_API 0x030B0000 /* one library for every Python from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,6 +26,20 @@
 #include "bell.h"
 #include "page.h"
 #include "protocol.h"
+
+/* One library serves every Python from 3.11 on (Py_LIMITED_API, abi3). These have had one form since 3.11 and are in that
+ * interface since 3.12; PyMethod_New is not, and is as old as Python. */
+typedef PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject *dict);
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+#define ARGUMENTS_OFFSET ((size_t)1 << (CHAR_BIT * sizeof(size_t) - 1))
+#define PyVectorcall_NARGS(nargsf) ((Py_ssize_t)((nargsf) & ~ARGUMENTS_OFFSET))
+PyAPI_FUNC(PyObject *) PyMethod_New(PyObject *function, PyObject *self);
+
+/* None is immortal since 3.12, and a count of our own would grow with every boundary: let the interpreter do it. */
+#undef Py_RETURN_NONE
+#define Py_RETURN_NONE return Py_IncRef(Py_None), Py_None
 
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
 
@@ -52,7 +68,7 @@ typedef struct {
     long long steady_bytes;
 } TurnState;
 
-static PyTypeObject TurnStateType;
+static PyTypeObject *turn_state_type;
 
 static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
 {
@@ -60,7 +76,7 @@ static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     (void)kwds;
     if (!PyArg_ParseTuple(args, "O:TurnState", &words))
         return NULL;
-    TurnState *state = (TurnState *)type->tp_alloc(type, 0);
+    TurnState *state = (TurnState *)PyType_GenericAlloc(type, 0);
     if (state == NULL)
         return NULL;
     state->bell.peer = state->bell.own = state->bell.line = -1;
@@ -78,12 +94,20 @@ static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     return (PyObject *)state;
 }
 
+/* The last word of a dealloc: the object's memory goes, and its hold on its type. */
+static void release(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
 static void state_dealloc(TurnState *state)
 {
     bell_take_down(&state->bell);
     PyBuffer_Release(&state->view);
     Py_XDECREF(state->words);
-    Py_TYPE(state)->tp_free((PyObject *)state);
+    release((PyObject *)state);
 }
 
 static PyObject *state_get_base(TurnState *state, void *unused)
@@ -217,17 +241,20 @@ static bool may_compute(const TurnState *state)
     return state->is_off || (state->held && state->slot[CP_S_RECALL] < CP_LAPSED);
 }
 
-static PyTypeObject TurnStateType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "carpool._native.hot_path.TurnState",
-    .tp_doc = "What the points must know of this process's turn.",
-    .tp_basicsize = sizeof(TurnState),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = state_new,
-    .tp_dealloc = (destructor)state_dealloc,
-    .tp_members = state_members,
-    .tp_getset = state_getset,
-    .tp_methods = state_methods,
+static PyType_Slot state_slots[] = {
+    {Py_tp_doc, "What the points must know of this process's turn."},
+    {Py_tp_new, state_new},
+    {Py_tp_dealloc, state_dealloc},
+    {Py_tp_members, state_members},
+    {Py_tp_getset, state_getset},
+    {Py_tp_methods, state_methods},
+    {0, NULL},
+};
+
+static PyType_Spec state_spec = {
+    .name = "carpool._native.hot_path.TurnState",
+    .basicsize = sizeof(TurnState),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
 };
 
 /* --- what the three callables have in common ------------------------------------------------------------------- */
@@ -252,6 +279,7 @@ typedef struct {
 
 static int point_traverse(Point *point, visitproc visit, void *arg)
 {
+    Py_VISIT(Py_TYPE((PyObject *)point));
     Py_VISIT(point->state);
     Py_VISIT(point->real);
     Py_VISIT(point->attach);
@@ -286,7 +314,7 @@ static void point_dealloc(Point *point)
     Py_XDECREF(point->after);
     Py_XDECREF(point->after_graded);
     Py_XDECREF(point->rehearse);
-    Py_TYPE(point)->tp_free((PyObject *)point);
+    release((PyObject *)point);
 }
 
 static PyObject *point_get_state(Point *point, void *unused)
@@ -298,13 +326,13 @@ static PyObject *point_get_state(Point *point, void *unused)
 static int point_set_state(Point *point, PyObject *value, void *unused)
 {
     (void)unused;
-    if (value != NULL && value != Py_None && !Py_IS_TYPE(value, &TurnStateType)) {
+    if (value != NULL && value != Py_None && !Py_IS_TYPE(value, turn_state_type)) {
         PyErr_SetString(PyExc_TypeError, "a TurnState or None");
         return -1;
     }
     TurnState *before = point->state;
     point->state = value == NULL || value == Py_None ? NULL : (TurnState *)Py_NewRef(value);
-    Py_XDECREF(before);
+    Py_XDECREF((PyObject *)before);
     return 0;
 }
 
@@ -332,7 +360,7 @@ static PyObject *soon_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     (void)kwds;
     if (!PyArg_ParseTuple(args, ":SoonHook"))
         return NULL;
-    Point *hook = (Point *)type->tp_alloc(type, 0);
+    Point *hook = (Point *)PyType_GenericAlloc(type, 0);
     if (hook != NULL)
         hook->call = soon_call;
     return (PyObject *)hook;
@@ -440,7 +468,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     (void)kwds;
     if (!PyArg_ParseTuple(args, "OOO:StepHook", &slow, &after, &rehearse))
         return NULL;
-    Point *hook = (Point *)type->tp_alloc(type, 0);
+    Point *hook = (Point *)PyType_GenericAlloc(type, 0);
     if (hook == NULL)
         return NULL;
     hook->call = step_call;
@@ -486,7 +514,7 @@ static bool find_worker(Point *call, bool *is_worker)
 /* Which module was called, and with gradients on, what came of it. */
 static bool tell_after(Point *call, PyObject *module, PyObject *result)
 {
-    PyObject *done = result == NULL ? PyObject_CallOneArg(call->after, module)
+    PyObject *done = result == NULL ? PyObject_CallFunctionObjArgs(call->after, module, NULL)
                                     : PyObject_CallFunctionObjArgs(call->after_graded, module, result, NULL);
     Py_XDECREF(done);
     return done != NULL;
@@ -569,7 +597,7 @@ static PyObject *module_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOOOOk:ModuleCall", names, &real, &attach, &slow, &after,
                                      &after_graded, &is_grad_enabled, &taker))
         return NULL;
-    Point *call = (Point *)type->tp_alloc(type, 0);
+    Point *call = (Point *)PyType_GenericAlloc(type, 0);
     if (call == NULL)
         return NULL;
     call->call = module_call;
@@ -590,7 +618,7 @@ static PyObject *fetch_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     PyObject *real, *attach, *slow, *after;
     if (!PyArg_ParseTupleAndKeywords(args, kwds, "OOOO:FetchCall", names, &real, &attach, &slow, &after))
         return NULL;
-    Point *call = (Point *)type->tp_alloc(type, 0);
+    Point *call = (Point *)PyType_GenericAlloc(type, 0);
     if (call == NULL)
         return NULL;
     call->call = fetch_call;
@@ -621,7 +649,7 @@ static PyObject *stand_in_getattr(PyObject *self, PyObject *name)
 static PyObject *stand_in_class(Point *call, void *unused)
 {
     (void)unused;
-    return Py_NewRef(Py_TYPE(call->real));
+    return Py_NewRef((PyObject *)Py_TYPE(call->real));
 }
 
 static PyObject *stand_in_reduce(PyObject *self, PyObject *unused)
@@ -641,6 +669,9 @@ static PyMemberDef point_members[] = {
     {"taker", T_ULONG, offsetof(Point, taker), 0, "the thread whose outermost calls are points"},
     {"watch", T_OBJECT, offsetof(Point, watch), 0, "called before a call in a thread that takes no turns, or None"},
     {"is_graded_told", T_BOOL, offsetof(Point, is_graded_told), 0, "whether a call with gradients may end an iteration"},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Point, call), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Point, dict), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Point, weak), READONLY, NULL},
     {NULL},
 };
 
@@ -657,29 +688,25 @@ static PyGetSetDef stand_in_getset[] = {
     {NULL},
 };
 
-#define POINT_TYPE(name, doc, make, flags)                                                                        \
-    PyVarObject_HEAD_INIT(NULL, 0)                                                                                \
-    .tp_name = "carpool._native.hot_path." name, .tp_doc = doc, .tp_basicsize = sizeof(Point),                      \
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | (flags), .tp_new = make,   \
-    .tp_dealloc = (destructor)point_dealloc, .tp_traverse = (traverseproc)point_traverse,                         \
-    .tp_clear = (inquiry)point_clear, .tp_call = PyVectorcall_Call,                                               \
-    .tp_vectorcall_offset = offsetof(Point, call), .tp_dictoffset = offsetof(Point, dict),                        \
-    .tp_weaklistoffset = offsetof(Point, weak),                                                                   \
-    .tp_members = point_members
+#define POINT_SLOTS(doc, make)                                                                                      \
+    {Py_tp_doc, doc}, {Py_tp_new, make}, {Py_tp_dealloc, point_dealloc}, {Py_tp_traverse, point_traverse},          \
+        {Py_tp_clear, point_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, point_members}
 
-static PyTypeObject SoonHookType = {POINT_TYPE("SoonHook", "hook(optimizer, args, kwargs)", soon_new, 0),
-                                      .tp_getset = point_getset};
-static PyTypeObject StepHookType = {POINT_TYPE("StepHook", "hook(optimizer, args, kwargs)", step_new, 0),
-                                      .tp_getset = point_getset};
+#define STAND_IN_SLOTS(doc, make)                                                                                   \
+    POINT_SLOTS(doc, make), {Py_tp_getset, stand_in_getset}, {Py_tp_descr_get, stand_in_get},                       \
+        {Py_tp_getattro, stand_in_getattr}, {Py_tp_methods, stand_in_methods}
 
-#define STAND_IN_TYPE(name, doc, make)                                                                            \
-    POINT_TYPE(name, doc, make, Py_TPFLAGS_METHOD_DESCRIPTOR), .tp_descr_get = stand_in_get,                      \
-    .tp_getattro = stand_in_getattr, .tp_getset = stand_in_getset, .tp_methods = stand_in_methods
+#define POINT_SPEC(type, more)                                                                                      \
+    {.name = "carpool._native.hot_path." type, .basicsize = sizeof(Point),                                          \
+     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | (more)}
 
-static PyTypeObject ModuleCallType = {
-    STAND_IN_TYPE("ModuleCall", "Stands in for torch.nn.Module.__call__.", module_new)};
-static PyTypeObject FetchCallType = {
-    STAND_IN_TYPE("FetchCall", "Stands in for the __next__ of a DataLoader's iterator.", fetch_new)};
+static PyType_Slot soon_slots[] = {
+    POINT_SLOTS("hook(optimizer, args, kwargs)", soon_new), {Py_tp_getset, point_getset}, {0, NULL}};
+static PyType_Slot step_slots[] = {
+    POINT_SLOTS("hook(optimizer, args, kwargs)", step_new), {Py_tp_getset, point_getset}, {0, NULL}};
+static PyType_Slot module_slots[] = {STAND_IN_SLOTS("Stands in for torch.nn.Module.__call__.", module_new), {0, NULL}};
+static PyType_Slot fetch_slots[] = {
+    STAND_IN_SLOTS("Stands in for the __next__ of a DataLoader's iterator.", fetch_new), {0, NULL}};
 
 static struct PyModuleDef hot_path_module = {
     PyModuleDef_HEAD_INIT,
@@ -688,12 +715,22 @@ static struct PyModuleDef hot_path_module = {
     .m_size = -1,
 };
 
+static PyTypeObject *add_type(PyObject *module, PyType_Spec spec, PyType_Slot *slots)
+{
+    spec.slots = slots;
+    PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return type != NULL && PyModule_AddType(module, type) == 0 ? type : NULL; /* the module, or we, keep it for good */
+}
+
 PyMODINIT_FUNC PyInit_hot_path(void)
 {
+    const PyType_Spec soon = POINT_SPEC("SoonHook", 0), step = POINT_SPEC("StepHook", 0);
+    const PyType_Spec call = POINT_SPEC("ModuleCall", Py_TPFLAGS_METHOD_DESCRIPTOR);
+    const PyType_Spec fetch = POINT_SPEC("FetchCall", Py_TPFLAGS_METHOD_DESCRIPTOR);
     PyObject *module = PyModule_Create(&hot_path_module);
-    if (module == NULL || PyModule_AddType(module, &TurnStateType) < 0 || PyModule_AddType(module, &SoonHookType) < 0
-        || PyModule_AddType(module, &StepHookType) < 0
-        || PyModule_AddType(module, &ModuleCallType) < 0 || PyModule_AddType(module, &FetchCallType) < 0
+    if (module == NULL || (turn_state_type = add_type(module, state_spec, state_slots)) == NULL
+        || add_type(module, soon, soon_slots) == NULL || add_type(module, step, step_slots) == NULL
+        || add_type(module, call, module_slots) == NULL || add_type(module, fetch, fetch_slots) == NULL
         || PyModule_AddIntConstant(module, "CONTRACT", CP_HOT_PATH_CONTRACT) < 0)
         Py_CLEAR(module);
     return module;

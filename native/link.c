@@ -175,6 +175,17 @@ void cp_forget_line(uint64_t context, CUstream stream) {
     cp_drop_lock(&line_lock);
 }
 
+bool cp_line_up(CUstream but, CUstream aside, CUevent mark) {
+    uint64_t context = cp_context();
+    if (!cp_try_lock(&line_lock)) /* somebody may be waiting for the device with it */
+        return false;
+    for (struct line *line = lines; line < lines + LINES; line++)
+        if (line->context == context && line->stream != but && !real_cuEventRecord(mark, line->stream))
+            real_cuStreamWaitEvent(aside, mark, 0);
+    cp_drop_lock(&line_lock);
+    return true;
+}
+
 static bool is_done(CUstream stream) {
     return !GET(cp_has_unseen) && !GET(cp_captures) && real_cuStreamQuery(stream) != CUDA_ERROR_NOT_READY;
 }

@@ -10,8 +10,9 @@
  *     beyond the limit is repaid before anything else.
  * C3  Costs are learnt, by kernel and grid or by graph. The first launch, and then one in 96 or in a millisecond of device
  *     time, is put between two events, which are read later. Which one is drawn by lot, each with the same chance: nobody
- *     can be quick just when somebody looks. If the job has one process with one stream, a fading mean counts. Else the
- *     least counts, because the others' work lies between the events too. While this thread asked for the launch and the
+ *     can be quick just when somebody looks. What counts is the time after the end of all that the process launched before
+ *     on its other streams, which a third event marks. If the job has one process, a fading mean counts. Else the least
+ *     counts, because the others' work lies between the events too. While this thread asked for the launch and the
  *     second event, the device may have been idle: the host kept the thread from its processor, or the driver loaded the
  *     kernel. That time is in doubt: it counts little, and of a first launch REST_NS_MAX at most; otherwise the job would
  *     pay long for nothing.
@@ -54,18 +55,20 @@
 
 struct cp_sample {
     CUcontext context; /* of the events; NULL: never used */
-    CUevent from, to;
+    CUevent from, to, others; /* others: all that was launched before on other streams is done */
     struct cp_kernel *kernel;
     struct cp_work work;
     uint64_t begun, since, asked_ns; /* since: when the one before it was begun; asked: how long the driver was, for the launch and the second event */
     uint64_t paid_ns;
     unsigned weight; /* how many launches it stands for */
+    bool has_others;
     enum cp_knowledge knowledge;
     _Atomic enum { FREE, BEGUN, RECORDED } state; /* the thread that began it has it to itself until it is recorded */
 };
 
 struct cp_kernel cp_kernels[CP_KERNELS];
 static struct cp_sample samples[SAMPLES]; /* used in turn */
+static struct { CUcontext context; CUstream stream; CUevent mark; } aside; /* ours: it only waits for the program's streams */
 static unsigned next_sample;
 static atomic_uint recorded; /* samples whose end is not seen yet */
 static uint64_t last_begun, settled_until; /* of samples; until then all the time that passed is paid for */
@@ -134,12 +137,12 @@ static void set_next_sample(struct cp_kernel *kernel) {
     PUT(kernel->until_sample, is_known && weight > 1 ? 1 + (int)(weight * halvings * 177 >> 16) : 0); /* 177 / 65536: ln 2 / 256 */
 }
 
-static bool is_alone(void) { return !GET(cp_has_streams) && cp_launching() < 2; }
+static bool is_alone(void) { return cp_launching() < 2; }
 
-/* If others of the job, or other streams, were busy too, some of a sample is theirs: what lies after the last end that is
+/* If others of the job were busy too, some of a sample is theirs: what lies after the last end that is
  * known is not, and neither is our equal part. */
 static uint64_t own_part(uint64_t begun, uint64_t ns, cp_word *header) {
-    unsigned busy = cp_launching() + GET(cp_has_streams);
+    unsigned busy = cp_launching();
     uint64_t ended = GET(header[CP_H_ENDED_NS]), end = begun + ns, equal = busy ? ns / busy : ns;
     if (ended >= end) /* theirs is later than ours: nothing is known */
         return ns;
@@ -235,6 +238,15 @@ static void drop_sample(struct cp_sample *sample) {
         atomic_fetch_sub(&recorded, 1);
 }
 
+/* By how much a launch made the device's time for this process longer. Work on other streams that is not done yet may be
+ * held up by the program itself, and is no excuse. */
+static uint64_t added_ns(const struct cp_sample *sample, float ms) {
+    float before = 0;
+    if (sample->has_others && (real_cuEventQuery(sample->others) || real_cuEventElapsedTime(&before, sample->from, sample->others)))
+        before = 0;
+    return (uint64_t)((double)(before < 0 ? ms : before < ms ? ms - before : 0) * 1e6);
+}
+
 void cp_read_samples(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     cp_word *header = cp_header();
@@ -250,13 +262,24 @@ void cp_read_samples(void) {
             continue;
         CUresult result = real_cuEventQuery(s->to);
         if (result == CUDA_SUCCESS && real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
-            learn(header, s, (uint64_t)((double)ms * 1e6));
+            learn(header, s, added_ns(s, ms));
         if (result != CUDA_ERROR_NOT_READY)
             drop_sample(s);
         unready += result == CUDA_ERROR_NOT_READY;
     }
     real_cuThreadExchangeStreamCaptureMode(&mode);
     cp_drop_lock(&sample_lock);
+}
+
+/* The end of what was launched before, on other streams of this context. The program's streams wait for nothing. */
+static bool mark_others(CUcontext context, CUevent others, CUstream stream) {
+    if (!GET(cp_has_streams) || GET(cp_captures))
+        return false;
+    if (aside.context && aside.context != context)
+        real_cuStreamDestroy_v2(aside.stream), real_cuEventDestroy_v2(aside.mark), aside.context = NULL;
+    if (!aside.context && !(real_cuStreamCreate(&aside.stream, CU_STREAM_NON_BLOCKING) || real_cuEventCreate(&aside.mark, 0)))
+        aside.context = context;
+    return aside.context && cp_line_up(stream, aside.stream, aside.mark) && !real_cuEventRecord(others, aside.stream);
 }
 
 __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel *kernel, struct cp_work work, uint64_t paid, CUstream stream) {
@@ -271,11 +294,12 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
             next_sample += i + 1;
         }
     if (found && found->context && found->context != context) { /* its events are of no use here */
-        real_cuEventDestroy_v2(found->from), real_cuEventDestroy_v2(found->to);
+        real_cuEventDestroy_v2(found->from), real_cuEventDestroy_v2(found->to), real_cuEventDestroy_v2(found->others);
         found->context = NULL;
     }
-    /* where an event cannot be made, the other may be lost; so is the context, then */
-    bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0)));
+    /* where an event cannot be made, the others may be lost; so is the context, then */
+    bool is_made = found && (found->context || !(real_cuEventCreate(&found->from, 0) || real_cuEventCreate(&found->to, 0) ||
+                                                 real_cuEventCreate(&found->others, 0)));
     if (is_made)
         found->context = context;
     if (!is_made || real_cuEventRecord(found->from, stream) != CUDA_SUCCESS)
@@ -284,6 +308,7 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
         found->kernel = kernel;
         found->work = work;
         found->paid_ns = paid;
+        found->has_others = mark_others(context, found->others, stream);
         found->weight = GET(kernel->weight);
         found->knowledge = GET(kernel->knowledge);
         found->since = last_begun;
@@ -316,6 +341,8 @@ void cp_forget_context(uint64_t context) {
             drop_sample(s);
             s->context = NULL;
         }
+    if (!context || (uint64_t)(uintptr_t)aside.context == context)
+        aside.context = NULL;
     cp_drop_lock(&sample_lock);
 }
 

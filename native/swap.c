@@ -8,6 +8,7 @@
  * Threads: any. Lock: the interpreter's; the word itself may be changed by other processes at any time. The handler takes
  * no lock: an entry of the list of guarded pages is written whole before its beginning, which makes it count. */
 #define _GNU_SOURCE
+#define Py_LIMITED_API 0x030B0000 /* one library for every Python from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>

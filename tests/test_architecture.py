@@ -31,7 +31,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FUNCTION_LINES_MAX = 50
 MODULE_LINES_MAX = 500  # a bound on what one reads at once; what is watched is knowledge (carpool.testing.house)
-GUEST_LINES_MAX = 1699  # of C inside any CUDA program, without comments and blank lines
+GUEST_LINES_MAX = 1799  # of C inside any CUDA program, without comments and blank lines
 NOT_WRITTEN = {
     "page.h",
     "protocol.h",

@@ -1,11 +1,11 @@
 /* The stand-in cards' books: one file that every process maps, so that all of them see the same cards.
  *
  * Bytes are what each process holds on each card; the time line is when a card will be idle. A process's row is
- * his while he lives: rows of the dead are cleared by whoever looks next. The file lock (flock) guards rows and
- * bytes; the kernel drops it with its holder. Time lines are atomics.
+ * his while he lives: rows of the dead are cleared by whoever looks next, and what they had on the time line is skipped.
+ * The file lock (flock) guards rows and bytes; the kernel drops it with its holder. Time lines are atomics.
  *
  * CARPOOL_STUB=2x16GiB says how many cards of which size (1x16GiB if unset), CARPOOL_STUB_FILE where the file is,
- * CARPOOL_STUB_CONTEXT how many bytes a context takes (0). */
+ * CARPOOL_STUB_CONTEXT how many bytes a context takes (4MiB; real ones take some hundred). */
 #ifndef CARPOOL_FAKE_BOOKS_H
 #define CARPOOL_FAKE_BOOKS_H
 
@@ -28,11 +28,13 @@
 
 #define CARDS_MAX 16
 #define ROWS 256
-#define BOOKS_MAGIC 0x42554C5354415244ull /* another one for another layout */
+#define CONTEXT_BYTES (4ull << 20)
+#define BOOKS_MAGIC 0x42554C5354415245ull /* another one for another layout */
 
 struct card_row {
     uint64_t bytes, peak;
     _Atomic uint64_t busy_ns, launches;
+    _Atomic uint64_t begin_ns, tail_ns; /* what it has on the time line now: from, until */
 };
 
 struct books {
@@ -44,6 +46,8 @@ struct books {
         struct card_row card[CARDS_MAX];
     } row[ROWS];
     _Atomic uint64_t faults[CARDS_MAX]; /* kernels that broke a context */
+    _Atomic uint64_t skipped_ns[CARDS_MAX]; /* how far a card's clock is ahead: work of the dead that nobody waits for */
+    _Atomic uint64_t looked_at_ns; /* when somebody who waits last looked for the dead */
 };
 
 static uint64_t now_ns(void) {
@@ -51,6 +55,12 @@ static uint64_t now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
+
+static struct books *books;
+static int books_fd = -1;
+
+/* The time on a card's time line. */
+static uint64_t card_now_ns(unsigned card) { return now_ns() + atomic_load(&books->skipped_ns[card]); }
 
 static uint64_t birth_of(uint64_t pid) {
     char path[64], text[1024];
@@ -109,9 +119,6 @@ static int books_open_fd(void) {
     return open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-static struct books *books;
-static int books_fd = -1;
-
 static bool books_lock(void) {
     int done;
     do
@@ -133,6 +140,8 @@ static bool books_open(void) {
         void *found = mmap(NULL, sizeof(struct books), PROT_READ | PROT_WRITE, MAP_SHARED, books_fd, 0);
         books = found == MAP_FAILED ? NULL : found;
     }
+    if (books && books->magic && books->magic != BOOKS_MAGIC)
+        memset(books, 0, sizeof *books); /* of another layout */
     if (books && (books->magic != BOOKS_MAGIC || getenv("CARPOOL_STUB"))) {
         books->cards = cards;
         books->card_bytes = bytes;
@@ -142,11 +151,47 @@ static bool books_open(void) {
     return books != NULL;
 }
 
+/* With the lock held: the card is idle when the last living process's work is done, and goes on at once with the first
+ * one's. Where the work of a living process lies between the dead one's, all of it stays until the living one's end. */
+static void books_close_gaps(unsigned card) {
+    uint64_t now, first, last, idle;
+    do {
+        now = last = card_now_ns(card);
+        first = UINT64_MAX;
+        for (unsigned r = 0; r < ROWS; r++) {
+            struct card_row *own = &books->row[r].card[card];
+            if (!books->row[r].pid || own->tail_ns <= now)
+                continue;
+            last = own->tail_ns > last ? own->tail_ns : last;
+            first = own->begin_ns < first ? own->begin_ns : first;
+        }
+        idle = atomic_load(&books->idle_at_ns[card]);
+    } while (idle > last && !atomic_compare_exchange_strong(&books->idle_at_ns[card], &idle, last));
+    uint64_t gone = idle > last ? idle - last : 0;
+    if (last > now && first > now) {
+        atomic_fetch_add(&books->skipped_ns[card], first - now);
+        gone += first - now;
+    }
+    uint64_t busy = atomic_load(&books->busy_ns[card]);
+    atomic_fetch_sub(&books->busy_ns[card], gone < busy ? gone : busy);
+}
+
+/* With the lock held: a process is no more, and its kernels end with it. */
+static void books_end(unsigned r) {
+    bool is_busy[CARDS_MAX];
+    for (unsigned card = 0; card < CARDS_MAX; card++)
+        is_busy[card] = books->row[r].card[card].tail_ns > card_now_ns(card);
+    memset(&books->row[r], 0, sizeof books->row[r]);
+    for (unsigned card = 0; card < CARDS_MAX; card++)
+        if (is_busy[card])
+            books_close_gaps(card);
+}
+
 /* With the lock held. */
 static void books_bury(void) {
     for (unsigned r = 0; r < ROWS; r++)
         if (books->row[r].pid && birth_of(books->row[r].pid) != books->row[r].birth)
-            memset(&books->row[r], 0, sizeof books->row[r]);
+            books_end(r);
 }
 
 /* With the lock held: bytes all living processes hold on a card. */

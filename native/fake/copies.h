@@ -6,7 +6,7 @@
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s) {
     NEED_CONTEXT;
     if (s == NULL)
-        wait_until(default_stream[context()->device].tail_ns);
+        wait_for(&default_stream[context()->device]);
     memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
     return CUDA_SUCCESS;
 }
@@ -62,7 +62,7 @@ static struct side plain_side(uint64_t at, const size_t from[3], size_t line, si
 static CUresult copy_sides(struct side to, struct side from, const size_t extent[3], CUstream s) {
     NEED_CONTEXT;
     if (s == NULL)
-        wait_until(default_stream[context()->device].tail_ns);
+        wait_for(&default_stream[context()->device]);
     for (size_t z = 0; z < extent[2]; z++)
         for (size_t y = 0; y < extent[1]; y++)
             memmove(to.at + z * to.slice + y * to.line, from.at + z * from.slice + y * from.line, extent[0]);

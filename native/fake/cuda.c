@@ -121,7 +121,7 @@ static bool claim_row(void) {
     books_bury();
     for (unsigned r = 0; r < ROWS; r++)
         if (!books->row[r].pid || books->row[r].pid == pid) { /* the same pid: what an exec left */
-            memset(&books->row[r], 0, sizeof books->row[r]);
+            books_end(r);
             books->row[r].birth = birth_of(pid);
             books->row[r].pid = pid;
             row = r;
@@ -374,7 +374,7 @@ static void choose_devices(void) {
 
 __attribute__((destructor)) static void leave(void) {
     if (books && row < ROWS && !is_forked && books_lock()) {
-        memset(&books->row[row], 0, sizeof books->row[row]);
+        books_end(row);
         books_unlock();
     }
 }
@@ -389,7 +389,7 @@ API cuInit(unsigned int flags) {
         const char *fail = getenv("CARPOOL_STUB_FAIL_ALLOC"), *each = getenv("CARPOOL_STUB_CONTEXT");
         char *end;
         fails_at = fail ? atol(fail) : 0;
-        context_bytes = each ? parse_size(each, &end) : 0;
+        context_bytes = each ? parse_size(each, &end) : CONTEXT_BYTES;
         shares_faults = getenv("CARPOOL_STUB_SHARED_FAULT") != NULL;
         choose_devices();
         if (devices == 0)
@@ -699,26 +699,59 @@ static CUstream stream_of(CUstream s) {
 
 static void enqueue(CUstream s, uint64_t ns) {
     unsigned card = card_of[context()->device];
-    uint64_t start, now = now_ns(), idle = atomic_load(&books->idle_at_ns[card]);
+    struct card_row *own = &books->row[row].card[card];
+    uint64_t start, now = card_now_ns(card), idle = atomic_load(&books->idle_at_ns[card]);
+    bool is_first = own->tail_ns <= now;
     do {
         start = idle > now ? idle : now;
         if (s->tail_ns > start)
             start = s->tail_ns;
+        if (is_first)
+            own->begin_ns = start;
+        own->tail_ns = start + ns; /* before it is on the line, or whoever buries the dead might not see it */
     } while (!atomic_compare_exchange_weak(&books->idle_at_ns[card], &idle, start + ns));
     s->tail_ns = start + ns;
     atomic_fetch_add(&books->busy_ns[card], ns);
-    books->row[row].card[card].busy_ns += ns;
-    books->row[row].card[card].launches++;
+    own->busy_ns += ns;
+    own->launches++;
 }
 
-static CUresult wait_until(uint64_t at_ns) {
-    for (uint64_t now; (now = now_ns()) < at_ns;) {
-        uint64_t left = at_ns - now;
+/* Who has long to wait looks whether he waits for the dead: one of all who wait, 20 times a second. */
+#define LOOK_NS 50000000u
+static void look_for_dead(void) {
+    uint64_t now = now_ns(), before = atomic_load(&books->looked_at_ns);
+    if (now - before < LOOK_NS || !atomic_compare_exchange_strong(&books->looked_at_ns, &before, now))
+        return;
+    pthread_mutex_lock(&file_lock);
+    if (books_lock()) {
+        books_bury();
+        books_unlock();
+    }
+    pthread_mutex_unlock(&file_lock);
+}
+
+/* How long it still is until a time on a card's time line. */
+static uint64_t left_until(unsigned card, uint64_t at_ns) {
+    uint64_t now = card_now_ns(card);
+    if (now < at_ns && at_ns - now > LOOK_NS) {
+        look_for_dead();
+        now = card_now_ns(card);
+    }
+    return now < at_ns ? at_ns - now : 0;
+}
+
+static CUresult wait_until(unsigned card, uint64_t at_ns) {
+    for (uint64_t left; (left = left_until(card, at_ns)) > 0;) {
+        left = left > LOOK_NS ? LOOK_NS : left;
         struct timespec pause = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
         nanosleep(&pause, NULL);
     }
     return context() && is_broken(context()) ? context()->error : CUDA_SUCCESS;
 }
+
+static unsigned card_of_stream(CUstream s) { return card_of[s->context->device]; }
+static unsigned card_of_event(CUevent e) { return card_of[e->context->device]; }
+static CUresult wait_for(CUstream s) { return wait_until(card_of_stream(s), s->tail_ns); }
 
 static void trim_pools(void) {
     pthread_mutex_lock(&lock);
@@ -771,7 +804,7 @@ API cuStreamSynchronize(CUstream s) {
     NEED_CONTEXT;
     if (stream_of(s)->capturing)
         return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    CUresult result = wait_until(stream_of(s)->tail_ns);
+    CUresult result = wait_for(stream_of(s));
     trim_pools();
     return result;
 }
@@ -780,7 +813,7 @@ API cuStreamQuery(CUstream s) {
     NEED_CONTEXT;
     if (stream_of(s)->capturing)
         return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    return stream_of(s)->tail_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return left_until(card_of_stream(stream_of(s)), stream_of(s)->tail_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 static CUresult synchronize(CUcontext c) {
@@ -794,7 +827,7 @@ static CUresult synchronize(CUcontext c) {
     pthread_mutex_unlock(&lock);
     if (is_capturing)
         return break_captures(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    CUresult result = wait_until(last);
+    CUresult result = wait_until(card_of[c->device], last);
     trim_pools();
     return result;
 }
@@ -834,7 +867,7 @@ API cuEventDestroy_v2(CUevent e) { return free(e), CUDA_SUCCESS; }
 
 API cuEventRecord(CUevent e, CUstream s) {
     NEED_CONTEXT;
-    uint64_t tail = stream_of(s)->tail_ns, now = now_ns();
+    uint64_t tail = stream_of(s)->tail_ns, now = card_now_ns(card_of_stream(stream_of(s)));
     e->at_ns = tail > now ? tail : now;
     e->is_captured = stream_of(s)->capturing != NULL;
     return e->is_recorded = true, CUDA_SUCCESS;
@@ -843,11 +876,11 @@ API cuEventQuery(CUevent e) {
     NEED_LEAVE;
     if (e->is_captured)
         return break_captures(CUDA_ERROR_CAPTURED_EVENT);
-    return e->at_ns <= now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return left_until(card_of_event(e), e->at_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 API cuEventSynchronize(CUevent e) {
     NEED_LEAVE;
-    return e->is_captured ? break_captures(CUDA_ERROR_CAPTURED_EVENT) : wait_until(e->at_ns);
+    return e->is_captured ? break_captures(CUDA_ERROR_CAPTURED_EVENT) : wait_until(card_of_event(e), e->at_ns);
 }
 API cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
     if (!from->is_recorded || !to->is_recorded)
@@ -857,8 +890,10 @@ API cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
 API cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags) {
     (void)flags;
     NEED_CONTEXT;
-    if (stream_of(s)->tail_ns < e->at_ns)
-        stream_of(s)->tail_ns = e->at_ns;
+    CUstream own = stream_of(s);
+    uint64_t at_ns = e->at_ns - books->skipped_ns[card_of_event(e)] + books->skipped_ns[card_of_stream(own)]; /* by its clock */
+    if (own->tail_ns < at_ns)
+        own->tail_ns = at_ns;
     return CUDA_SUCCESS;
 }
 
@@ -1020,7 +1055,7 @@ static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned g
         return CUDA_SUCCESS;
     }
     if (atomic_load(&f->load_ns))
-        wait_until(now_ns() + atomic_exchange(&f->load_ns, 0));
+        wait_until(card_of[context()->device], card_now_ns(card_of[context()->device]) + atomic_exchange(&f->load_ns, 0));
     if (f->body)
         f->body(params, grid, block);
     if (f->is_fault) {

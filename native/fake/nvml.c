@@ -267,13 +267,21 @@ API nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAcco
 
 API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out) {
     NEED(device);
-    uint64_t now = now_ns(), idle = atomic_load(&books->idle_at_ns[device->card]);
+    uint64_t now = card_now_ns(device->card), idle = atomic_load(&books->idle_at_ns[device->card]);
     uint64_t busy = atomic_load(&books->busy_ns[device->card]) - (idle > now ? idle - now : 0);
-    uint64_t share = device->at_ns && now > device->at_ns ? (busy - device->busy_ns) * 100 / (now - device->at_ns) : 0;
+    bool is_later = device->at_ns && now > device->at_ns && busy > device->busy_ns;
+    uint64_t share = is_later ? (busy - device->busy_ns) * 100 / (now - device->at_ns) : 0;
     device->busy_ns = busy;
     device->at_ns = now;
     *out = (nvmlUtilization_t){.gpu = share > 100 ? 100 : (unsigned)share};
     return NVML_SUCCESS;
+}
+
+/* Samples are stamped with the wall clock: limiters of other libraries compare them with times of their own. */
+static unsigned long long wall_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
 }
 
 /* How busy each process kept the card since this was last asked, at the first time since its start. */
@@ -292,7 +300,7 @@ API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationS
         if (found < room) {
             uint64_t share = (busy > before ? busy - before : 0) * 100 / (passed ? passed : 1);
             out[found] = (nvmlProcessUtilizationSample_t){
-                .pid = (unsigned)books->row[r].pid, .timeStamp = now / 1000, .smUtil = share > 100 ? 100 : (unsigned)share};
+                .pid = (unsigned)books->row[r].pid, .timeStamp = wall_us(), .smUtil = share > 100 ? 100 : (unsigned)share};
             device->row_busy_ns[r] = busy;
         }
         found++;

@@ -146,6 +146,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     device_ns: int = 0
     processes: list[Process] = []
     orphans: list[int] = []  # pids of those that go on after its first process has ended
+    unwritable: str = ""  # why it cannot be written to a file, of a job that was started with --checkpointable
     limit_loss: str = ""  # in which processes a limit of it is not kept, and why; empty while it is kept in all
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
@@ -154,7 +155,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
         return self.state in ENDED
 
 
-_LIVE_ONLY = ("pids", "gradient_bytes", "device_ns", "processes", "orphans", "limit_loss")
+_LIVE_ONLY = ("pids", "gradient_bytes", "device_ns", "processes", "orphans", "unwritable", "limit_loss")
 
 
 class Lane(msgspec.Struct, kw_only=True, frozen=True):

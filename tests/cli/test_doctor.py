@@ -11,12 +11,15 @@ import pytest
 from carpool.cli import doctor
 from carpool.cli.doctor import examine
 from carpool.daemon.environment import INJECT
+from tests.e2e.pythons import old_pythons
 
 
 def python_in(directory: Path) -> str:
-    """A Python that has a torch, whose version it says is its PYTHONPATH."""
+    """A Python that has a torch, whose local version it says is its PYTHONPATH; it loads no C library."""
     python = directory / "python"
-    answer = '{"torch": "%s", "cuda": false, "hooked": true, "kind": "function", "version": "3", "moves": false}'
+    answer = (
+        '{"python": "3.12.1", "torch": "2.13.0+%s", "cuda": false, "hooked": true, "points": false, "moves": false}'
+    )
     python.write_text(f"""#!/bin/sh\nprintf '{answer}' "$PYTHONPATH"\n""")
     python.chmod(0o700)
     return str(python)
@@ -27,7 +30,83 @@ def test_the_users_own_python_path_is_kept_behind_carpools(tmp_path: Path, monke
     monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
     (torch,) = [finding for finding in examine(python_in(tmp_path)) if finding["what"] == "torch"]
     assert torch["mark"] == "ok"
-    assert torch["text"].startswith(f"{INJECT}:/mine, CUDA not usable")
+    assert torch["text"].startswith(f"2.13.0+{INJECT}:/mine, CUDA not usable")
+
+
+def of_python(python: str, *kinds: str) -> list[tuple[str, str, str]]:
+    """What is said of a program's Python, its torch and the C parts there."""
+    found = [(finding["mark"], finding["what"], finding["text"]) for finding in examine(python)]
+    return [finding for finding in found if finding[1] in (kinds or ("python", "torch", "hooks", "points", "moves"))]
+
+
+@pytest.fixture
+def nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("nobody_there")
+def test_carpools_own_python_is_tested_and_all_works_there() -> None:
+    found = of_python(sys.executable)
+    assert [(mark, what) for mark, what, _ in found] == [
+        ("ok", what) for what in ("python", "torch", "hooks", "points", "moves")
+    ]
+    assert found[0][2].startswith(".".join(map(str, sys.version_info[:3])))
+    assert found[2][2].endswith("turns, parking and checkpoints work")
+
+
+@pytest.mark.usefixtures("nobody_there")
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (None, "cannot be started (No such file or directory)"),
+        ("echo hello", "is no Python: it does not do what `-c` says"),
+        ("""echo '{"python": "3.8.18"}'""", "3.8.18 is older than 3.11, so its programs run outside carpool's turns"),
+    ],
+    ids=["no file", "no Python", "too old"],
+)
+def test_a_path_that_cannot_serve_is_one_finding_in_one_sentence(
+    tmp_path: Path, script: str | None, says: str
+) -> None:
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o700)
+    ((mark, what, text),) = of_python(str(python))
+    assert (mark, what) == ("missing", "python")
+    assert says in text and str(python) in text and "\n" not in text
+
+
+def test_the_question_is_understood_by_pythons_of_any_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = old_pythons()
+    if not old:
+        pytest.skip("no Python older than 3.11 is here: that doctor names those is NOT tested")
+    monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for python in old:
+        ((mark, what, text),) = of_python(python)
+        assert (mark, what) == ("missing", "python"), text
+        assert " is older than 3.11, so " in text
+
+
+@pytest.mark.usefixtures("nobody_there")
+def test_a_version_that_nobody_tried_is_a_note(tmp_path: Path) -> None:
+    python = Path(python_in(tmp_path))
+    python.write_text(python.read_text().replace("3.12.1", "3.99.0").replace("2.13.0+", "9.0.0+"))
+    (version, torch) = of_python(str(python), "python", "torch")
+    assert version[0] == torch[0] == "note"
+    assert version[2].startswith("3.99.0 is not tested; 3.11 to 3.")
+    assert "this version is not tested, 2." in torch[2]
+
+
+@pytest.mark.usefixtures("nobody_there")
+def test_what_missing_c_parts_cost_is_said_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = python_in(tmp_path)
+    for _, what, text in of_python(python, "points", "moves"):
+        assert text.startswith(f"Python 3.12.1 does not load {doctor.C_PARTS[what][0]}.abi3.so"), text
+        assert text.endswith(f": {doctor.C_PARTS[what][2]}")
+    monkeypatch.setattr(doctor, "BUILT", tmp_path)
+    for _, what, text in of_python(python, "points", "moves"):
+        assert text.startswith(f"the C library is not built: {doctor.C_PARTS[what][2]} (install gcc"), text
 
 
 def test_the_devices_of_a_running_daemon_are_named(answering: list[dict[str, object]], tmp_path: Path) -> None:

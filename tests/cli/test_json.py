@@ -53,6 +53,7 @@ LIVE_JOB = [
     "device_ns",
     "processes",
     "orphans",
+    "unwritable",
     "limit_loss",
 ]
 ENDED_JOB = [

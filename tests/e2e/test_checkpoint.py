@@ -29,6 +29,7 @@ CONTINUED = [
     ["held.py", "accumulation", *HELD],
     ["held.py", "gan", *HELD],
     REPLAYED,
+    [*REPLAYED, "--workers", "2"],
 ]
 
 
@@ -72,7 +73,7 @@ def refused(ended: Ended, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [CONTINUED[:3], CONTINUED[3:]], ids=["plain, half, adam", "accumulation, gan, loader"]
+    "batch", [CONTINUED[:3], CONTINUED[3:]], ids=["plain, half, adam", "accumulation, gan, loader, workers"]
 )
 def test_both_halves_are_the_undisturbed_run(
     node: Node, elsewhere: Node, alone: Alone, tmp_path: Path, batch: list[list[str]]
@@ -194,18 +195,33 @@ def test_x3_what_could_not_be_replayed_is_refused_when_it_should_be_written(node
     node.start(quantum="20ms")
     jobs = {
         "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
-        "it started processes (data workers": record(
-            node, "workers", "replayed.py", "--workers", "1", "--epochs", "1000", "--pause", "0.02"
-        ),
         "its thread watcher": record(node, "threads", write(tmp_path, "threads", THREADS)),
     }
-    for (reason, job), name in zip(jobs.items(), ("writes", "workers", "threads"), strict=True):
+    jobs["it wrote to"].wait_lines(3)
+    said = f"it wrote to {tmp_path / 'log'}"
+    assert jobs["it wrote to"].err.count(f"can no longer be written to a file: {said}") == 1, "said when it arose"
+    assert said in node.carpool("explain", "writes").out.decode()
+    done = node.carpool("checkpoint", "writes", str(tmp_path / "writes"))
+    assert (done.code, said in done.err) == (1, True), done.err
+    jobs.pop("it wrote to").wait_lines(4)
+    for (reason, job), name in zip(jobs.items(), ("threads",), strict=True):
         job.wait_lines(3)
         answer = order(node, name, tmp_path / name)
         assert answer["reason"].startswith(reason), answer
         assert not (tmp_path / name).exists()
         job.wait_lines(len(job.lines) + 1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no half file is left"
+
+
+def test_a_job_of_several_processes_is_refused_at_once_with_that_reason(node: Node, tmp_path: Path) -> None:
+    """A launcher imports torch and never makes a step: nobody has to wait for one."""
+    node.start()
+    job = record(node, "several", write(tmp_path, "several", SEVERAL))
+    job.wait_lines(1)
+    done = node.carpool("checkpoint", "several", str(tmp_path / "file"))
+    assert (done.code, "only a job of one process can be written" in done.err) == (1, True), done.err
+    assert "only a job of one process can be written" in node.carpool("explain", "several").out.decode()
+    node.client.call("cancel", job="several")
 
 
 def test_x2_a_replay_that_does_something_else_is_ended_without_a_word_of_the_program(
@@ -253,6 +269,12 @@ for step in range({steps}):
     {inside}
     time.sleep(0.01)
     print(step, loss.item(), flush=True)
+"""
+SEVERAL = """
+import subprocess, sys, torch
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("started", flush=True)
+child.wait()
 """
 WRITES = LOOP.format(steps=10**6, before="log = open(sys.argv[1], 'w')", inside="print(step, file=log)")
 THREADS = LOOP.format(

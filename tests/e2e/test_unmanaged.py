@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import venv
@@ -12,23 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import PYTHON, Node, Started, with_environment
+from tests.e2e.pythons import old_pythons
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 WAITS = "import sys; sys.stdout.write('on it goes\\n'); sys.stdout.flush(); sys.stdin.read()"
 HOOKLESS = "import sys\nsys.modules['carpool.agent.turns.torch_hooks'] = None\n"
-
-
-def old_pythons() -> list[str]:
-    """Interpreters of this machine that are older than carpool needs, found as people have them."""
-    names = ["python2.7", *(f"python3.{minor}" for minor in range(5, 11))]
-    paths = [shutil.which(name) for name in names]
-    paths += [str(path) for path in Path.home().glob(".pyenv/versions/*/bin/python")]
-    ask, found = "import sys; print(sys.version_info < (3, 11) and sys.executable)", set()
-    for path in filter(None, paths):
-        done = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False)
-        found.add(done.stdout.strip() if done.returncode == 0 else "False")
-    return sorted(found - {"False"})
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ PLACES = [
     Path("/usr/local/cuda/include"),
     *sorted(Path("/usr/local").glob("cuda-*/include")),
 ]
-BESIDE = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")  # need other libraries' headers: only looked at
 
 
 @pytest.fixture(scope="session")
@@ -167,8 +166,7 @@ def test_every_format_of_an_array_is_known(include: Path) -> None:
 
 
 def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:
-    text = (include / "cudaTypedefs.h").read_text()
-    known = set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text))
+    known = doors.driver_versions(include)
     listed = re.findall(r"^(?:HOOK|GATE)\((\w+), (\w+), (\d+), ([01])", known_hooks(include), re.MULTILINE)
     assert listed
     for symbol, name, since, stream in listed:
@@ -176,21 +174,12 @@ def test_versions_for_cu_get_proc_address_are_nvidias(include: Path) -> None:
         assert any((name, since, ending) in known for ending in endings), symbol
 
 
-def entry_points(include: Path) -> set[str]:
-    """Every function of the driver that NVIDIA's headers declare."""
-    names = {symbol for symbol, *_ in doors.driver_rows(include)}
-    for header in BESIDE:
-        if (include / header).exists():
-            names |= set(re.findall(r"CUDAAPI (cu\w+)\(", (include / header).read_text()))
-    return names
-
-
 def test_every_entry_point_is_hooked_left_or_harmless_and_only_one_of_them(include: Path) -> None:
-    definition, names = (NATIVE / "hooks.def").read_text(), entry_points(include)
+    definition, names = (NATIVE / "hooks.def").read_text(), doors.driver_symbols(include)
     assert len(names) > 630
     found = {name: coverage.places(name, definition) for name in sorted(names)}
     assert {name: where for name, where in found.items() if len(where) != 1} == {}
-    if all((include / header).exists() for header in BESIDE):
+    if all((include / f"{header}.h").exists() for header in doors.BESIDE):
         listed = re.findall(r"^(?:DOOR|ABSENT)\((\w+), \w+, (\d+)", doors.TARGET.read_text(), re.MULTILINE)
         newer = {symbol for symbol, since in listed if int(since) > version(include)}
         assert {name for name in coverage.rows(definition) if name.startswith("cu")} - names == newer & set(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from carpool.devices import stub
+from carpool.testing import doors
 from tests.native.gpu import MIB, Built, environment, true_bytes
 from tests.native.probe import compile_c
 from tests.native.scripts import Script
@@ -279,3 +282,108 @@ print(copy(**part | dict(w=13), **to), copy(**part | dict(srcZ=2), **to))
 """
     beyond = "1 1"  # CUDA_ERROR_INVALID_VALUE
     assert stack.enter_context(Script(env, script)).line() == beyond
+
+
+SAMPLES = """
+import os, time
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+card, count = ctypes.c_void_p(), ctypes.c_uint(8)
+class Sample(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("stamp", ctypes.c_ulonglong), ("shares", ctypes.c_uint * 4)]
+samples = (Sample * 8)()
+assert nvml.nvmlInit_v2() == 0 == nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card))
+assert launch(b"busy_1ms") == 0
+before = time.time_ns() // 1000
+assert nvml.nvmlDeviceGetProcessUtilization(card, samples, ctypes.byref(count), ctypes.c_ulonglong(0)) == 0
+print(samples[0].pid == os.getpid(), before <= samples[0].stamp <= time.time_ns() // 1000)
+"""
+
+
+def test_samples_of_processes_have_times_of_the_wall_clock(env: dict[str, str], stack: ExitStack) -> None:
+    assert stack.enter_context(Script(env, SAMPLES)).line() == "True True"
+
+
+def test_a_process_is_listed_once_it_has_a_context(env: dict[str, str], tmp_path: Path, stack: ExitStack) -> None:
+    script = """
+class Process(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("bytes", ctypes.c_ulonglong), ("rest", ctypes.c_uint * 2)]
+import os
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+card, count, found = ctypes.c_void_p(), ctypes.c_uint(8), (Process * 8)()
+assert nvml.nvmlInit_v2() == 0 == nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card))
+assert nvml.nvmlDeviceGetComputeRunningProcesses_v3(card, ctypes.byref(count), found) == 0
+print(count.value, found[0].pid == os.getpid(), found[0].bytes >> 20)
+assert cuda.cuDevicePrimaryCtxRelease_v2(0) == 0
+wait()
+"""
+    del env["CARPOOL_STUB_CONTEXT"]  # as users have it
+    found = stack.enter_context(Script(env, script))
+    assert found.line() == "1 True 4"
+    assert found.line() == "ready"
+    assert list(true_bytes(tmp_path / "books").values()) == [0]
+
+
+def test_every_entry_point_is_found_by_its_symbol_and_by_its_name(env: dict[str, str], stack: ExitStack) -> None:
+    rows = re.findall(r"^(?:DOOR|ABSENT)\((\w+), (\w+), (\d+), ([01])\)", doors.TARGET.read_text(), re.MULTILINE)
+    beside = [row for row in rows if re.match(r"cu(?:Profiler|W?GL|EGL|VDPAU|Graphics(?:GL|EGL|VDPAU))", row[0])]
+    assert len(beside) >= 37
+    script = f"""
+found = ctypes.c_void_p()
+for symbol, name, since, stream in {rows!r}:
+    asked = cuda.cuGetProcAddress(name.encode(), ctypes.byref(found), int(since), ctypes.c_ulonglong(2 * int(stream)))
+    assert asked == 0 and found.value == ctypes.cast(getattr(cuda, symbol), ctypes.c_void_p).value, symbol
+print([cuda.cuProfilerInitialize(b"", b"", 0), cuda.cuProfilerStart(), cuda.cuProfilerStop()], flush=True)
+print({{getattr(cuda, symbol)() for symbol, *_ in {beside!r} if "Profiler" not in symbol}})
+"""
+    found = stack.enter_context(Script(env, script))
+    assert [found.line(), found.line()] == ["[0, 0, 0]", "{801}"]  # CUDA_ERROR_NOT_SUPPORTED
+
+
+def test_the_stand_ins_have_the_names_that_programs_open(env: dict[str, str]) -> None:
+    place = Path(stub.library_directory())
+    for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"):
+        assert (place / name).resolve().exists(), name
+    assert (place / "libcuda.so").resolve() == (place / "libcuda.so.1").resolve()
+
+
+KERNEL_S, SOON_S = 60, 15  # far apart: a busy machine may take seconds
+
+
+@pytest.mark.parametrize("is_queued", [False, True], ids=["launched_later", "queued_behind"])
+def test_the_kernels_of_a_killed_process_end_with_it(env: dict[str, str], stack: ExitStack, is_queued: bool) -> None:
+    begin = "import time\nbegan = time.monotonic()\nassert launch(b'busy_10ms') == 0\n"
+    end = f"assert cuda.cuCtxSynchronize() == 0\nprint(time.monotonic() - began < {SOON_S})\n"
+    hog = stack.enter_context(Script(env, f'launch(b"busy_{KERNEL_S}s")\nwait()'))
+    assert hog.line() == "ready"
+    text = begin + "print('ready', flush=True)\n" + end if is_queued else "wait()\n" + begin + end
+    later = stack.enter_context(Script(env, text))
+    assert later.line() == "ready"
+    hog.process.kill()
+    hog.process.wait(timeout=20)
+    if not is_queued:
+        later.go()
+    assert later.line() == "True"
+
+
+def test_a_living_process_keeps_its_kernels_when_another_is_killed(env: dict[str, str], stack: ExitStack) -> None:
+    """One kernel of a second before the dead one's, one behind it: they take their time, and no more."""
+    script = """
+import time
+began = time.monotonic()
+assert launch(b"busy_1s") == 0
+wait()
+assert launch(b"busy_1s") == 0
+wait()
+assert cuda.cuCtxSynchronize() == 0
+print(2 <= time.monotonic() - began)
+"""
+    living = stack.enter_context(Script(env, script))
+    assert living.line() == "ready"
+    hog = stack.enter_context(Script(env, 'launch(b"busy_10s")\nwait()'))
+    assert hog.line() == "ready"
+    living.go()
+    assert living.line() == "ready"
+    hog.process.kill()
+    hog.process.wait(timeout=20)
+    living.go()
+    assert living.line() == "True"

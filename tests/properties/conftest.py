@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 # Without the phase that explains a failure: it traces every line, and is for whoever explores.
@@ -15,4 +16,10 @@ settings.register_profile(
 settings.register_profile(
     "explore", max_examples=2000, deadline=None, database=None, suppress_health_check=_SLOW, print_blob=True
 )
-settings.load_profile("explore" if os.environ.get("CARPOOL_EXPLORE") else "steady")
+if os.environ.get("CARPOOL_EXPLORE"):
+    settings.load_profile("explore")
+else:
+    settings.load_profile("steady")
+    # Hypothesis draws constants from the source of every local module that happens to be loaded: without this the
+    # examples would depend on which other tests ran before in the same process, and a failure would come and go.
+    providers._get_local_constants = lambda: providers._local_constants

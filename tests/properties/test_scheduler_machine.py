@@ -49,7 +49,7 @@ IMPATIENT = Settings(
     move_retry_ns=SECOND,
     host_bytes_max=150,
 )
-RUN_TO_THE_END = ("fifo", "srtf", "priority")  # by design one job runs until it is done
+RUN_TO_THE_END = ("fifo", "srtf", "srsf", "priority")  # by design one job runs until it is done
 
 any_job = st.integers(0, JOBS_MAX - 1)
 bytes_small = st.integers(0, 60)

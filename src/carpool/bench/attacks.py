@@ -67,6 +67,7 @@ UNLOADED = "a process without the library is not counted"
 PAID = "device time is paid before the launch"
 FROM_OUTSIDE = "who is in a limited job may only lower its limits"
 SETTLED = "what was paid too little is settled when its end is seen"
+STREAMS = "what counts is the time after the end of what other streams had before"
 WAITS = "each gave the turn back and asked again"
 MAPPED = "a graph's memory is mapped and counted before its launch"
 ATTACKS = (
@@ -124,6 +125,11 @@ ATTACKS = (
         limit="compute",
         why="launches are measured by lot",
     ),
+    Attack(title="kernels on two streams", name="compute_streams", limit="compute", why=STREAMS),
+    Attack(
+        title="such a length, with two streams besides", name="compute_data_streams", limit="compute", why=STREAMS
+    ),
+    Attack(title="such a length on two streams", name="compute_data_alternating", limit="compute", why=STREAMS),
     Attack(title="addresses of unloaded code", name="compute_reloaded", limit="compute", why=SETTLED),
     Attack(
         title="variables of carpool's own set in the process",
@@ -135,11 +141,11 @@ ATTACKS = (
         title="kernels of four processes", name="compute_processes", limit="compute", why="they pay from one account"
     ),
     Attack(
-        title="such a length on several streams",
-        name="compute_data_streams",
+        title="such a length in two processes",
+        name="compute_data_processes",
         limit="compute",
         is_promised=False,
-        why="between two events of one stream lies the others' work: the least counts",
+        why="between two events of one process lies the other's work: the least counts",
     ),
     Attack(
         title="the C library's own dlsym",

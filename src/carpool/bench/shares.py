@@ -30,7 +30,7 @@ START_S = 60.0
 TRIES, STOLEN_MAX = 3, 0.01  # of the time of all processors
 # As native/fake/books.h: a header, then rows of pid, birth and some words a card.
 CARDS, ROWS = 16, 256
-CARD_WORDS = 4
+CARD_WORDS = 6
 HEAD_BYTES, ROW_BYTES = 8 * (3 + 2 * CARDS), 8 * (2 + CARD_WORDS * CARDS)
 # A job of several processes: this one starts the others, hands on what it is told and says what they answer.
 CROWD = """
@@ -189,7 +189,7 @@ def _watch(look: Callable[[], dict[int, int]], jobs: list[list[int]], seconds: f
 
 
 def read_books(books: Path, card: int = 0) -> dict[int, tuple[int, ...]]:
-    """What the stand-in's books have of every process on a card: bytes, their peak, device time in ns, launches."""
+    """What the stand-in's books have of every process on a card: bytes, their peak, device time in ns, launches …"""
     raw = books.read_bytes() if books.exists() else b""
     found = {}
     for row in range(ROWS if raw else 0):
@@ -201,7 +201,7 @@ def read_books(books: Path, card: int = 0) -> dict[int, tuple[int, ...]]:
 
 def read_busy_ns(books: Path, card: int = 0) -> dict[int, int]:
     """Device time of every process on a card, by the stand-in's books."""
-    return {pid: busy_ns for pid, (_, _, busy_ns, _) in read_books(books, card).items()}
+    return {pid: busy_ns for pid, (_, _, busy_ns, *_) in read_books(books, card).items()}
 
 
 def mean_percent(samples: Samples) -> float:

@@ -43,5 +43,7 @@ def explain(job: str, as_json: bool) -> None:
         )
     for line in account_lines(found):
         print(f"  {line}")
+    if found.unwritable:
+        print(f"  cannot be written to a file: {found.unwritable}")
     if silence := silence_of(found):
         print(f"  {silence}")

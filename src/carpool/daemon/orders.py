@@ -24,6 +24,7 @@ from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.sentences import checkpoint_refusal
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
@@ -190,6 +191,9 @@ class Orders:
                 f" file; if it is one, start it with: carpool run --checkpointable -- {shlex.join(live.file.argv)};"
                 " any other must save its own state"
             )
+        refusal = checkpoint_refusal(live)
+        if refusal:
+            raise RefusedError(f"job {job} cannot be written to a file: {refusal}")
         number = live.page.header.checkpoint + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
         draft.write_text(json.dumps({"number": number, "file": file, "stop": stop}))

@@ -26,6 +26,7 @@ from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.log_file import dropped_lines
 from carpool.daemon.observers import Observers
+from carpool.daemon.sentences import checkpoint_refusal
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
 from carpool.daemon.translate import device_answer, ended_answer, job_answer
@@ -147,7 +148,10 @@ class Queries:
 
     def live_job(self, job: JobId) -> calls.Job | None:
         picture = self._scheduler.picture_job(job, now=time.monotonic_ns())
-        return self._shown(picture) if picture is not None else None
+        if picture is None:
+            return None
+        live, shown = self._jobs.get(job), self._shown(picture)
+        return shown if live is None else msgspec.structs.replace(shown, unwritable=checkpoint_refusal(live))
 
     def find_live(self, wanted: str) -> JobId | None:
         """The live job of this id, name or number."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from carpool import __version__
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
 from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
+from carpool.wire.places import CHECKPOINT_REFUSED
 from carpool.wire.protocol import PROTOCOL
 
+REFUSAL_LETTERS_MAX = 1000
 NAMED_MAX = 4  # processes that a sentence names
 
 
@@ -35,6 +39,15 @@ def orphanage(live: LiveJob) -> str:
         f"its first process has ended ({live.ended.reason}); {len(pids)} of its processes {go_on}"
         f" ({_named(pids)}); end {whom}: carpool cancel {live.id}"
     )
+
+
+def checkpoint_refusal(live: LiveJob) -> str:
+    """Why it cannot be written to a file, whenever it is asked; empty if nothing is known that stands in the way."""
+    if len(live.members) > 1 and (live.directory / "checkpoint.ready").exists():
+        return f"{len(live.members)} of its processes take turns; only a job of one process can be written"
+    with contextlib.suppress(OSError):
+        return (live.directory / CHECKPOINT_REFUSED).read_text(errors="replace")[:REFUSAL_LETTERS_MAX]
+    return ""
 
 
 def limits_of(live: LiveJob) -> list[str]:

@@ -17,7 +17,13 @@ from carpool.errors import UsageError
 from carpool.units import parse_bytes
 
 CARDS_MAX = 16
-NAMES = {"libcuda.so.1": "stub_cuda", "libnvidia-ml.so.1": "stub_nvml"}
+# Some programs (Taichi) open the names that a toolkit has for linking.
+NAMES = {
+    "libcuda.so.1": "stub_cuda",
+    "libcuda.so": "stub_cuda",
+    "libnvidia-ml.so.1": "stub_nvml",
+    "libnvidia-ml.so": "stub_nvml",
+}
 TITLE = "carpool stand-in GPU"
 
 

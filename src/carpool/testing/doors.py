@@ -2,7 +2,8 @@
 
 python -m carpool.testing.doors /usr/local/cuda/include
 
-The names of the driver come from cuda.h and cudaTypedefs.h, those of NVML from nvml.h (nvidia-nvml-dev).
+The names of the driver come from cuda.h and the four headers beside it (profiler, OpenGL, EGL, VDPAU), their versions
+from the headers of typedefs, the names of NVML from nvml.h (nvidia-nvml-dev).
 Run it after an entry point was added to native/fake, or for a newer toolkit.
 """
 
@@ -28,6 +29,7 @@ CUDA_SOURCES = (
     "arrays.h",
     "copies.h",
 )
+BESIDE = ("cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler")
 HEAD = """/* Every entry point of CUDA's driver and of NVML: made by python -m carpool.testing.doors.
  * DOOR(symbol, name, since, per-thread stream): cuda.c has it; the rest is how cuGetProcAddress is asked for it.
  * ABSENT(symbol, ...), ABSENT_NVML(symbol): it exists and answers "not supported". */
@@ -45,16 +47,39 @@ TAIL = "#undef DOOR\n#undef ABSENT\n#undef ABSENT_NVML\n"
 OWN = re.compile(r"^(?:API |.*\bconst char \*)((?:cu|nvml)\w+)[()]", re.MULTILINE)
 
 
-def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
-    """Symbol, name, first version and stream mode of every function of the driver."""
+def driver_symbols(include: Path) -> set[str]:
+    """Every function of the driver that the headers declare, in all of its forms."""
     macro = "-D__CUDA_API_VERSION_INTERNAL"
     done = subprocess.run(
         ["cc", "-E", "-P", macro, str(include / "cuda.h")], capture_output=True, text=True, timeout=60, check=True
     )
     symbols = set(re.findall(r"CUresult\s+(cu\w+)\s*\(", done.stdout))
+    for header in (include / f"{name}.h" for name in BESIDE):
+        symbols |= symbols_beside(header.read_text()) if header.exists() else set()
+    return symbols
+
+
+def symbols_beside(text: str) -> set[str]:
+    """The same of a header that needs another library's headers, and so is only looked at."""
+    symbols = set(re.findall(r"CUDAAPI (cu\w+)\(", text))
+    symbols |= set(re.findall(r"^#define cu\w+\s+(cu\w+)$", text, re.MULTILINE))  # the newest form of a name
+    for ending, symbol in re.findall(r"__CUDA_API_(PT[DS][SZ])\((cu\w+)\)", text):
+        symbols |= {symbol, f"{symbol}_{ending.lower()}"}
+    return symbols
+
+
+def driver_versions(include: Path) -> set[tuple[str, str, str]]:
+    """Name, version and ending of the stream mode of all that cuGetProcAddress can be asked for."""
+    headers = (include / f"{name}Typedefs.h" for name in ("cuda", *BESIDE))
+    text = "".join(header.read_text() for header in headers if header.exists())
+    return set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text))
+
+
+def driver_rows(include: Path) -> list[tuple[str, str, int, int]]:
+    """Symbol, name, first version and stream mode of every function of the driver."""
+    symbols = driver_symbols(include)
     doors: dict[tuple[str, str], list[int]] = {}
-    text = (include / "cudaTypedefs.h").read_text()
-    for name, since, ending in re.findall(r"PFN_(cu\w+?)_v(\d+)(_pt[sd][sz])?\)", text):
+    for name, since, ending in driver_versions(include):
         doors.setdefault((name, ending), []).append(int(since))
     rows = []
     for (name, ending), versions in doors.items():

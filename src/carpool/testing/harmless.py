@@ -25,7 +25,7 @@ CUDA = (
         r"|ExecAffinitySupport|FabricClusterUuid|HostAtomicCapabilities|Luid|MemPool|Name|NvSciSyncAttributes|P2PAtomicCapabilities|P2PAttribute"
         r"|PCIBusId|Properties|Texture1DLinearMaxWidth|Uuid|Uuid_v2)?|DeviceCanAccessPeer"
         r"|DeviceComputeCapability|DevicePrimaryCtxGetState|Dev(?:Resource|SmResource)\w+"
-        r"|GLInit|W?GLGetDevices?|VDPAUGetDevice",
+        r"|GLInit|W?GLGetDevices?(?:_v2)?|VDPAUGetDevice",
         why="what the driver says of memory, it says by calls that are hooked",
     ),
     Group(

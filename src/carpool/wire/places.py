@@ -24,6 +24,7 @@ from carpool.wire.lock import Sign, read_sign
 
 SOCKET_PATH_MAX = 107  # the kernel's limit for the name of a Unix socket
 RUN_PARENT = Path("/var/tmp")
+CHECKPOINT_REFUSED = "checkpoint.refused"  # in a job's directory: why it can no longer be written, by the job itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

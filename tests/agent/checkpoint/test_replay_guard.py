@@ -16,7 +16,21 @@ guard = ReplayGuard("", "")
 sys.addaudithook(guard.audit)
 with contextlib.suppress(OSError):
     {}
-print(guard.trouble)
+print(guard.trouble.partition(";")[0])
+"""
+
+LOADED = """
+import os
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        if {forks}:
+            child = os.fork()
+            os.waitpid(child, 0) if child else os._exit(0)
+        return index
+list(DataLoader(Numbers(), num_workers={workers}))
 """
 
 
@@ -35,6 +49,8 @@ print(guard.trouble)
         ("import os; os.remove('/dev/shm/somewhere/weights')", "it removed files"),
         ("import subprocess; subprocess.run(['true'])", "it started another program"),
         ("import os; os.system('true')", "it started another program"),
+        (f"exec({LOADED.format(forks=False, workers=2)!r})", ""),
+        (f"exec({LOADED.format(forks=True, workers=0)!r})", "it started processes that are no data workers"),
     ],
 )
 def test_only_deeds_of_the_program_itself_stand_in_the_way(deed: str, said: str) -> None:

@@ -32,10 +32,10 @@ def install(torch: Any, recorder: ReadRecorder) -> None:
     for number, name in enumerate(SHAPED):
         for owner in (tensor, torch):
             if hasattr(owner, name):
-                setattr(owner, name, _shaped(torch, recorder, KIND + number, name, getattr(owner, name)))
-    tensor.__getitem__ = _masked(torch, recorder, tensor.__getitem__)
+                recorder.replace(owner, name, _shaped(torch, recorder, KIND + number, name, getattr(owner, name)))
+    recorder.replace(tensor, "__getitem__", _masked(torch, recorder, tensor.__getitem__))
     for name, why in TAKEN.items():
-        setattr(tensor, name, _taken(recorder, why, getattr(tensor, name)))
+        recorder.replace(tensor, name, _taken(recorder, why, getattr(tensor, name)))
 
 
 def _shaped(torch: Any, recorder: ReadRecorder, kind: int, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

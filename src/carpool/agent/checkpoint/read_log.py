@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from carpool.errors import DivergedError
@@ -27,6 +28,7 @@ class ReadLog:
         self._position = 0
         self.reads = 0
         self.trouble = ""  # why this log cannot be replayed
+        self.on_trouble: Callable[[str], None] = lambda trouble: None
 
     @property
     def is_over(self) -> bool:
@@ -56,6 +58,7 @@ class ReadLog:
         """Nobody will replay this log: note nothing more, and let its memory go."""
         self.trouble = trouble
         self.data = bytearray()
+        self.on_trouble(trouble)
 
     def next(self, kind: int, name: str) -> Any:
         """The value of the next read; a DivergedError if the next thing in the log is another one."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ class ReadRecorder:
         self._codes: set[CodeType] = set()  # that read inside a computation
         self._answers: dict[Any, Any] = {}
         self.main = main_thread().ident
+        self._replaced: list[tuple[Any, str, Any]] = []  # what a forked process gets back
 
     # --- reads --------------------------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class ReadRecorder:
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if self.depth or get_ident() != self.main:
                 return real(optimizer, *args, **kwargs)
-            if args or any(value is not None for value in kwargs.values()):
+            if any(value is not None for value in (*args, *kwargs.values())):
                 self.unskippable = self.unskippable or "its optimizer's step takes a closure"
             if self._is_skipping:
                 return None
@@ -325,17 +327,33 @@ class ReadRecorder:
 
     # --- installing ---------------------------------------------------------------------------------------
 
+    def replace(self, owner: Any, name: str, wrapper: Any) -> None:
+        """Put a wrapper in the place of what torch has there."""
+        self._replaced.append((owner, name, owner.__dict__.get(name, self)))
+        setattr(owner, name, wrapper)
+
+    def retire(self) -> None:
+        """In a process that the program forked (a data worker): its reads are not in the log, and cost nothing."""
+        self.main, self.log = None, ReadLog()
+        for owner, name, real in reversed(self._replaced):
+            if real is self:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, real)
+        self._replaced.clear()
+
     def install(self) -> None:
         """Before the hooks that take turns: a step is in the log when a turn is given back."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        os.register_at_fork(after_in_child=self.retire)
         torch = self._torch
         for kind, name in enumerate(READS):
             real = getattr(torch.Tensor, name, None)
             if real is not None:
-                setattr(torch.Tensor, name, self.wrap_read(kind, name, real))
+                self.replace(torch.Tensor, name, self.wrap_read(kind, name, real))
             if name in FUNCTIONS:
-                setattr(torch, name, self.wrap_read(kind, name, getattr(torch, name)))
+                self.replace(torch, name, self.wrap_read(kind, name, getattr(torch, name)))
         indirect_reads.install(torch, self)
         torch.nn.Module.__call__ = self.wrap_call(torch.nn.Module.__call__)
         torch.autograd.backward = self.wrap_backward(torch.autograd.backward)

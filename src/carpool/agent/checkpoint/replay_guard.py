@@ -1,7 +1,10 @@
 """Guards what a program does outside of itself, in a job that can be checkpointed; begins before its first line.
 
 During a replay the program writes to its terminal what it wrote before. So its output is held back, and it may write
-no files and start no processes. In a run that is recorded, the first deed that could not be replayed is noted.
+no files and start no processes. In a run that is recorded, the first deed that could not be replayed is noted, said
+once, and left in the job's directory, where `carpool explain` and `carpool checkpoint` find it.
+
+The workers of a data loader are started again by a replay: the seeds and the order that they are given are reads.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ HARMLESS = ("/dev/", "/proc/")  # and carpool's own files
 SHARED = "/dev/shm/"  # no device: files like any other
 WRITING = os.O_WRONLY | os.O_RDWR
 LOOKUP_DEPTH = 6  # frames between the start of a program and ctypes.util
+MULTIPROCESSING = str(Path(os.__file__).parent / "multiprocessing") + os.sep
+SEVERAL = "only a job of one process can be written"
 DEEDS = {
-    "subprocess.Popen": "it started another program",
-    "os.system": "it started another program",
-    "os.posix_spawn": "it started another program",
-    "os.fork": "it started processes (data workers, say)",
-    "os.forkpty": "it started processes",
+    "subprocess.Popen": f"it started another program; {SEVERAL}",
+    "os.system": f"it started another program; {SEVERAL}",
+    "os.posix_spawn": f"it started another program; {SEVERAL}",
+    "os.fork": f"it started processes that are no data workers; {SEVERAL}",
+    "os.forkpty": f"it started processes; {SEVERAL}",
     "os.remove": "it removed files",
     "os.rename": "it renamed files",
     "shutil.rmtree": "it removed files",
@@ -67,11 +72,34 @@ class ReplayGuard:
             deed = ""
         else:
             deed = DEEDS.get(event, "")
-        if deed and _is_of_the_library(sys._getframe(1)):
+        if not deed or _is_of_the_library(sys._getframe(1)):
             return
-        if deed and self.is_replaying:
+        if event == "os.fork" and _is_of_a_loader(sys._getframe(1)):
+            return
+        if self.is_replaying:
             raise RefusedError(f"{deed}, which it had not done when it was recorded")
-        self.trouble = self.trouble or deed
+        self.refuse(deed)
+
+    def refuse(self, reason: str) -> None:
+        """From now on no checkpoint can be written: the first reason is said at once, and stays."""
+        if self.trouble:
+            return
+        self.trouble = reason
+        from carpool.agent.link import say
+        from carpool.wire.places import CHECKPOINT_REFUSED
+
+        self.is_ours = True
+        try:
+            say(f"job {os.environ.get('CARPOOL_JOB', '')} can no longer be written to a file: {reason}")
+            if page := os.environ.get("CARPOOL_PAGE"):
+                with contextlib.suppress(OSError):
+                    (Path(page).parent / CHECKPOINT_REFUSED).write_text(reason, errors="replace")
+        finally:
+            self.is_ours = False
+
+    def retire(self) -> None:
+        """In a process that the program forked: it is on its own, and nothing of it is replayed."""
+        self.is_ours, self.is_replaying = True, False
 
     def let_through(self) -> None:
         """Let the program's output through from now on."""
@@ -110,6 +138,16 @@ class ReplayGuard:
         return is_device or f"{name}/".startswith(self._own) or "__pycache__" in Path(name).parts
 
 
+def _is_of_a_loader(frame: FrameType | None) -> bool:
+    """Whether a data loader of torch starts one of its workers: nobody but multiprocessing is between the two."""
+    while frame is not None and frame.f_code.co_filename.startswith(MULTIPROCESSING):
+        frame = frame.f_back
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    if frame is None or loader is None:
+        return False
+    return bool(frame.f_code is loader._MultiProcessingDataLoaderIter.__init__.__code__)
+
+
 def _is_of_the_library(frame: FrameType | None) -> bool:
     """Whether a temporary file is made, which has a name of its own in every run, or a library is looked up, for
     which Python asks other programs (torch does so while it is imported, where NVIDIA's Python packages are)."""
@@ -132,4 +170,5 @@ def begin() -> None:
     global current
     del os.environ["CARPOOL_RECORD"]
     current = ReplayGuard(os.environ.pop("CARPOOL_REPLAY", ""), os.environ.pop("CARPOOL_REPLAY_HOW", ""))
+    os.register_at_fork(after_in_child=current.retire)
     sys.addaudithook(current.audit)

@@ -47,6 +47,7 @@ class Saving:
         self._torch = torch
         self.recorder = recorder
         self._guard = guard
+        recorder.log.on_trouble = guard.refuse
         self._directory = directory
         self._words = page.Page.open(directory / "page").words
         self._seen = self._words[page.H_CHECKPOINT]

@@ -29,6 +29,9 @@ PLAIN = (int, float, bool, str, type(None))
 COMPARED = (int, bool, type(None))
 IGNORE, COMPARE, PUT_BACK = range(3)
 REFERENCES = 3  # to a frame's dict of variables that nobody else has: the frame's, ours, and that of the count
+# Of a data loader with workers: what they sent before it was wanted, which depends on how fast they are. The workers
+# of a replay send the same again.
+SENT_AHEAD = ("_task_info", "_data_queue", "_worker_result_queue", "_index_queues", "_workers")
 LIBRARY = "library "  # the name of a function that is not the program's own begins with this
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -215,12 +218,24 @@ class Namer:
         else:
             how = COMPARE if is_program_file(getattr(sys.modules.get(kind.__module__), "__file__", None)) else IGNORE
         attributes = getattr(value, "__dict__", None)
+        if issubclass(kind, torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
+            self._leave_out([sent[1:] for sent in list(value._task_info.values())])
+            attributes = {name: each for name, each in value.__dict__.items() if name not in SENT_AHEAD}
         if isinstance(attributes, dict):
             self._attributes(path, attributes, how, owner=attributes)
         for base in kind.__mro__:
             for name in getattr(base, "__slots__", ()) if isinstance(getattr(base, "__slots__", ()), tuple) else ():
                 if isinstance(name, str) and hasattr(value, name):
                     self._push(f"{path}.{name}", getattr(value, name), IGNORE)
+
+    def _leave_out(self, value: Any) -> None:
+        """Tensors that get no name and need none."""
+        if issubclass(type(value), self._torch.Tensor):
+            self._names.setdefault(id(value), "sent ahead")
+            self._kept.append(value)
+        elif isinstance(value, dict | list | tuple):
+            for each in value.values() if isinstance(value, dict) else value:
+                self._leave_out(each)
 
     def _attributes(self, path: str, attributes: dict[str, Any], how: int, owner: Any) -> None:
         for name, each in list(attributes.items()):

@@ -132,17 +132,35 @@ def compute_collisions(_):
     return spend(cuda, lambda: plain_launch(cuda, long, grid=next(turn)), KERNEL_S, waits_every=0)
 
 
-def compute_data_streams(_):
-    """The same by a program with two streams, of whose samples the least counts."""
-    cuda, streams = Driver(), [ctypes.c_void_p(), ctypes.c_void_p()]
-    kernel = load(cuda, b"busy_10us")[1]
+def make_streams(cuda, count=2):
+    streams = [ctypes.c_void_p() for _ in range(count)]
     for stream in streams:
         cuda.good("cuStreamCreate", ctypes.byref(stream), 0)
+    return streams
+
+
+def compute_streams(_):
+    """Kernels on two streams in turn, whose work lies between each other's events."""
+    cuda, kernel = prepare()
+    turn = itertools.cycle(make_streams(cuda))
+    return spend(cuda, lambda: plain_launch(cuda, kernel, next(turn)), KERNEL_S, waits_every=4)
+
+
+def compute_data_streams(_):
+    """A length that depends on data, in a program that has two streams besides."""
+    cuda = Driver()
+    kernel = load(cuda, b"busy_10us")[1]
+    for stream in make_streams(cuda):
         plain_launch(cuda, kernel, stream)
     return compute_data(_)
 
 
-def compute_data(_):
+def compute_data_alternating(_):
+    """The same on two streams in turn."""
+    return compute_data(_, make_streams(Driver()))
+
+
+def compute_data(_, streams=(None,)):
     """A kernel whose length depends on its data: short at the first launches and at one in 96, else long."""
     cuda = Driver()
     kernel, ns = load(cuda, b"told")[1], ctypes.c_ulonglong()
@@ -151,7 +169,7 @@ def compute_data(_):
     while time.monotonic() - started < 2 * LENGTH_S:
         ns.value = 10_000 if number < 3 or number % 96 < 2 else 1_000_000
         used_ns += ns.value
-        if plain_launch(cuda, kernel, params=params):
+        if plain_launch(cuda, kernel, streams[number % len(streams)], params=params):
             raise NotHereError("a launch failed")
         if number < 3 or number % 16 == 0:
             cuda.good("cuCtxSynchronize")
@@ -215,9 +233,14 @@ def compute_left_turn(_):
     return found["share_percent"]
 
 
-def compute_processes(_):
+def compute_data_processes(_):
+    """A length that depends on data, in two processes."""
+    return compute_processes(_, "compute_data", 2)
+
+
+def compute_processes(_, name="compute_plain", count=PROCESSES):
     """Several processes of the job, each of which would like all of it."""
     prepare()
-    command = [sys.executable, "-S", sys.argv[0], sys.argv[1], "compute_plain"]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)]
+    command = [sys.executable, "-S", sys.argv[0], sys.argv[1], name]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     return sum(json.loads(each.communicate(timeout=60)[0])["share_percent"] for each in children)
