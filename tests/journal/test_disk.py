@@ -146,6 +146,31 @@ def test_j6_a_file_that_is_damaged_under_a_daemon_costs_only_the_log(tmp_path: P
     again.close()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_j6_a_file_that_is_removed_or_replaced_under_a_daemon_is_begun_anew_and_said(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    path, said = tmp_path / "journal.db", list[str]()
+    fill(path)
+    journal = open_journal(path, said=said)
+    path.unlink()
+    if is_replaced:
+        path.write_bytes(b"")
+    journal.note(5, Tick(), [])
+    assert journal.write_out()
+    assert ["was removed or replaced" in each for each in said] == [True]
+    assert "was removed or replaced" in journal.trouble
+    assert journal.last_number() == 30, "no id is used twice"
+    journal.note(6, Tick(), [])
+    assert journal.write_out()
+    assert len(said) == 1, "it is said once"
+    journal.close()
+    again = open_journal(path)
+    assert (again.trouble, len(again.ended_jobs(99)), list(again.histories())) == ("", 30, ["program"])
+    assert again.last_number() == 30
+    again.close()
+
+
 def test_of_damaged_files_only_the_newest_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     for _ in range(disk.DAMAGED_KEPT + 2):

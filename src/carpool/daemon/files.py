@@ -47,8 +47,11 @@ class JobFile(msgspec.Struct, kw_only=True):
     def save(self, directory: Path) -> None:
         """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""
         draft = directory / "job.json.new"
-        # Not msgspec: arguments and variables may be bytes that are no text, which only json writes.
-        draft.write_text(json.dumps(msgspec.to_builtins(self)))
+        try:
+            body = msgspec.json.encode(self)
+        except UnicodeEncodeError:  # arguments or variables that are no text: only json writes them, slowly
+            body = json.dumps(msgspec.to_builtins(self)).encode()
+        draft.write_bytes(body)
         draft.replace(directory / "job.json")
 
 

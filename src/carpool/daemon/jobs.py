@@ -64,9 +64,11 @@ class LiveJob:
     def is_listened_to(self) -> bool:
         """Whether an allocation of it waited when it was last looked at, or may wait without a knock, as those of the
         CUDA guest do."""
-        may_wait = self.page is not None and self.file.spec.wait_memory_ns is not None
-        is_silent = may_wait and not kind_named(self.file.kind).knocks
-        return is_silent or self.last_look[2] > 0
+        if self.last_look[2] > 0:
+            return True
+        if self.file.spec.wait_memory_ns is None or self.page is None:  # asked of every job after every event
+            return False
+        return not kind_named(self.file.kind).knocks
 
     def note_runner(self, pid: int) -> None:
         """Which process its runner is, for the next daemon too when the file is saved."""

@@ -198,15 +198,17 @@ def name_of(pid: int) -> str:
 
 def connected_by(peer: socket.socket) -> int:
     """The process that made the connection; 0 if it is gone, UNSEEN if it is in a namespace that is not seen here."""
+    pidfd = -1
     try:
         pidfd = peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # a second descriptor
     except OSError:  # an older kernel, or no descriptor is left
         pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         return pid or UNSEEN
-    try:
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
     finally:
-        os.close(pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
+    fields = dict(line.split(":", 1) for line in text.splitlines())
     return {-1: 0, 0: UNSEEN}.get(int(fields["Pid"]), int(fields["Pid"]))
 
 

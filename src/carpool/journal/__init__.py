@@ -17,7 +17,7 @@ Rules
   J5  A file of a newer form is refused with a sentence and left as it is. One of an older form is written on; its old
       lives, which lack their configuration, are refused with a sentence when they are to be replayed.
   J6  A damaged file is set aside under another name, and a new one is begun. What could be read of it, and what the
-      daemon remembers, is written into the new one.
+      daemon remembers, is written into the new one. So is it where the file was removed or replaced under a daemon.
   J7  The file has a bound in bytes. Old rows are packed, then the oldest are forgotten, in small steps.
 """
 

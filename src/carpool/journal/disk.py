@@ -114,6 +114,7 @@ class JournalFile:
         self._bytes_max = bytes_max
         self._remember = remember
         self._db: sqlite3.Connection | None = None
+        self._inode = (0, 0)  # of the file that is open
         self._next_row = 1
         self._loose_rows = 0  # rows of the log that are in no block
         self.run = 0
@@ -163,6 +164,8 @@ class JournalFile:
             db.close()
             raise
         self._db = db
+        facts = self._path.stat()
+        self._inode = facts.st_dev, facts.st_ino
         return found
 
     def _check(self, db: sqlite3.Connection) -> None:
@@ -227,6 +230,8 @@ class JournalFile:
 
     def write(self, batch: Batch) -> None:
         """Write it whole or not at all; sqlite3.Error or OSError if the disk refuses."""
+        if self._db is not None and not self._is_own():
+            self._begin_anew()
         if self._db is None:
             self.open()
         try:
@@ -239,6 +244,25 @@ class JournalFile:
             self._open()
             known = saved.as_batch().followed_by(self._remember())
             self._write(known.followed_by(batch))
+
+    def _is_own(self) -> bool:
+        """Whether what others find under its name is the file that is written."""
+        try:
+            facts = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (facts.st_dev, facts.st_ino) == self._inode
+
+    def _begin_anew(self) -> None:
+        """Somebody removed the file, or put another in its place: write all that is remembered where it belongs."""
+        self.close()
+        self.open()
+        known = self._remember()
+        self._write(known)
+        self.damage = self.damage or (
+            f"the journal {self._path} was removed or replaced while the daemon ran: a new one was begun, with the"
+            f" {len(known.jobs)} ended jobs that the daemon remembers; what it did before is lost"
+        )
 
     def _write(self, batch: Batch) -> None:
         assert self._db is not None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import JobId
+from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node.effects import ExplainWait, StartJob
 from carpool.core.node.model import JobState
+from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
+from carpool.core.policies.fifo import Fifo
+from carpool.core.policies.view import JobView
 from carpool.units import GIB, SECOND
 from tests.core.node.driver import CoreDriver, only
 
@@ -104,3 +107,26 @@ def test_m7_a_job_whose_start_was_put_off_can_be_cancelled_and_keeps_its_account
     core.cancel("a")
     assert core.state("a") is JobState.CANCELLED
     assert core.scheduler.next_wakeup() is None
+
+
+class CountingPolicy(Fifo):
+    """Counts how often it is asked for a rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def rank(self, view: JobView, *, now: Nanos) -> tuple[int, ...]:
+        self.asked += 1
+        return super().rank(view, now=now)
+
+
+def test_a_policy_ranks_a_long_queue_a_few_times_for_one_event_not_once_for_each_job_that_is_tried() -> None:
+    policy = CountingPolicy()
+    core = CoreDriver(settings=BOUNDED, devices=0)
+    core.scheduler = Scheduler(policy, BOUNDED)
+    core.add_device("gpu0", 16 * GIB)
+    queue_behind_a_block(core, 64)
+    policy.asked = 0
+    core.submit("last", cap_bytes=1)
+    assert policy.asked <= 3 * 65

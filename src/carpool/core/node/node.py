@@ -165,7 +165,10 @@ class Node:
 
     def has_claimants(self, *, now: Nanos) -> bool:
         """Whether any job would run if there were room."""
-        return any(self.wants_memory(job, now=now) for job in self.jobs.values())
+        if self.may_start and any(not is_asked_away(self.jobs[job_id]) for job_id in self.queue):
+            return True  # where nobody may start, a long queue is not even looked at
+        here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.promised)
+        return any(self.wants_memory(job, now=now) for job in here)
 
     def awaits_return(self, device: Device, *, now: Nanos) -> bool:
         """Whether a parked job of this device would come back if there were room."""

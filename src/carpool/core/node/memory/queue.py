@@ -5,7 +5,9 @@ Whether there is room for one is admission.py's question; for whom others are pa
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from collections.abc import Iterator
+
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ExplainWait, StartJob
 from carpool.core.node.memory import admission
@@ -64,15 +66,14 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
     left: list[Job] = []
     for job_id in node.queue:
         job = node.jobs[job_id]
-        if is_asked_away(job):
+        if job.departures and is_asked_away(job):  # few are, and a long queue is gone through at every start
             effects += _explain(job, departures.queued_words(job))
         else:
             left.append(job)
     if not node.may_start:
         return effects + _explain_starts(node, left, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
-    for _ in range(min(ADMIT_TRIES, len(left))):
-        job = _next_in_queue(node, left, now=now)
+    for job in _in_turn(node, left, now=now):
         left = [other for other in left if other is not job]
         allowed = admission.allowed_devices(node, job)
         devices = [each for each in allowed if each.id not in kept and _lets_start(node, each, job, now=now)]
@@ -109,13 +110,18 @@ def _is_overdue(node: Node, job: Job, *, now: Nanos) -> bool:
     return now - job.arrived_ns >= node.settings.pass_over_ns
 
 
-def _next_in_queue(node: Node, left: list[Job], *, now: Nanos) -> Job:
-    """Whoever waited too long, in order of arrival (M3); then whom the policy picks."""
-    oldest = left[0]
-    if _is_overdue(node, oldest, now=now):
-        return oldest
-    picked = accounts.pick(node, left, now=now)
-    return node.jobs[picked] if picked is not None else oldest
+def _in_turn(node: Node, queued: list[Job], *, now: Nanos) -> Iterator[Job]:
+    """Whoever waited too long, in order of arrival (M3); then whom the policy puts first. Letting one in changes
+    nobody's place, so a policy is asked once for all of them: it costs as much as the queue is long."""
+    tried: set[JobId] = set()
+    order: list[Job] | None = None
+    while len(tried) < min(ADMIT_TRIES, len(queued)):
+        job = next(each for each in queued if each.id not in tried)
+        if not _is_overdue(node, job, now=now):
+            order = order or accounts.in_order(node, queued, now=now, at_most=ADMIT_TRIES)
+            job = next(each for each in order if each.id not in tried)
+        tried.add(job.id)
+        yield job
 
 
 def _merge_for(node: Node, job: Job, devices: list[Device]) -> bool:
