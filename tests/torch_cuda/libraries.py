@@ -33,6 +33,7 @@ LIBRARIES = [
     ("libcusparseLt", "cusparseLt", "", 10),
     ("libcusparse", "cusparse", "", 10),
     ("libnccl", "nccl", "", 3),
+    ("libnvToolsExt", "nvtx", "", 0),  # torch before 2.5
     ("libnvrtc", "nvrtc", "", 9),
     ("libnvshmem_host", "nvshmem", "", 7),
 ]

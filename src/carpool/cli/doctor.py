@@ -203,7 +203,7 @@ def _examine_torch(python: str, answer: dict[str, Any], said: str, add: AddFindi
     else:
         add("note", "torch", f"{found}; this version is not tested, {_range(TORCHES)} are")
     if answer["hooked"]:
-        add("ok", "hooks", "installed when the program imports torch: turns, parking and checkpoints work")
+        add("ok", "hooks", "installed when the program imports torch: turns and parking work")
     else:
         add("missing", "hooks", f"not installed: {said.strip()[:200] or 'sitecustomize did not run'}")
 
