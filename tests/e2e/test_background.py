@@ -217,6 +217,7 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
         "device": "ok",
         "driver": "note",
         "meter": "ok",
+        "python": "ok",
         "torch": "ok",
         "hooks": "ok",
         "points": "ok",
@@ -231,7 +232,7 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
 
 def test_doctor_names_what_is_missing_and_fails(shared: Node, tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text('#!/bin/sh\necho \'{"torch": null, "why": "No module named torch"}\'\n')
+    bare.write_text('#!/bin/sh\necho \'{"python": "3.12.1", "torch": null, "why": "No module named torch"}\'\n')
     bare.chmod(0o700)
     done = shared.carpool("doctor", "--json", "--python", str(bare))
     missing = [finding for finding in json.loads(done.out)["findings"] if finding["mark"] == "missing"]

@@ -157,11 +157,16 @@ def compute_data_streams(_):
 
 def compute_data_alternating(_):
     """The same on two streams in turn."""
-    return compute_data(_, make_streams(Driver()))
+    return vary(make_streams(Driver()))
 
 
-def compute_data(_, streams=(None,)):
-    """A kernel whose length depends on its data: short at the first launches and at one in 96, else long."""
+def compute_data(_):
+    """A kernel whose length depends on its data."""
+    return vary([None])
+
+
+def vary(streams):
+    """Short at the first launches and at one in 96, else long; on these streams in turn."""
     cuda = Driver()
     kernel, ns = load(cuda, b"told")[1], ctypes.c_ulonglong()
     params = (ctypes.c_void_p * 1)(ctypes.addressof(ns))
@@ -235,11 +240,15 @@ def compute_left_turn(_):
 
 def compute_data_processes(_):
     """A length that depends on data, in two processes."""
-    return compute_processes(_, "compute_data", 2)
+    return run_at_once("compute_data", 2)
 
 
-def compute_processes(_, name="compute_plain", count=PROCESSES):
+def compute_processes(_):
     """Several processes of the job, each of which would like all of it."""
+    return run_at_once("compute_plain", PROCESSES)
+
+
+def run_at_once(name, count):
     prepare()
     command = [sys.executable, "-S", sys.argv[0], sys.argv[1], name]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
