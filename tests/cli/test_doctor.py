@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -54,15 +55,19 @@ def test_carpools_own_python_is_tested_and_all_works_there() -> None:
     assert found[2][2].endswith("turns and parking work")
 
 
+OLD = json.dumps({"python": "3.8.18", "torch": None, "points": False, "moves": False})
+
+
 @pytest.mark.usefixtures("nobody_there")
 @pytest.mark.parametrize(
     ("script", "says"),
     [
         (None, "cannot be started (No such file or directory)"),
         ("echo hello", "is no Python: it does not do what `-c` says"),
-        ("""echo '{"python": "3.8.18"}'""", "3.8.18 is older than 3.11, so its programs run outside carpool's turns"),
+        ("echo '{\"torch\": null}'", "is no Python: it does not do what `-c` says"),
+        (f"echo '{OLD}'", "3.8.18 is older than 3.11, so its programs run outside carpool's turns"),
     ],
-    ids=["no file", "no Python", "too old"],
+    ids=["no file", "no Python", "another answer", "too old"],
 )
 def test_a_path_that_cannot_serve_is_one_finding_in_one_sentence(
     tmp_path: Path, script: str | None, says: str

@@ -232,7 +232,8 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
 
 def test_doctor_names_what_is_missing_and_fails(shared: Node, tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text('#!/bin/sh\necho \'{"python": "3.12.1", "torch": null, "why": "No module named torch"}\'\n')
+    answer = {"python": "3.12.1", "torch": None, "why": "No module named torch", "points": True, "moves": True}
+    bare.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
     bare.chmod(0o700)
     done = shared.carpool("doctor", "--json", "--python", str(bare))
     missing = [finding for finding in json.loads(done.out)["findings"] if finding["mark"] == "missing"]
@@ -241,4 +242,4 @@ def test_doctor_names_what_is_missing_and_fails(shared: Node, tmp_path: Path) ->
     assert "No module named torch" in missing[0]["text"]
     gone = shared.carpool("doctor", "--python", str(tmp_path / "no-python-here"))
     assert gone.code == 1
-    assert "MISSING torch" in gone.out.decode()
+    assert "MISSING python" in gone.out.decode()

@@ -166,6 +166,8 @@ def _examine_programs_python(python: str, add: AddFinding) -> None:
             [python, "-c", PROBE], env=environment, capture_output=True, timeout=PROBE_SECONDS, text=True
         )
         answer = json.loads(done.stdout.strip().rpartition("\n")[2])
+        if not isinstance(answer, dict) or not answer.keys() >= {"python", "torch", *C_PARTS}:
+            raise ValueError("not the probe's answer")
     except OSError as error:
         add("missing", "python", f"{python} cannot be started ({error.strerror}); {example}")
     except subprocess.TimeoutExpired:
