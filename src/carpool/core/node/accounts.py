@@ -50,8 +50,9 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     holder_id = holder.id
     for job_id in lane.jobs:
         job = node.jobs[job_id]
-        if job.wall.row == "turn":  # for the holder (A4)
-            waits, waited_ns = job.service.waited_for_ns, now - job.wall.row_since_ns
+        wall = job.wall
+        if wall.row == "turn":  # for the holder (A4)
+            waits, waited_ns = job.service.waited_for_ns, now - wall.row_since_ns
             if waited_ns:
                 waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
 
@@ -141,30 +142,31 @@ def reset_marks(node: Node, device: Device) -> None:
     """The set of running jobs changed: measurements of step times begin anew (A3)."""
     holders = node.holders_on(device)
     for job in holders:
-        mates = sorted(other.id for other in holders if other is not job) if len(holders) > 1 else ()
-        job.service.mark = Mark(job.service.steps, job.service.served_ns, tuple(mates))
+        mates = tuple(sorted(other.id for other in holders if other is not job)) if len(holders) > 1 else ()
+        job.service.mark = Mark(job.service.steps, job.service.served_ns, mates)
 
 
 def note_steps(node: Node, job: Job, steps: int, *, now: Nanos) -> None:
     """Take in a job's step count; learns its step time, alone and beside one other job."""
-    if steps <= job.service.steps:
+    service = job.service
+    if steps <= service.steps:
         return
-    job.service.steps = steps
-    job.service.last_step_ns = now
-    mark = job.service.mark
+    service.steps = steps
+    service.last_step_ns = now
+    mark = service.mark
     if mark is None or not is_holding(job):
         return
-    done, spent = steps - mark.steps, job.service.served_ns - mark.served_ns
+    done, spent = steps - mark.steps, service.served_ns - mark.served_ns
     if done <= 0 or spent <= 0:
         return
     sample = spent // done
     learn_step(node, job, sample, done)
     if done >= STEPS_MEASURED_MIN:
         if not mark.mates:
-            job.service.solo_step_ns = sample
+            service.solo_step_ns = sample
         elif len(mark.mates) == 1:
-            job.service.packed_step_ns[mark.mates[0]] = sample
-        job.service.mark = Mark(steps, job.service.served_ns, mark.mates)
+            service.packed_step_ns[mark.mates[0]] = sample
+        service.mark = Mark(steps, service.served_ns, mark.mates)
 
 
 def recount(job: Job, steps: int) -> None:
@@ -180,8 +182,10 @@ def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
     """Take in so many steps that took `sample` each (A3)."""
     before = job.service.step_ns or sample
     rise = (sample - before) * steps // (steps + STEPS_TO_RISE)
-    job.service.step_ns = (before + sample) // 2 if sample < before else before + rise
-    node.step_ns_least = min(job.service.step_ns, node.step_ns_least or job.service.step_ns)
+    step_ns = (before + sample) // 2 if sample < before else before + rise
+    job.service.step_ns = step_ns
+    if step_ns < node.step_ns_least or not node.step_ns_least:
+        node.step_ns_least = step_ns
 
 
 def learn_first_step(node: Node, job: Job, sample: Nanos) -> None:
@@ -250,7 +254,8 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
     views = []
     make = tuple.__new__  # the class's own constructor takes twice as long, and with names four times as long
     for job in jobs:
-        spec, lease, served_ns = job.spec, job.lease, job.service.served_ns
+        spec, lease, service = job.spec, job.lease, job.service
+        served_ns = service.served_ns
         remaining, is_known = served_ns, False
         if spec.steps is not None or job.history is not None:
             remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
@@ -272,7 +277,7 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
             served_ns,
             remaining,
             is_known,
-            job.service.level,
+            service.level,
             node.tenant_level(job, on) if tenant is None else tenant.level,
             SHARE_ONE,
         )
@@ -286,7 +291,7 @@ def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = Non
         jobs = _of_first_tenant(node, jobs, on)
     if len(jobs) == 1:
         return jobs[0].id
-    return first(node.policy, views_of(node, jobs, now=now, on=on), now=now)
+    return _lowest(node.policy, views_of(node, jobs, now=now, on=on), now=now)
 
 
 def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
@@ -295,6 +300,13 @@ def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId 
         return None
     if policy.by_tenant:
         return min(views, key=lambda view: _place(policy, view, now)).id
+    return _lowest(policy, views, now=now)
+
+
+def _lowest(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
+    """The same of views whose tenants do not matter, or are one."""
+    if not views:
+        return None
     rank = policy.rank
     places = [(rank(view, now=now), view.arrived_ns, view.id) for view in views]  # as `_place` has it
     return min(places)[2]
@@ -318,16 +330,15 @@ def _place(policy: TurnPolicy, view: JobView, now: Nanos) -> tuple[object, ...]:
 
 def _of_first_tenant(node: Node, jobs: Sequence[Job], on: Device | None) -> Sequence[Job]:
     """The jobs of the tenant that has had the least for its weight; of equals the first by name."""
-    places: dict[TenantId, tuple[int, TenantId]] = {}
+    levels: dict[TenantId, int] = {}
+    first: TenantId | None = None
     for job in jobs:
         tenant = job.spec.tenant
-        if tenant not in places:
-            account = on.tenants.get(tenant) if on is not None else None
-            places[tenant] = (account.level if account is not None else node.tenant_level(job, on), tenant)
-    if len(places) == 1:
-        return jobs
-    _, least = min(places.values())
-    return [job for job in jobs if job.spec.tenant == least]
+        if tenant not in levels:
+            level = levels[tenant] = node.tenant_level(job, on)
+            if first is None or level < levels[first] or (level == levels[first] and tenant < first):
+                first = tenant
+    return jobs if len(levels) == 1 else [job for job in jobs if job.spec.tenant == first]
 
 
 def why(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:

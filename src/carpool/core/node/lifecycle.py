@@ -279,14 +279,15 @@ def order_end(job: Job, reason: str = "") -> None:
 
 def move_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
     """Move a job's lease by the table."""
-    before = job.lease.state if job.lease is not None else None
+    lease = job.lease
+    before = lease.state if lease is not None else None
     try:
         after = LEASE_MOVES[(before, cause)]
     except KeyError:
         raise InternalError(f"the lease of {job.id} cannot go from {before} by {cause.__name__}") from None
     if after is None:
         _close_lease(node, job, cause, now=now)
-    elif job.lease is None:
+    elif lease is None:
         lane = node.lane_of(job)
         if lane is None or lane.holder is not None:
             raise InternalError(f"job {job.id} is granted a lane that is not free")
@@ -294,8 +295,8 @@ def move_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
         lane.holder = job.id
         accounts.begin_turn(node, node.device_of(job), job, now=now)
     else:
-        job.lease.state = after
-        job.lease.recalled_ns = now if after is LeaseState.RECALLED else job.lease.recalled_ns
+        lease.state = after
+        lease.recalled_ns = now if after is LeaseState.RECALLED else lease.recalled_ns
 
 
 def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
@@ -333,12 +334,12 @@ def _close_lease(node: Node, job: Job, cause: type, *, now: Nanos) -> None:
 def set_row(node: Node, job: Job, *, now: Nanos) -> None:
     """Note where the job's time goes from now on (A4)."""
     state = job.state
-    row = ROWS.get(state)
-    if state is WAITING or state is BLOCKED:
-        if node.may_run(job):
-            row = "limit" if start_ns(job) > now else "turn"
-        else:
-            row = "parked" if state is WAITING and is_leaving(job) else "memory"
+    if state is not WAITING and state is not BLOCKED:
+        row = ROWS.get(state)
+    elif node.may_run(job):
+        row = "limit" if start_ns(job) > now else "turn"
+    else:
+        row = "parked" if state is WAITING and is_leaving(job) else "memory"
     if row != job.wall.row:
         begin_row(job, row, since=now)
 
@@ -360,9 +361,10 @@ def end_limits(node: Node, device: Device, *, now: Nanos) -> None:
 
 def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
     """Book what the job did until then; from then on its time goes elsewhere."""
-    if job.wall.row is not None and since > job.wall.row_since_ns:
-        job.wall.spent_ns[job.wall.row] = job.wall.spent_ns.get(job.wall.row, 0) + since - job.wall.row_since_ns
-    job.wall.row, job.wall.row_since_ns = row, since
+    wall = job.wall
+    if wall.row is not None and since > wall.row_since_ns:
+        wall.spent_ns[wall.row] = wall.spent_ns.get(wall.row, 0) + since - wall.row_since_ns
+    wall.row, wall.row_since_ns = row, since
 
 
 def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:

@@ -147,11 +147,9 @@ class Node:
             return True
         for job_id in device.promised:
             job = self.jobs[job_id]
-            if job.memory.pending_bytes and is_asking(job):
+            if job.state is BLOCKED or (job.memory.pending_bytes and is_asking(job)):
                 return True
-            if job.state is BLOCKED or (
-                job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED
-            ):
+            if job.departures and Why.GIVES_WAY in job.departures and job.state is not PARKED:
                 return True
         return False
 
