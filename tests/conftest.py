@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,24 @@ def alone() -> Iterator[Alone]:
     made = Alone()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread_of_ours_is_left() -> Iterator[None]:
+    """A thread that a file of tests leaves behind is a thread of the next file's program: that one is not parked."""
+    before = set(threading.enumerate())
+    yield
+    until = time.monotonic() + 10
+    while (
+        left := [each.name for each in set(threading.enumerate()) - before if _is_ours(each)]
+    ) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not left, f"these threads of carpool still run: {left}"
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    return getattr(target, "__module__", type(thread).__module__).startswith("carpool")
 
 
 @pytest.hookimpl(trylast=True)
