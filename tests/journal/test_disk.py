@@ -234,7 +234,8 @@ def test_j4_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path) -> None
         subprocess.run(["mount", "-o", "remount,size=20m", str(place)], check=True, timeout=60)
         assert journal.write_out()
         journal.close()
-        assert (journal.trouble, len(open_journal(place / "journal.db").ended_jobs(999))) == ("", 400)
+        with closing(open_journal(place / "journal.db")) as again:
+            assert (journal.trouble, len(again.ended_jobs(999))) == ("", 400)
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True, timeout=60)
 
@@ -362,7 +363,8 @@ def test_arguments_of_jobs_that_are_over_are_kept_as_far_as_somebody_reads_them(
     journal = open_journal(path)
     end_job(journal, 1, argv=["train.py", *["data/x.csv"] * 100_000])
     journal.close()
-    argv = open_journal(path).ended_jobs(1)[0]["argv"]
+    with closing(open_journal(path)) as again:
+        argv = again.ended_jobs(1)[0]["argv"]
     assert isinstance(argv, list)
     assert (argv[:2], len(str(argv)) < 8000) == (["train.py", "data/x.csv"], True)
     assert argv[-1].startswith(f"… {100_001 - len(argv) + 1} more, ")
