@@ -374,8 +374,8 @@ def give_up_move(node: Node, job: Job, reason: str) -> None:
     job.move.refused = reason
 
 
-def book_move(node: Node, job: Job, source: DeviceId | None) -> None:
-    """It is booked on its target. Its room on the source is kept until it has arrived (V2); None: it needs none."""
+def count_on_target(node: Node, job: Job, source: DeviceId | None) -> None:
+    """It is counted on its target. Its room on the source is kept until it has arrived (V2); None: it needs none."""
     drop(node, job, Why.MIGRATES)
     job.move.source = source
 

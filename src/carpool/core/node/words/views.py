@@ -46,7 +46,7 @@ class JobPicture:
     move_ns: Nanos
     move_trouble: str
     reason: str
-    moving_to: DeviceId | None = None  # asked to go there, or booked there and not arrived
+    moving_to: DeviceId | None = None  # asked to go there, or counted there and not arrived
     departures: tuple[Why, ...] = ()  # why it leaves or gets no turn, in the order in which they are told
     kept_on: DeviceId | None = None  # where its room is kept until it has arrived
     kept_bytes: int = 0
