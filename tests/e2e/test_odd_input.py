@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from carpool import __version__
+from carpool.calls import Spec
 from carpool.client import DaemonSocket
 from carpool.wire import messages as m
 from tests.e2e.node import CARPOOL, Node, Started, kill, with_environment
@@ -25,6 +26,29 @@ def test_arguments_that_are_no_text_reach_the_program_unchanged(node: Node) -> N
         node.submit("/bin/sh", "-c", 'printf %s "$ODD" | od -An -tx1', options=["--name", "odd"])
     node.wait_state("odd", "finished")
     assert node.carpool("logs", "odd").lines == [" ff"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "added"),
+    [
+        ([""], {}),
+        (["sh\0x"], {}),
+        (["sh", "-c", "\0"], {}),
+        (["/bin/true"], {"A=B": "c"}),
+        (["/bin/true"], {"": "c"}),
+        (["/bin/true"], {"A": "x\0y"}),
+        (["/bin/true"], {"A": "\ud800"}),
+    ],
+)
+def test_what_no_system_can_run_is_said_to_be_that(node: Node, argv: list[str], added: dict[str, str]) -> None:
+    """Only the library lets such words through; its runner tells the truth about them."""
+    node.start()
+    spec = Spec(name="odd", cap_bytes=1 << 20)
+    job = node.client.submit(argv, spec=spec, environment={**node.environment, **added}).job.id
+    ended = node.client.wait(job, seconds=60)
+    assert (ended.state, "exit code 127" in ended.reason) == ("failed", True), ended.reason
+    log = node.client.log_path(job).read_text()
+    assert log.startswith(f"carpool: cannot run {argv[0]}: ") and "Traceback" not in log, log
 
 
 def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
