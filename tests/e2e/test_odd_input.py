@@ -14,7 +14,7 @@ from carpool import __version__
 from carpool.calls import Spec
 from carpool.client import DaemonSocket
 from carpool.wire import messages as m
-from tests.e2e.node import CARPOOL, Node, Started, kill, with_environment
+from tests.e2e.node import CARPOOL, PYTHON, Node, Started, kill, with_environment
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +58,29 @@ def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
     kill(json.loads(file.read_text())["runner_pid"])
     ended = node.wait_state("orphan", "failed", "cancelled")
     assert "runner was killed" in ended["reason"]
+    assert node.status()["devices"][0]["promised_bytes"] == 0
+
+
+LIAR = """
+import os, sys
+from carpool import __version__
+from carpool.client import DaemonSocket
+from carpool.wire import messages as m
+from carpool.wire.places import find_places
+wire, own = DaemonSocket(find_places()), {"pid": os.getpid(), "version": __version__, "protocol": m.PROTOCOL}
+wire.send(m.Enter(job="", spec={"name": "liar"}, argv=["liar"], cwd="/", child_pid=0, **own))
+while not isinstance(wire.receive(seconds=60), m.Start):
+    pass
+wire.send(m.Started(pid=int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("pid", [1, 1 << 62])
+def test_a_process_that_a_runner_did_not_start_is_not_taken_for_its_program(node: Node, pid: int) -> None:
+    """Nobody could end such a job: its process does not end, and is not signalled."""
+    node.start()
+    Started(node, [PYTHON, "-c", LIAR, str(pid)]).wait()
+    node.wait_state("liar", "failed", seconds=30)
     assert node.status()["devices"][0]["promised_bytes"] == 0
 
 
