@@ -31,6 +31,9 @@ VERBS = {
     "cut_page": 1,
     "scribble_page": 1,
     "few_descriptors": 1,
+    "remove_run": 1,
+    "freeze_state": 1,
+    "other_version": 1,
 }
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "12"))  # against real processes; `make chaos` sets more
 SEEDS = int(os.environ.get("CHAOS_SEEDS", "60"))  # lists of faults against the core alone; the same

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from carpool.calls import Spec
 from carpool.journal import reader
 from carpool.sim.journal import replay
 from tests.e2e.node import PROGRAMS, PYTHON, Node, Started, wait_until
@@ -22,9 +24,8 @@ def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=60)
 
 
-@contextmanager
-def small_disk(state: Path, megabytes: int) -> Iterator[None]:
-    """A file system of its own under `state`; the test is skipped where nobody may mount one."""
+def mount_disk(state: Path, megabytes: int) -> str:
+    """A file system of its own under `state`; returns why there is none."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     image = state.with_suffix(".img")
     with image.open("wb") as file:
@@ -33,22 +34,39 @@ def small_disk(state: Path, megabytes: int) -> Iterator[None]:
         run("mkfs.ext4", "-q", "-m", "0", str(image))
         run("mount", "-o", "loop", str(image), str(state))
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"NOT TESTED: what carpool does on a disk that hangs. No file system can be mounted: {error}")
+        return f"no file system can be mounted: {error}"
     state.chmod(0o700)
+    return ""
+
+
+def unmount_disk(state: Path) -> None:
+    subprocess.run(["umount", "-l", str(state)], check=False, capture_output=True, timeout=60)
+
+
+@contextmanager
+def small_disk(state: Path, megabytes: int) -> Iterator[None]:
+    """The same; the test is skipped where nobody may mount one."""
+    trouble = mount_disk(state, megabytes)
+    if trouble:
+        pytest.skip(f"NOT TESTED: what carpool does on a disk that hangs: {trouble}")
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(state)], check=False, capture_output=True, timeout=60)
+        unmount_disk(state)
 
 
 @contextmanager
 def frozen(state: Path) -> Iterator[None]:
-    """Whoever writes there waits until it thaws."""
+    """Whoever writes there waits until it thaws; of itself it does so in time for whoever is stopped by it."""
     run("fsfreeze", "-f", str(state))
+    thaw = ["fsfreeze", "-u", str(state)]
+    late = threading.Timer(2 * FROZEN_SECONDS, subprocess.run, (thaw,), {"capture_output": True})
+    late.start()
     try:
         yield
     finally:
-        run("fsfreeze", "-u", str(state))
+        late.cancel()
+        run(*thaw)
 
 
 def start_two(node: Node) -> list[Started]:
@@ -93,6 +111,29 @@ def test_j4_hand_overs_go_on_while_the_disk_of_journal_and_log_hangs(node: Node)
         replayed = replay(reader.read(node.places.journal))
         assert (replayed.difference, replayed.end) == ("", ""), "nothing is missing"
         assert node.places.daemon_log.read_text().count("GrantLease") > 40
+        node.client.stop(force=True)
+        assert node.daemon is not None
+        node.daemon.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: a disk that hangs; only root may freeze a file system")
+def test_j4_a_job_that_is_submitted_while_the_disk_of_its_log_hangs_stops_no_turn_and_runs_later(node: Node) -> None:
+    with small_disk(node.places.state, 64):
+        node.start(quantum="20ms")
+        jobs = start_two(node)
+        with frozen(node.places.state):
+            spec = Spec(name="late", cap_bytes=1 << 20)
+            node.client.submit(["/bin/sh", "-c", "echo late"], spec=spec, environment=node.environment)
+            before = made(node)
+            wait_until(
+                lambda: all(made(node)[name] >= before[name] + 40 for name in ("a", "b")),
+                "both take turns though a log cannot be made",
+                seconds=FROZEN_SECONDS,
+            )
+            assert node.job("late")["state"] == "starting"
+        node.wait_state("late", "finished")
+        assert node.client.log_path("late").read_text() == "late\n"
+        end(*jobs)
         node.client.stop(force=True)
         assert node.daemon is not None
         node.daemon.wait()

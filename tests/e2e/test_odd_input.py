@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from carpool import __version__
+from carpool.calls import Spec
 from carpool.client import DaemonSocket
 from carpool.wire import messages as m
-from tests.e2e.node import CARPOOL, Node, Started, kill, with_environment
+from tests.e2e.node import CARPOOL, PYTHON, Node, Started, kill, with_environment
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,29 @@ def test_arguments_that_are_no_text_reach_the_program_unchanged(node: Node) -> N
     assert node.carpool("logs", "odd").lines == [" ff"]
 
 
+@pytest.mark.parametrize(
+    ("argv", "added"),
+    [
+        ([""], {}),
+        (["sh\0x"], {}),
+        (["sh", "-c", "\0"], {}),
+        (["/bin/true"], {"A=B": "c"}),
+        (["/bin/true"], {"": "c"}),
+        (["/bin/true"], {"A": "x\0y"}),
+        (["/bin/true"], {"A": "\ud800"}),
+    ],
+)
+def test_what_no_system_can_run_is_said_to_be_that(node: Node, argv: list[str], added: dict[str, str]) -> None:
+    """Only the library lets such words through; its runner tells the truth about them."""
+    node.start()
+    spec = Spec(name="odd", cap_bytes=1 << 20)
+    job = node.client.submit(argv, spec=spec, environment={**node.environment, **added}).job.id
+    ended = node.client.wait(job, seconds=60)
+    assert (ended.state, "exit code 127" in ended.reason) == ("failed", True), ended.reason
+    log = node.client.log_path(job).read_text()
+    assert log.startswith(f"carpool: cannot run {argv[0]}: ") and "Traceback" not in log, log
+
+
 def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
     node.start()
     job = node.submit("/bin/sh", "-c", "sleep 5", options=["--name", "orphan"])
@@ -34,6 +58,29 @@ def test_a_runner_that_dies_before_it_spoke_ends_its_job(node: Node) -> None:
     kill(json.loads(file.read_text())["runner_pid"])
     ended = node.wait_state("orphan", "failed", "cancelled")
     assert "runner was killed" in ended["reason"]
+    assert node.status()["devices"][0]["promised_bytes"] == 0
+
+
+LIAR = """
+import os, sys
+from carpool import __version__
+from carpool.client import DaemonSocket
+from carpool.wire import messages as m
+from carpool.wire.places import find_places
+wire, own = DaemonSocket(find_places()), {"pid": os.getpid(), "version": __version__, "protocol": m.PROTOCOL}
+wire.send(m.Enter(job="", spec={"name": "liar"}, argv=["liar"], cwd="/", child_pid=0, **own))
+while not isinstance(wire.receive(seconds=60), m.Start):
+    pass
+wire.send(m.Started(pid=int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("pid", [1, 1 << 62])
+def test_a_process_that_a_runner_did_not_start_is_not_taken_for_its_program(node: Node, pid: int) -> None:
+    """Nobody could end such a job: its process does not end, and is not signalled."""
+    node.start()
+    Started(node, [PYTHON, "-c", LIAR, str(pid)]).wait()
+    node.wait_state("liar", "failed", seconds=30)
     assert node.status()["devices"][0]["promised_bytes"] == 0
 
 

@@ -198,7 +198,8 @@ def test_what_another_version_started_is_taken_back_as_unmanaged(node: Node, dif
         page.close()
     node.start(quantum="20ms")
     said = STARTED_BY if differs == "protocol" else "its page is of another version of carpool (layout 99"
-    assert [said in event["reason"] for event in node.journal("JobDetached")] == [True]
+    told = {said in event["reason"] for event in node.journal("JobDetached")}
+    assert told == {True}  # perhaps twice: a runner may have brought a daemon back in between
     run_loop(node, "new")
     node.wait_steps("new", 20)
     check_goes_on(node, "new")

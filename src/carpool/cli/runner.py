@@ -125,8 +125,9 @@ class Runner:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
         try:
             self._child = self._wait_spawn(started.environment, mask, taken)
-        except OSError as error:
-            self._say(f"cannot run {self._program.argv[0]}: {error.strerror}")
+        except (OSError, ValueError) as error:  # the second: words that no system can hand to a program
+            why = error.strerror if isinstance(error, OSError) else error
+            self._say(f"cannot run {self._program.argv[0]}: {why}")
             return self._tell_end(End(code=127))
         if not self._child:
             return self._tell_end(End(code=0, signal=signal.SIGTERM))
@@ -343,12 +344,29 @@ def _stop_by(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
+def _write_to(log: Path) -> None:
+    """All that this process and its program print goes there; its disk may hang or be full."""
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for standard in (1, 2):
+        os.dup2(fd, standard)
+    os.close(fd)
+
+
 def main() -> int:
-    """Entry of a submitted job's runner; its one argument is the job's directory."""
-    file = load_file(Path(sys.argv[1]))
+    """Entry of a submitted job's runner; its arguments are the job's directory and the path of its log. A daemon that
+    was started before an upgrade has opened the log itself, and names none."""
+    directory = Path(sys.argv[1])
+    file = load_file(directory)
     if file is None or file.environment is None:
-        sys.stderr.write(f"carpool: {sys.argv[1]} is not the directory of a submitted job\n")
+        sys.stderr.write(f"carpool: {directory} is not the directory of a submitted job\n")
         return 1
+    for log in sys.argv[2:]:
+        try:
+            _write_to(Path(log))
+        except OSError as error:
+            End(code=1, reason=f"could not be started: {error.strerror} ({log})").save(directory)
+            return 1
     program = Program(
         job=file.job,
         spec={},

@@ -6,8 +6,10 @@ Apart from `jobs.py`, because every `carpool run` reads this and needs nothing e
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +19,31 @@ from carpool.calls import Inherited
 from carpool.core.node.model import JobSpec, Needs
 
 Kept = TypeVar("Kept")
+BYTES_MAX = 64 << 20  # a job may have megabytes of arguments and variables
+
+
+def read_file(path: Path, bytes_max: int = BYTES_MAX) -> bytes:
+    """What a file of a job says. Its programs may put anything there: what is no file, or too long for one, is an
+    OSError, so nobody waits at a pipe or reads without an end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > bytes_max:
+            raise OSError(errno.EINVAL, "it is not a file of carpool's", str(path))
+        return file.read(bytes_max)
+
+
+def replace_file(path: Path, body: bytes, draft: Path) -> None:
+    """Write a file so that others find a whole one; OSError if the disk refuses. The draft is always a new file."""
+    make_file(draft, body)
+    draft.replace(path)
+
+
+def make_file(path: Path, body: bytes) -> None:
+    """Write a new file in the place of whatever is there."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(body)
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -46,18 +73,16 @@ class JobFile(msgspec.Struct, kw_only=True):
 
     def save(self, directory: Path) -> None:
         """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""
-        draft = directory / "job.json.new"
         try:
             body = msgspec.json.encode(self)
         except UnicodeEncodeError:  # arguments or variables that are no text: only json writes them, slowly
             body = json.dumps(msgspec.to_builtins(self)).encode()
-        draft.write_bytes(body)
-        draft.replace(directory / "job.json")
+        replace_file(directory / "job.json", body, directory / "job.json.new")
 
 
 def load_file(directory: Path) -> JobFile | None:
     try:
-        return msgspec.convert(json.loads((directory / "job.json").read_bytes()), JobFile)
+        return msgspec.convert(json.loads(read_file(directory / "job.json")), JobFile)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors too
         return None
 
@@ -92,8 +117,7 @@ class Start(msgspec.Struct, kw_only=True):
 
     def _draft(self, directory: Path) -> Path:
         draft = directory / f"started.{os.getpid()}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(self))
+        make_file(draft, msgspec.json.encode(self))
         return draft
 
     @classmethod
@@ -110,11 +134,13 @@ class End(msgspec.Struct, kw_only=True):
     state: str = ""  # of the job; empty: as the code says
     reason: str = ""
 
+    def how(self) -> str:
+        """How the program ended, or why it never ran."""
+        return self.reason or (f"ended by signal {self.signal}" if self.signal else f"exit code {self.code}")
+
     def save(self, directory: Path) -> None:
         with contextlib.suppress(OSError):
-            draft = directory / f"end.{os.getpid()}"
-            draft.write_bytes(msgspec.json.encode(self))
-            draft.replace(directory / "end.json")
+            replace_file(directory / "end.json", msgspec.json.encode(self), directory / f"end.{os.getpid()}")
 
     @classmethod
     def load(cls, directory: Path) -> End | None:
@@ -123,6 +149,6 @@ class End(msgspec.Struct, kw_only=True):
 
 def _loaded(path: Path, kind: type[Kept]) -> Kept | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_file(path), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -30,6 +30,7 @@ from carpool.core.node.model import ASKED_FOR, JobState
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers
 from carpool.daemon.driver import Driver
+from carpool.daemon.files import replace_file
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
@@ -213,8 +214,8 @@ class Orders:
             raise RefusedError(f"job {job} cannot be written to a file: {refusal}")
         number = live.page.header.checkpoint + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
-        draft.write_text(json.dumps({"number": number, "file": file, "stop": stop}))
-        draft.replace(live.directory / "checkpoint.order")
+        order = json.dumps({"number": number, "file": file, "stop": stop}).encode()
+        replace_file(live.directory / "checkpoint.order", order, draft)
         live.page.header.checkpoint = number
         return calls.CheckpointOrder(job=job, number=number, directory=str(live.directory), argv=live.file.argv)
 

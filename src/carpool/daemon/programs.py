@@ -79,7 +79,7 @@ class Programs:
         self._told(live, End(code=message.code, signal=message.signal))
 
     def _told(self, live: LiveJob, end: End) -> None:
-        how = f"ended by signal {end.signal}" if end.signal else f"exit code {end.code}"
+        how = end.how()
         code = -end.signal if end.signal else end.code
         if self._driver.jobs.get(live.id) is live:
             self._end(live, JobExited(job=live.id, code=code, reason=how))

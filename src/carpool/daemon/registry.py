@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from carpool.calls import Inherited
@@ -93,6 +94,7 @@ class Registry:
         After a boot none of them runs, though other processes may have their pids.
         """
         files = [(path, load_file(path)) for path in self._jobs.iterdir() if path.is_dir()]
+        self._number = max(self._number, last_numbered(path.name for path, _ in files))
         for path in [path for path, file in files if file is None and not (path / "job.json").exists()]:
             shutil.rmtree(path, ignore_errors=True)  # the last daemon was about to
         # Parked ones last: they come back at once if there is room, so those that are resident must be known.
@@ -152,7 +154,11 @@ class Registry:
 
 def last_logged(logs: Path) -> int:
     """The highest number in a name of a log: a journal that was lost must not give it to another job."""
-    found = (_ENDS_IN_NUMBER.search(path.stem) for path in logs.glob("*.log"))
+    return last_numbered(path.stem for path in logs.glob("*.log"))
+
+
+def last_numbered(ids: Iterable[str]) -> int:
+    found = map(_ENDS_IN_NUMBER.search, ids)
     return max((int(number[1]) for number in found if number is not None), default=0)
 
 

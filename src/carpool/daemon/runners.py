@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobSubmitted
 from carpool.core.node.model import JobState
-from carpool.daemon import callers
+from carpool.daemon import callers, processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -30,6 +30,7 @@ class Runners:
                 self._enter(peer, message)
             case m.Started():
                 if peer.job is not None and peer.job.runner is peer:
+                    _check_program(peer, message.pid)
                     self._programs.watch(peer.job, message.pid)
             case m.Exited():
                 if peer.job is not None and peer.job.runner is peer:
@@ -76,12 +77,23 @@ class Runners:
         return next((live for live in unheard if live.file.environment is None and live.file.runner_pid == pid), None)
 
     def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
+        if message.child_pid:
+            _check_program(peer, message.child_pid)
         live.runner, peer.job = peer, live
         live.note_runner(message.pid)
         if message.child_pid:
             self._programs.watch(live, message.child_pid)
         elif self._driver.scheduler.state_of(live.id) is not JobState.QUEUED:
             self._starter.send_start(live)
+
+
+def _check_program(peer: Connection, pid: int) -> None:
+    """PeerError if a runner says of a process that is not its own that it is the job's: that one may never end. One
+    that is over already is believed, and so is a runner whose numbers are not ours."""
+    runner = peer.process()
+    is_seen = runner > 0 and processes.inner_pid(runner) == runner
+    if is_seen and processes.is_alive(pid) and not processes.descends_from(pid, runner):
+        raise PeerError(f"process {runner} says that it started process {pid}, which is not its child")
 
 
 def _has_other_runner(live: LiveJob, message: m.Enter) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 from carpool import __version__
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.daemon import processes
+from carpool.daemon.files import read_file
 from carpool.daemon.jobs import LiveJob
 from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
@@ -46,7 +47,7 @@ def checkpoint_refusal(live: LiveJob) -> str:
     if len(live.members) > 1 and (live.directory / "checkpoint.ready").exists():
         return f"{len(live.members)} of its processes take turns; only a job of one process can be written"
     with contextlib.suppress(OSError):
-        return (live.directory / CHECKPOINT_REFUSED).read_text(errors="replace")[:REFUSAL_LETTERS_MAX]
+        return read_file(live.directory / CHECKPOINT_REFUSED).decode(errors="replace")[:REFUSAL_LETTERS_MAX]
     return ""
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Starter:
         self._devices = {device.id: device for device in devices}
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
         self._spawned = 0
+        self._pruner = threading.Thread()  # the newest; that disk may hang
         self.on_runner_gone: Callable[[LiveJob], None] = lambda live: None
 
     def device_for(self, file: JobFile) -> str | None:
@@ -120,16 +122,16 @@ class Starter:
         return job_environment(self.places, device, live.file, page)
 
     def _spawn_runner(self, live: LiveJob) -> None:
-        self.places.logs.mkdir(mode=0o700, exist_ok=True)
-        if self._spawned % LOOK_EVERY == 0:
-            self._prune_logs()
+        """Start its runner, which opens the log itself: where that disk hangs, only this job waits for it."""
+        if self._spawned % LOOK_EVERY == 0 and not self._pruner.is_alive():
+            self._pruner = threading.Thread(target=self._prune_logs, name="logs", daemon=True)
+            self._pruner.start()
         self._spawned += 1
-        with open(self.log_path(live.id), "ab", opener=_private) as sink, processes.stepped_up():
+        with processes.stepped_up():
             self._runners[live.id] = subprocess.Popen(
-                [sys.executable, "-m", "carpool.cli.runner", str(live.directory)],
+                [sys.executable, "-m", "carpool.cli.runner", str(live.directory), str(self.log_path(live.id))],
                 stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
         moments.pass_by("spawned")
@@ -193,7 +195,3 @@ class Starter:
         runner = self._runners.pop(live.id, None)
         if runner is not None:
             asyncio.get_running_loop().call_later(1.0, runner.poll)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -85,10 +85,8 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         state = JobState(end.state)
     elif end is None:
         state, how = JobState.FAILED, "exit code unknown"
-    elif end.signal:
-        state, how = JobState.FAILED, f"ended by signal {end.signal}"
     else:
-        state, how = (JobState.FAILED if end.code else JobState.FINISHED), f"exit code {end.code}"
+        state, how = JobState.FAILED if end.code or end.signal else JobState.FINISHED, end.how()
     return JobPicture(
         id=JobId(file.job),
         name=file.spec.name,
