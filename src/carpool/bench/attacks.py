@@ -88,7 +88,9 @@ ATTACKS = (
     Attack(title="memory nodes of one graph", name="graph_nodes", why=MAPPED),
     Attack(title="captured allocations", name="captured", why=MAPPED),
     Attack(title="pool memory of ended contexts", name="context_ended", why="what a pool gave stays counted"),
-    Attack(title="memory of ended green contexts", name="green_ended", why="it is the primary context's, and counted"),
+    Attack(
+        title="memory of ended green contexts", name="green_ended", why="it is the primary context's, and counted"
+    ),
     Attack(title="symbols of the global scope", name="door_global", why=LOOKUP),
     Attack(title="dlopen by path", name="door_path", why=LOOKUP),
     Attack(title="dlopen with RTLD_DEEPBIND", name="door_deepbind", why=LOOKUP),
