@@ -137,12 +137,13 @@ void cp_drop_context(uint64_t context) {
     cp_forget_context(context);
 }
 
-void cp_leave_context(uint64_t context, uint64_t to) {
+/* It stays counted until it is freed: which context is the primary one is not known here. */
+void cp_leave_context(uint64_t context) {
     cp_take_lock(&table_lock);
     for (size_t i = 0; i < table_size; i++)
-        if (table[i].kind >= CP_POINTER && table[i].kind < CP_CAPTURE && table[i].owner == context)
-            table[i].owner = to;
+        table[i].owner = table[i].kind >= CP_POINTER && table[i].kind < CP_CAPTURE && table[i].owner == context ? 0 : table[i].owner;
     cp_drop_lock(&table_lock);
+    cp_forget_context(context);
 }
 
 /* The account */
@@ -341,7 +342,7 @@ __attribute__((constructor)) static void cp_load(void) {
 }
 
 __attribute__((destructor)) static void cp_unload(void) {
-    cp_lose_samples();
+    cp_end_samples(0);
     cp_leave();
     cp_word *slot = atomic_exchange(&cp_slot, NULL);
     is_off = true;

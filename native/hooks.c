@@ -289,35 +289,18 @@ static bool node_fits(const CUgraphNodeParams *params) {
 
 /* Contexts */
 
+#define PRIMARY (device >= 0 && device < DEVICES_MAX ? atomic_load(&primary[device]) : 0)
 static void drop_primary(CUresult result, CUdevice device) {
     unsigned int flags;
     int is_active = 1;
-    if (result == CUDA_SUCCESS && device >= 0 && device < DEVICES_MAX && atomic_load(&primary[device]) &&
-        real_cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && !is_active)
-        cp_drop_context(atomic_load(&primary[device]));
+    if (!result && PRIMARY && !real_cuDevicePrimaryCtxGetState(device, &flags, &is_active) && !is_active)
+        cp_drop_context(PRIMARY);
 }
-/* It may live on: what of its samples nobody has seen is waited for, or paid by the time that passed, all the same. */
-static uint64_t end_primary(CUdevice device) {
-    uint64_t context = device >= 0 && device < DEVICES_MAX ? atomic_load(&primary[device]) : 0;
-    return context ? cp_end_samples(context) : 0;
-}
-#define END_PRIMARY(symbol, params, args, ...)                          \
-    AROUND(symbol, params, args, uint64_t unseen = end_primary(device), \
-           if (unseen) cp_lose_since(unseen); drop_primary(result, device))
-/* A green context has the primary one's memory, which outlives it. */
-static uint64_t end_green(CUcontext context) {
-    CUdevice device = -1;
-    if (!real_cuCtxPushCurrent_v2(context)) {
-        real_cuCtxGetDevice(&device);
-        real_cuCtxPopCurrent_v2(&(CUcontext){0});
-    }
-    cp_leave_context(KEY(context), device >= 0 && device < DEVICES_MAX ? atomic_load(&primary[device]) : 0);
-    return cp_end_samples(KEY(context));
-}
+#define END_PRIMARY(symbol, params, args, ...) \
+    AROUND(symbol, params, args, if (PRIMARY) cp_end_samples(PRIMARY), drop_primary(result, device))
 /* Samples and lines first: their events and streams end with the context. */
 #define END_CONTEXT(symbol, params, args, ...) \
-    AROUND(symbol, params, args, uint64_t unseen = context ? cp_end_samples(KEY(context)) : 0, \
-           if (unseen) cp_lose_since(unseen); if (!result) cp_drop_context(KEY(context)))
+    AROUND(symbol, params, args, if (context) cp_forget_context(KEY(context)), if (!result) cp_drop_context(KEY(context)))
 
 /* Figures */
 
@@ -426,8 +409,8 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 
 /* `after`: a copy back to the host returns when the data is there, and is a wait for what was launched before it. */
 #define COPY(symbol, params, args, bytes, on, after)                                                    \
-    AROUND(symbol, params, args, MARK((on) == PER_THREAD); if ((bytes) >= LARGE_COPY) cp_pass_turn(on); \
-           uint64_t began = (bytes) < LARGE_COPY ? WAIT_BEGINS : 0; (void)began, after)
+    AROUND(symbol, params, args, MARK((on) == PER_THREAD); if ((bytes) >= LARGE_COPY) cp_pass_turn(on); COPY_BEGINS(bytes), after)
+#define COPY_BEGINS(bytes) __attribute__((unused)) uint64_t began = (bytes) < LARGE_COPY ? WAIT_BEGINS : 0
 #define WAIT_BEGINS (GET(cp_queued_until) ? cp_now() : 0) /* under a compute limit; a large copy takes its own time */
 #define END_COPY (cp_end_step(0), began ? cp_end_wait(began) : (void)0)
 #define SHAPE(copy, depth) (copy ? product(product(copy->WidthInBytes, copy->Height), depth) : 0)

@@ -180,6 +180,11 @@ static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns)
     return true;
 }
 
+static void owe(cp_word *header, uint64_t begun, uint64_t ns) {
+    while (ns && !charge(header, GET(header[CP_H_PAID_UNTIL]), begun, ns))
+        ;
+}
+
 /* So much of the time that passed since then is not paid for yet, and now is; device time as of its begin. */
 static uint64_t take_passed(uint64_t since, uint64_t most) {
     uint64_t now = cp_now(), from = settled_until > since ? settled_until : since;
@@ -193,8 +198,7 @@ static uint64_t take_passed(uint64_t since, uint64_t most) {
 static void lose(uint64_t begun) {
     cp_word *header = begun ? cp_header() : NULL;
     uint64_t ns = header && GET(header[CP_H_PRICE]) ? take_passed(begun, LOOK_NS) : 0;
-    while (ns && !charge(header, GET(header[CP_H_PAID_UNTIL]), begun, ns))
-        ;
+    owe(header, begun, ns);
 }
 
 /* What was paid too little is paid as of its begin, what was too much goes back to the purse (C7). */
@@ -207,8 +211,7 @@ static void settle(cp_word *header, struct cp_sample *sample, uint64_t used) {
         owed -= part;
     if (owed < 0)
         atomic_fetch_sub(&cp_purse, owed);
-    while (owed > 0 && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, (uint64_t)owed))
-        ;
+    owe(header, sample->begun, owed > 0 ? (uint64_t)owed : 0);
 }
 
 /* A fading mean, in which time in doubt counts little. */
@@ -355,32 +358,20 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream) {
         drop_sample(sample);
 }
 
-/* The begin of the oldest launch in this context, or in all of them, whose end was not seen; or 0. */
-static uint64_t unread_of(uint64_t context) {
-    uint64_t oldest = 0;
-    for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
-        if (atomic_load(&s->state) == RECORDED && (!context || (uint64_t)(uintptr_t)s->context == context))
-            oldest = oldest && oldest < s->begun ? oldest : s->begun;
-    return oldest;
-}
-
-uint64_t cp_end_samples(uint64_t context) {
-    uint64_t began = cp_now(), oldest = 0;
-    while (cp_read_samples(), (oldest = unread_of(context)) && cp_now() - began < PATIENCE_NS)
-        cp_sleep(PAUSE_NS);
-    cp_forget_context(context);
-    return oldest;
-}
-
-void cp_lose_since(uint64_t begun) {
+/* As the driver does it, the end of a context waits for what runs in it; what is not over then is lost (C8). */
+void cp_end_samples(uint64_t context) {
+    cp_word *header = cp_header();
+    uint64_t began = cp_now(), oldest;
+    do {
+        cp_read_samples();
+        oldest = 0;
+        for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
+            if (atomic_load(&s->state) == RECORDED && (!context || (uint64_t)(uintptr_t)s->context == context))
+                oldest = oldest && oldest < s->begun ? oldest : s->begun;
+    } while (context && oldest && header && GET(header[CP_H_PRICE]) && cp_now() - began < LOOK_NS && (cp_sleep(PAUSE_NS), true));
     cp_take_lock(&sample_lock);
-    lose(begun);
+    lose(oldest);
     cp_drop_lock(&sample_lock);
-}
-
-void cp_lose_samples(void) {
-    cp_read_samples();
-    cp_lose_since(unread_of(0));
 }
 
 void cp_forget_context(uint64_t context) {
@@ -390,7 +381,7 @@ void cp_forget_context(uint64_t context) {
         atomic_store(&own_trial, 0);
         settled_until = 0;
     } else
-        cp_forget_line(context, NULL);
+        cp_end_samples(context), cp_forget_line(context, NULL);
     cp_take_lock(&sample_lock);
     for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
         if (!context || (uint64_t)(uintptr_t)s->context == context) {
@@ -435,24 +426,7 @@ static bool may_foresee(void) {
 static void end_trial_of_dead(cp_word *header, uint64_t trial, uint64_t now) {
     uint64_t begun = (trial & ~(uint64_t)CP_TRIAL_PID) + AWAY_NS, ns = begun < now ? now - begun : 0;
     if (atomic_compare_exchange_strong(&header[CP_H_TRIAL], &trial, 0))
-        while (ns && !charge(header, GET(header[CP_H_PAID_UNTIL]), begun, ns < PATIENCE_NS ? ns : PATIENCE_NS))
-            ;
-}
-
-/* Where a launch must be measured there must be room for it: what lies in the way is waited for, and then given up. */
-static void make_room(void) {
-    uint64_t began = cp_now();
-    while (GET(recorded) >= SAMPLES && cp_now() - began < PATIENCE_NS) {
-        cp_rest(PAUSE_NS);
-        cp_read_samples();
-    }
-    cp_take_lock(&sample_lock);
-    struct cp_sample *oldest = &samples[next_sample % SAMPLES];
-    if (GET(recorded) >= SAMPLES && atomic_load(&oldest->state) == RECORDED) {
-        lose(oldest->begun);
-        drop_sample(oldest);
-    }
-    cp_drop_lock(&sample_lock);
+        owe(header, begun, ns < PATIENCE_NS ? ns : PATIENCE_NS);
 }
 
 /* Wait until the job may launch this kernel, and pay for it from the purse; where that does not hold enough, a slice that
@@ -519,8 +493,6 @@ struct cp_sample *cp_pay(struct cp_work work, CUstream stream) {
     uint64_t paid = pay_slowly(header, kernel, stream, &is_trial);
     cp_pass_turn(stream);
     bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample, 1, memory_order_relaxed) <= 1;
-    if (is_due && GET(recorded) >= SAMPLES)
-        make_room();
     struct cp_sample *sample = is_due ? begin_sample(kernel, work, paid, stream) : NULL;
     if (is_trial && !(sample && sample->knowledge == CP_UNKNOWN)) /* nobody else would end it */
         end_trial();

@@ -63,10 +63,12 @@ static bool cp_take(cp_word *slot, uint64_t from) {
 static bool cp_is_foreign(uint64_t flags) { return flags && (flags ^ cp_flags) >> CP_NAMESPACE_SHIFT; }
 
 /* The pid goes last, so that nobody claims half-wiped words. The flags stay ours, also of a slot that nobody has
- * then: a process in another namespace leaves it alone meanwhile. */
+ * then: a process in another namespace leaves it alone meanwhile. How far its last process came stays, too: the daemon may
+ * not have read it, and would take a smaller number for steps that were none. */
 static void cp_wipe(cp_word *slot, uint64_t next_pid) {
     for (unsigned word = CP_S_PID + 1; word < CP_SLOT_WORDS; word++)
-        PUT(slot[word], word == CP_S_FLAGS ? cp_flags : 0);
+        if (next_pid || word != CP_S_STEPS)
+            PUT(slot[word], word == CP_S_FLAGS ? cp_flags : 0);
     atomic_store(&slot[CP_S_PID], next_pid);
 }
 
