@@ -137,6 +137,14 @@ void cp_drop_context(uint64_t context) {
     cp_forget_context(context);
 }
 
+void cp_leave_context(uint64_t context, uint64_t to) {
+    cp_take_lock(&table_lock);
+    for (size_t i = 0; i < table_size; i++)
+        if (table[i].kind >= CP_POINTER && table[i].kind < CP_CAPTURE && table[i].owner == context)
+            table[i].owner = to;
+    cp_drop_lock(&table_lock);
+}
+
 /* The account */
 
 void cp_say_unless(atomic_flag *is_said, const char *format, ...) {
@@ -333,6 +341,7 @@ __attribute__((constructor)) static void cp_load(void) {
 }
 
 __attribute__((destructor)) static void cp_unload(void) {
+    cp_lose_samples();
     cp_leave();
     cp_word *slot = atomic_exchange(&cp_slot, NULL);
     is_off = true;

@@ -69,6 +69,7 @@ void cp_note(enum cp_kind kind, uint64_t key, uint64_t owner, uint64_t bytes);
 bool cp_change_refs(enum cp_kind kind, uint64_t key, int by, struct cp_entry *out); /* false: unknown */
 uint64_t cp_range_around(uint64_t at); /* the key of the mapped range that this address lies in, or 0 */
 void cp_drop_context(uint64_t context);
+void cp_leave_context(uint64_t context, uint64_t to); /* before its end: what is in it goes to another, or is nobody's */
 extern cp_lock cp_map_lock; /* hooks.c has it */
 extern atomic_int cp_captures; /* streams being captured */
 cp_word *cp_my_slot(void); /* NULL: not of a job, or turned off */
@@ -108,6 +109,11 @@ struct cp_work { uint64_t key, function, blocks; }; /* a kernel with its grid, o
 struct cp_sample *cp_pay(struct cp_work work, CUstream stream); /* before a launch; what it returns wants to hear of its end */
 void cp_end_sample(struct cp_sample *sample, CUstream stream);
 void cp_forget_context(uint64_t context); /* before its end: its samples and lines; 0: a forked child, all samples */
+uint64_t cp_end_samples(uint64_t context); /* before its end: waits until all were seen; the begin of one that was not, or 0 */
+void cp_lose_since(uint64_t begun); /* that one's end cannot be seen any more */
+void cp_lose_samples(void);         /* before this process's end */
+extern _Atomic uint64_t cp_queued_until; /* what was paid for takes the device until then; 0: nothing was paid for */
+void cp_end_wait(uint64_t began);   /* the program waited for the device since then */
 void cp_forget_kernels(void);             /* code was unloaded */
 void cp_read_samples(void);               /* learn from what has ended */
 #define CP_KERNELS 4096 /* a power of two */

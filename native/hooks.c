@@ -296,10 +296,28 @@ static void drop_primary(CUresult result, CUdevice device) {
         real_cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && !is_active)
         cp_drop_context(atomic_load(&primary[device]));
 }
-#define END_PRIMARY(symbol, params, args, ...) AROUND(symbol, params, args, , drop_primary(result, device))
+/* It may live on: what of its samples nobody has seen is waited for, or paid by the time that passed, all the same. */
+static uint64_t end_primary(CUdevice device) {
+    uint64_t context = device >= 0 && device < DEVICES_MAX ? atomic_load(&primary[device]) : 0;
+    return context ? cp_end_samples(context) : 0;
+}
+#define END_PRIMARY(symbol, params, args, ...)                          \
+    AROUND(symbol, params, args, uint64_t unseen = end_primary(device), \
+           if (unseen) cp_lose_since(unseen); drop_primary(result, device))
+/* A green context has the primary one's memory, which outlives it. */
+static uint64_t end_green(CUcontext context) {
+    CUdevice device = -1;
+    if (!real_cuCtxPushCurrent_v2(context)) {
+        real_cuCtxGetDevice(&device);
+        real_cuCtxPopCurrent_v2(&(CUcontext){0});
+    }
+    cp_leave_context(KEY(context), device >= 0 && device < DEVICES_MAX ? atomic_load(&primary[device]) : 0);
+    return cp_end_samples(KEY(context));
+}
 /* Samples and lines first: their events and streams end with the context. */
 #define END_CONTEXT(symbol, params, args, ...) \
-    AROUND(symbol, params, args, if (context) cp_forget_context(KEY(context)), if (!result) cp_drop_context(KEY(context)))
+    AROUND(symbol, params, args, uint64_t unseen = context ? cp_end_samples(KEY(context)) : 0, \
+           if (unseen) cp_lose_since(unseen); if (!result) cp_drop_context(KEY(context)))
 
 /* Figures */
 
@@ -407,10 +425,16 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
 /* Copies, waits, captures */
 
 /* `after`: a copy back to the host returns when the data is there, and is a wait for what was launched before it. */
-#define COPY(symbol, params, args, bytes, on, after) AROUND(symbol, params, args, MARK((on) == PER_THREAD); if ((bytes) >= LARGE_COPY) cp_pass_turn(on), after)
+#define COPY(symbol, params, args, bytes, on, after)                                                    \
+    AROUND(symbol, params, args, MARK((on) == PER_THREAD); if ((bytes) >= LARGE_COPY) cp_pass_turn(on); \
+           uint64_t began = (bytes) < LARGE_COPY ? WAIT_BEGINS : 0; (void)began, after)
+#define WAIT_BEGINS (GET(cp_queued_until) ? cp_now() : 0) /* under a compute limit; a large copy takes its own time */
+#define END_COPY (cp_end_step(0), began ? cp_end_wait(began) : (void)0)
 #define SHAPE(copy, depth) (copy ? product(product(copy->WidthInBytes, copy->Height), depth) : 0)
 #define TO_HOST(copy) (copy && copy->dstMemoryType == CU_MEMORYTYPE_HOST)
-#define WAIT(symbol, params, args, finished) AROUND(symbol, params, args, cp_read_samples(), cp_end_step(result ? 0 : finished))
+#define WAIT(symbol, params, args, finished)                                  \
+    AROUND(symbol, params, args, cp_read_samples(); uint64_t began = WAIT_BEGINS, \
+           cp_end_step(result ? 0 : finished); if (began) cp_end_wait(began))
 
 /* Each thread has its own stream of the name 0 or 2. */
 static uint64_t capture_key(CUstream stream) { return KEY(stream) > 2 ? KEY(stream) : KEY(stream) ^ (uint64_t)pthread_self(); }

@@ -28,7 +28,11 @@
  *     is foreseen. So many are on their way at once as foresight was right before, and one after it was wrong.
  * C7  What a measured launch paid too little or too much is settled when its end is seen, whatever the table has forgotten
  *     by then. A launch that was drawn by lot stands for the others of its kind, and settles for all of them if it was
- *     more than twice off; but for no more time than has passed.
+ *     more than twice off; but for no more time than has passed since the last settlement, and LOOK_NS at most.
+ * C8  A launch whose end nobody will see (its context or its process ends, the driver does not say) is paid by the time
+ *     since its begin. Of a process that died in a trial, whoever comes next pays PATIENCE_NS at most.
+ * C9  A wait that is longer than all that was paid for, by REST_NS_MAX or more, means that some launch was longer than
+ *     thought. Then every launch is measured, for WATCH times as long as that wait was.
  *
  * Threads: any. Lock: `sample_lock` guards the samples, and is never held while somebody waits for the device; costs are
  * words that threads may overwrite for each other. */
@@ -51,6 +55,8 @@
 #define PROBES 4 /* what does not fit pushes out what is there */
 #define SAMPLES 64
 #define UNREADY_MAX 4 /* of the oldest samples, before the newer ones are left for later */
+#define LOOK_NS 10000000000u
+#define WATCH 16
 #define FAR 8 /* times a function's cost: no grid is foreseen to be further off */
 
 struct cp_sample {
@@ -58,7 +64,7 @@ struct cp_sample {
     CUevent from, to, others; /* others: all that was launched before on other streams is done */
     struct cp_kernel *kernel;
     struct cp_work work;
-    uint64_t begun, since, asked_ns; /* since: when the one before it was begun; asked: how long the driver was, for the launch and the second event */
+    uint64_t begun, asked_ns; /* asked: how long the driver was, for the launch and the second event */
     uint64_t paid_ns;
     unsigned weight; /* how many launches it stands for */
     bool has_others;
@@ -71,10 +77,12 @@ static struct cp_sample samples[SAMPLES]; /* used in turn */
 static struct { CUcontext context; CUstream stream; CUevent mark; } aside; /* ours: it only waits for the program's streams */
 static unsigned next_sample;
 static atomic_uint recorded; /* samples whose end is not seen yet */
-static uint64_t last_begun, settled_until; /* of samples; until then all the time that passed is paid for */
+static uint64_t settled_until; /* until then all the time that passed is paid for; 0: nothing was launched */
+static _Atomic uint64_t watched_until; /* until then every launch is measured (C9) */
 static cp_lock sample_lock;
 _Atomic int64_t cp_purse;
-static _Atomic uint64_t not_before, queued_until, own_trial; /* trial: begin and pid of ours, as in H_TRIAL */
+_Atomic uint64_t cp_queued_until;
+static _Atomic uint64_t not_before, own_trial; /* trial: begin and pid of ours, as in H_TRIAL */
 static struct cp_kernel *_Atomic tried; /* by us, while that is not 0 */
 static atomic_uint foresight = 1; /* so many samples may be on their way when a foreseen kernel is launched (C6) */
 _Atomic(CUstream) cp_only_stream;
@@ -132,7 +140,7 @@ static void set_next_sample(struct cp_kernel *kernel) {
     uint64_t cost = GET(kernel->cost_ns), weight = cost * EVERY < EVERY_NS ? EVERY : cost < EVERY_NS ? EVERY_NS / cost : 1;
     uint64_t lot = draw();
     unsigned zeros = (unsigned)__builtin_clzll(lot), halvings = 256 * (zeros + 1) - (unsigned)(lot << zeros >> 55 & 255);
-    bool is_known = GET(kernel->knowledge) == CP_KNOWN;
+    bool is_known = GET(kernel->knowledge) == CP_KNOWN && GET(watched_until) < cp_now();
     PUT(kernel->weight, is_known ? (unsigned)weight : 1);
     PUT(kernel->until_sample, is_known && weight > 1 ? 1 + (int)(weight * halvings * 177 >> 16) : 0); /* 177 / 65536: ln 2 / 256 */
 }
@@ -172,15 +180,31 @@ static bool charge(cp_word *header, uint64_t until, uint64_t begun, uint64_t ns)
     return true;
 }
 
+/* So much of the time that passed since then is not paid for yet, and now is; device time as of its begin. */
+static uint64_t take_passed(uint64_t since, uint64_t most) {
+    uint64_t now = cp_now(), from = settled_until > since ? settled_until : since;
+    from = from + LOOK_NS < now ? now - LOOK_NS : from;
+    uint64_t taken = from > now ? 0 : now - from < most ? now - from : most;
+    settled_until = taken ? from + taken : settled_until;
+    return taken;
+}
+
+/* Nobody will see the end of what was begun then (C8). */
+static void lose(uint64_t begun) {
+    cp_word *header = begun ? cp_header() : NULL;
+    uint64_t ns = header && GET(header[CP_H_PRICE]) ? take_passed(begun, LOOK_NS) : 0;
+    while (ns && !charge(header, GET(header[CP_H_PAID_UNTIL]), begun, ns))
+        ;
+}
+
 /* What was paid too little is paid as of its begin, what was too much goes back to the purse (C7). */
 static void settle(cp_word *header, struct cp_sample *sample, uint64_t used) {
     int64_t owed = (int64_t)(used - sample->paid_ns) * (int64_t)sample->weight;
-    if (sample->weight > 1 && owed > 0) {
-        uint64_t now = cp_now(), from = settled_until > sample->since ? settled_until : sample->since;
-        int64_t passed = now > from ? (int64_t)(now - from) : 0;
-        owed = owed < passed ? owed : passed;
-        settled_until = from + (uint64_t)owed;
-    }
+    if (sample->weight > 1 && owed > 0)
+        owed = (int64_t)take_passed(0, (uint64_t)owed);
+    int64_t has = GET(cp_purse), part = has < owed ? has : owed; /* what the purse has is paid for: it must not be spent on others first */
+    if (part > 0 && cp_take_from_purse(part))
+        owed -= part;
     if (owed < 0)
         atomic_fetch_sub(&cp_purse, owed);
     while (owed > 0 && !charge(header, GET(header[CP_H_PAID_UNTIL]), sample->begun, (uint64_t)owed))
@@ -209,6 +233,8 @@ static void learn(cp_word *header, struct cp_sample *sample, uint64_t ns) {
     uint64_t used = sample->knowledge == CP_UNKNOWN || (is_first && !is_mean) ? own : near;
     if (is_first || (is_mean && (near / 2 > paid || near < paid / 2)))
         settle(header, sample, used);
+    if (used > paid)
+        PUT(cp_queued_until, (sample->begun > GET(cp_queued_until) ? sample->begun : GET(cp_queued_until)) + used - paid);
     if (sample->knowledge == CP_FORESEEN)
         PUT(foresight, !is_right ? 1 : GET(foresight) < SAMPLES ? 2 * GET(foresight) : SAMPLES);
     if (is_first || is_mean)
@@ -263,6 +289,8 @@ void cp_read_samples(void) {
         CUresult result = real_cuEventQuery(s->to);
         if (result == CUDA_SUCCESS && real_cuEventElapsedTime(&ms, s->from, s->to) == CUDA_SUCCESS)
             learn(header, s, added_ns(s, ms));
+        else if (result != CUDA_ERROR_NOT_READY)
+            lose(s->begun);
         if (result != CUDA_ERROR_NOT_READY)
             drop_sample(s);
         unready += result == CUDA_ERROR_NOT_READY;
@@ -311,8 +339,8 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
         found->has_others = mark_others(context, found->others, stream);
         found->weight = GET(kernel->weight);
         found->knowledge = GET(kernel->knowledge);
-        found->since = last_begun;
-        found->begun = last_begun = cp_now();
+        found->begun = cp_now();
+        settled_until = settled_until ? settled_until : found->begun;
         atomic_store(&found->state, BEGUN);
         set_next_sample(kernel);
     }
@@ -327,12 +355,40 @@ void cp_end_sample(struct cp_sample *sample, CUstream stream) {
         drop_sample(sample);
 }
 
+/* The begin of the oldest launch in this context, or in all of them, whose end was not seen; or 0. */
+static uint64_t unread_of(uint64_t context) {
+    uint64_t oldest = 0;
+    for (struct cp_sample *s = samples; s < samples + SAMPLES; s++)
+        if (atomic_load(&s->state) == RECORDED && (!context || (uint64_t)(uintptr_t)s->context == context))
+            oldest = oldest && oldest < s->begun ? oldest : s->begun;
+    return oldest;
+}
+
+uint64_t cp_end_samples(uint64_t context) {
+    uint64_t began = cp_now(), oldest = 0;
+    while (cp_read_samples(), (oldest = unread_of(context)) && cp_now() - began < PATIENCE_NS)
+        cp_sleep(PAUSE_NS);
+    cp_forget_context(context);
+    return oldest;
+}
+
+void cp_lose_since(uint64_t begun) {
+    cp_take_lock(&sample_lock);
+    lose(begun);
+    cp_drop_lock(&sample_lock);
+}
+
+void cp_lose_samples(void) {
+    cp_read_samples();
+    cp_lose_since(unread_of(0));
+}
+
 void cp_forget_context(uint64_t context) {
     if (!context) { /* a forked child: nothing of the parent's is ours */
         atomic_store(&sample_lock, 0);
         atomic_store(&cp_purse, 0);
         atomic_store(&own_trial, 0);
-        last_begun = settled_until = 0;
+        settled_until = 0;
     } else
         cp_forget_line(context, NULL);
     cp_take_lock(&sample_lock);
@@ -375,6 +431,30 @@ static bool may_foresee(void) {
     return busy < GET(foresight) && busy < SAMPLES;
 }
 
+/* Its kernel ended with it, or before; it was away, or somebody would have seen that. */
+static void end_trial_of_dead(cp_word *header, uint64_t trial, uint64_t now) {
+    uint64_t begun = (trial & ~(uint64_t)CP_TRIAL_PID) + AWAY_NS, ns = begun < now ? now - begun : 0;
+    if (atomic_compare_exchange_strong(&header[CP_H_TRIAL], &trial, 0))
+        while (ns && !charge(header, GET(header[CP_H_PAID_UNTIL]), begun, ns < PATIENCE_NS ? ns : PATIENCE_NS))
+            ;
+}
+
+/* Where a launch must be measured there must be room for it: what lies in the way is waited for, and then given up. */
+static void make_room(void) {
+    uint64_t began = cp_now();
+    while (GET(recorded) >= SAMPLES && cp_now() - began < PATIENCE_NS) {
+        cp_rest(PAUSE_NS);
+        cp_read_samples();
+    }
+    cp_take_lock(&sample_lock);
+    struct cp_sample *oldest = &samples[next_sample % SAMPLES];
+    if (GET(recorded) >= SAMPLES && atomic_load(&oldest->state) == RECORDED) {
+        lose(oldest->begun);
+        drop_sample(oldest);
+    }
+    cp_drop_lock(&sample_lock);
+}
+
 /* Wait until the job may launch this kernel, and pay for it from the purse; where that does not hold enough, a slice that
  * does is taken first. What was paid; the guess of a trial is not from the purse. */
 __attribute__((noinline)) static uint64_t pay_slowly(cp_word *header, struct cp_kernel *kernel, CUstream stream, bool *is_trial) {
@@ -383,17 +463,19 @@ __attribute__((noinline)) static uint64_t pay_slowly(cp_word *header, struct cp_
         enum cp_knowledge knowledge = GET(kernel->knowledge);
         bool is_known = knowledge != CP_UNKNOWN, is_waited_for = GET(own_trial) && GET(tried) == kernel && !is_known;
         int64_t cost = (int64_t)GET(kernel->cost_ns), owed = cost - GET(cp_purse);
-        uint64_t now = cp_now(), until = atomic_load(&header[CP_H_PAID_UNTIL]), queued = GET(queued_until);
+        uint64_t now = cp_now(), until = atomic_load(&header[CP_H_PAID_UNTIL]), queued = GET(cp_queued_until);
         if (knowledge == CP_FORESEEN && !may_foresee() && now - began < PATIENCE_NS)
             is_waited_for = true;
         else if (is_known && cp_take_from_purse(cost))
             return (uint64_t)cost;
         uint64_t ready = until > GET(not_before) ? until : GET(not_before), other = GET(header[CP_H_TRIAL]);
         uint64_t slice = owed < SLICE_NS ? SLICE_NS : (uint64_t)owed;
-        if (queued > now + BACKLOG_NS)
+        if (other && !cp_is_alive(other & CP_TRIAL_PID))
+            end_trial_of_dead(header, other, now);
+        else if (queued > now + BACKLOG_NS)
             cp_sleep(REST_NS_MAX);
         else if (ready > now || is_waited_for ||
-                 (other && (int64_t)(now - other) < PATIENCE_NS && cp_is_alive(other & CP_TRIAL_PID))) {
+                 (other && (int64_t)(now - other) < PATIENCE_NS)) {
             uint64_t ns = ready > now ? ready - now : PAUSE_NS;
             if (cp_rest(ns < REST_NS_MAX ? ns : REST_NS_MAX))
                 PUT(not_before, ready + RESUME_NS);
@@ -402,11 +484,21 @@ __attribute__((noinline)) static uint64_t pay_slowly(cp_word *header, struct cp_
             *is_trial = true;
             return GUESS_NS;
         } else if (is_known && charge(header, until, now, slice)) {
-            PUT(queued_until, (queued > now ? queued : now) + slice);
+            PUT(cp_queued_until, (queued > now ? queued : now) + slice);
             atomic_fetch_add(&cp_purse, (int64_t)slice);
         }
     }
     return GET(kernel->cost_ns);
+}
+
+/* C9; where nobody else may have kept the device busy, or this thread from its processor, that is exact, and else costs little. */
+void cp_end_wait(uint64_t began) {
+    uint64_t now = cp_now(), until = now + (now - began) * WATCH;
+    if (now - began < REST_NS_MAX || now - REST_NS_MAX < GET(cp_queued_until) || until < GET(watched_until) || !is_alone())
+        return;
+    PUT(watched_until, until);
+    for (struct cp_kernel *kernel = cp_kernels; kernel < cp_kernels + CP_KERNELS; kernel++)
+        PUT(kernel->until_sample, 0);
 }
 
 struct cp_sample *cp_pay(struct cp_work work, CUstream stream) {
@@ -427,6 +519,8 @@ struct cp_sample *cp_pay(struct cp_work work, CUstream stream) {
     uint64_t paid = pay_slowly(header, kernel, stream, &is_trial);
     cp_pass_turn(stream);
     bool is_due = atomic_fetch_sub_explicit(&kernel->until_sample, 1, memory_order_relaxed) <= 1;
+    if (is_due && GET(recorded) >= SAMPLES)
+        make_room();
     struct cp_sample *sample = is_due ? begin_sample(kernel, work, paid, stream) : NULL;
     if (is_trial && !(sample && sample->knowledge == CP_UNKNOWN)) /* nobody else would end it */
         end_trial();

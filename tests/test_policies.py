@@ -16,6 +16,7 @@ import pytest
 import carpool.core.policies
 from carpool import policies
 from carpool.cli.main import main
+from carpool.cli.policy import checked
 from carpool.core.cluster.order import Order
 from carpool.errors import UsageError
 from carpool.policies import POLICIES, Guarded, find_policy, in_full, load, names_for
@@ -197,6 +198,8 @@ def test_the_check_says_what_is_wrong_with_the_rest(tmp_path: Path, more: str, f
         ("return (view.arrived_ns,)", "jobs may wait without end"),
         ("return (view.remaining_ns,)", "speed() is None"),
         ("return (view.level - now,)", "changes with `now` alone"),
+        ("return (7,)", "in a cluster all jobs have the same rank"),
+        ("return (view.waited_ns,)", "in a cluster all jobs have the same rank"),
     ],
 )
 def test_the_review_hints_at_what_may_be_meant(tmp_path: Path, body: str, hint: str) -> None:
@@ -209,6 +212,14 @@ def test_the_review_names_a_decision_that_takes_too_long(tmp_path: Path) -> None
     slow = ranking("import time; time.sleep(0.004); return (view.level,)")
     (fault,) = review_policy(load(written(tmp_path, slow))).faults
     assert "a decision among 8 jobs takes" in fault and fault.endswith("jobs would wait for it")
+
+
+def test_a_daemon_is_not_started_with_a_policy_for_which_jobs_would_wait(tmp_path: Path) -> None:
+    """A simulation may be: nobody waits for it but its author."""
+    path = written(tmp_path, ranking("import time; time.sleep(0.06); return (view.level,)"))
+    with pytest.raises(UsageError, match=r"a decision among 8 jobs takes [\d.]+ ms; jobs would wait for it"):
+        checked(path, place="node", is_live=True)
+    assert checked(path, place="node").name == "mine"
 
 
 def test_las_has_no_hint_and_is_quick() -> None:

@@ -565,7 +565,8 @@ API cuCtxDestroy_v2(CUcontext c) {
     return CUDA_SUCCESS;
 }
 
-/* A green context is a context like any other here, but that it is not current when it is made. */
+/* A green context is a context like any other here, but that it is not current when it is made, and that its memory is the
+ * primary one's: it outlives it. */
 API cuGreenCtxCreate(CUgreenCtx *out, void *resources, CUdevice dev, unsigned int flags) {
     (void)resources;
     CUcontext made = NULL;
@@ -575,7 +576,15 @@ API cuGreenCtxCreate(CUgreenCtx *out, void *resources, CUdevice dev, unsigned in
     return *out = (CUgreenCtx)made, result;
 }
 API cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green) { return *out = (CUcontext)green, CUDA_SUCCESS; }
-API cuGreenCtxDestroy(CUgreenCtx green) { return cuCtxDestroy_v2((CUcontext)green); }
+API cuGreenCtxDestroy(CUgreenCtx green) {
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; green && i < BUCKETS; i++)
+        for (struct block *b = buckets[i]; b; b = b->next)
+            if (b->context == (CUcontext)green)
+                b->context = &primary[((CUcontext)green)->device];
+    pthread_mutex_unlock(&lock);
+    return cuCtxDestroy_v2((CUcontext)green);
+}
 
 /* A context is the process's as often as it was created and attached to; the last detach is its end. */
 API cuCtxAttach(CUcontext *out, unsigned int flags) {
@@ -907,8 +916,9 @@ API cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool, CU
     NEED_CONTEXT;
     if (!out || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    if (stream_of(s)->capturing) { /* becomes a node of the graph */
-        stream_of(s)->capturing->alloc_bytes += round_up(size, GRAIN);
+    CUgraph into = stream_of(s)->capturing; /* another thread may end it meanwhile */
+    if (into) { /* becomes a node of the graph */
+        into->alloc_bytes += round_up(size, GRAIN);
         return *out = new_place(), CUDA_SUCCESS;
     }
     size_t bytes = round_up(size, GRAIN);
@@ -1049,9 +1059,10 @@ static CUresult launch(CUfunction f, CUstream s, void **params, const unsigned g
         return CUDA_ERROR_INVALID_HANDLE;
     s = stream_of(s);
     uint64_t ns = f->is_told && params ? *(uint64_t *)params[0] : f->is_by_block ? f->ns * grid[0] * grid[1] * grid[2] : f->ns;
-    if (s->capturing) {
-        s->capturing->ns += ns;
-        s->capturing->kernels++;
+    CUgraph into = s->capturing; /* another thread may end it meanwhile */
+    if (into) {
+        into->ns += ns;
+        into->kernels++;
         return CUDA_SUCCESS;
     }
     if (atomic_load(&f->load_ns))

@@ -137,6 +137,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     move_trouble: str = ""
     reason: str = ""  # one sentence: what it does or waits for
     moving_to: str | None = None
+    departures: list[str] = []  # why it leaves or gets no turn, in the order in which they are told
     kept_on: str | None = None
     kept_bytes: int = 0
     move_refused: str = ""

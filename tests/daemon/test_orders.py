@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from carpool.core.kernel.ids import DeviceId
-from carpool.core.node.events import DeviceAdded, JobDetached, LeaseAsked
-from carpool.core.node.model import Needs
+from carpool.core.node.events import DeviceAdded, JobDetached, JobExited, LeaseAsked
+from carpool.core.node.model import Departure, Needs, Why
+from carpool.core.node.moves import departures
+from carpool.daemon import progress
+from carpool.daemon.files import load_file
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
 from carpool.errors import RefusedError, UsageError
@@ -52,6 +55,46 @@ def test_a_job_outside_turns_can_be_neither_suspended_nor_resumed(tmp_path: Path
         for verb in ("suspended", "resumed"):
             with pytest.raises(RefusedError, match=f"job a cannot be {verb}: "):
                 node.orders.suspend("a", is_resumed=verb == "resumed")
+
+    in_node(tmp_path, act)
+
+
+def test_what_somebody_asked_for_is_in_the_jobs_file_until_it_is_taken_back(tmp_path: Path) -> None:
+    """Whatever the reason: the next daemon holds the job for all of them."""
+
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        assert node.orders.suspend("a", is_resumed=False).job.departures == ["suspended"]
+        kept = load_file(live.directory)
+        assert kept is not None and kept.held_for == ["suspended"]
+        assert progress.adopted(live, None).held_for == (Why.SUSPENDED,)
+        node.orders.suspend("a", is_resumed=True)
+        assert progress.adopted(live, None).held_for == ()
+
+    in_node(tmp_path, act)
+
+
+def test_a_job_that_makes_room_for_an_allocation_is_not_to_be_resumed(tmp_path: Path) -> None:
+    """It was said to be suspended, and `resume` did nothing."""
+
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        scheduler = node.driver.scheduler
+        departures.add(scheduler._node, scheduler._node.jobs[live.id], Why.GIVES_WAY, Departure(since_ns=1))
+        with pytest.raises(RefusedError, match="job a is not suspended: "):
+            node.orders.suspend("a", is_resumed=True)
+
+    in_node(tmp_path, act)
+
+
+def test_a_job_that_is_over_is_not_said_to_be_resized(tmp_path: Path) -> None:
+    """The core rejects it; whoever asked was told that it was done."""
+
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        node.driver.scheduler.handle(JobExited(job=live.id, code=0), now=2**60)
+        with pytest.raises(RefusedError, match="job a cannot be resized: "):
+            node.orders.resize({"job": "a", "weight_milli": 2000})
 
     in_node(tmp_path, act)
 

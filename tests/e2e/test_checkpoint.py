@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.alone import Alone
-from tests.e2e.node import PROGRAMS, Ended, Node, Started, wait_until, with_environment
+from tests.e2e.node import PROGRAMS, PYTHON, Ended, Node, Started, kill, wait_until, with_environment
 from tests.e2e.scripts import write
 from tests.eager import with_compiler
 
@@ -65,6 +67,10 @@ def record(node: Node, name: str, *program: str) -> Started:
 
 def go_on(node: Node, file: Path, *program: str, how: str = "") -> Started:
     return node.run(*program, options=["--from", str(file), *([how] if how else [])])
+
+
+def go_on_in(node: Node, tmp_path: Path, script: str, place: Path) -> Started:
+    return node.run(script, options=["--name", "again", "--from", str(tmp_path / "file")], cwd=place)
 
 
 def refused(ended: Ended, reason: str) -> None:
@@ -193,17 +199,19 @@ def test_another_program_other_words_and_a_damaged_file_are_refused(node: Node, 
 
 def test_x3_what_could_not_be_replayed_is_refused_when_it_should_be_written(node: Node, tmp_path: Path) -> None:
     node.start(quantum="20ms")
+    table = tmp_path / "table"
+    table.write_bytes(bytes(100))
     jobs = {
-        "it wrote to": record(node, "writes", write(tmp_path, "writes", WRITES), str(tmp_path / "log")),
+        "it changed": record(node, "changes", write(tmp_path, "changes", CHANGES), str(table)),
         "its thread watcher": record(node, "threads", write(tmp_path, "threads", THREADS)),
     }
-    jobs["it wrote to"].wait_lines(3)
-    said = f"it wrote to {tmp_path / 'log'}"
-    assert jobs["it wrote to"].err.count(f"can no longer be written to a file: {said}") == 1, "said when it arose"
-    assert said in node.carpool("explain", "writes").out.decode()
-    done = node.carpool("checkpoint", "writes", str(tmp_path / "writes"))
+    jobs["it changed"].wait_lines(3)
+    said = f"it changed {table}, which was there before it"
+    assert jobs["it changed"].err.count(f"can no longer be written to a file: {said}") == 1, "said when it arose"
+    assert said in node.carpool("explain", "changes").out.decode()
+    done = node.carpool("checkpoint", "changes", str(tmp_path / "changes"))
     assert (done.code, said in done.err) == (1, True), done.err
-    jobs.pop("it wrote to").wait_lines(4)
+    jobs.pop("it changed").wait_lines(4)
     for (reason, job), name in zip(jobs.items(), ("threads",), strict=True):
         job.wait_lines(3)
         answer = order(node, name, tmp_path / name)
@@ -211,6 +219,55 @@ def test_x3_what_could_not_be_replayed_is_refused_when_it_should_be_written(node
         assert not (tmp_path / name).exists()
         job.wait_lines(len(job.lines) + 1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no half file is left"
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    """Names and contents; a name's numbers are those of a time or of a process."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {re.sub(r"\d{6,}", "#", str(path.relative_to(directory))): path.read_bytes() for path in found}
+
+
+def test_x4_x5_files_that_a_program_writes_are_those_of_an_undisturbed_run(node: Node, tmp_path: Path) -> None:
+    """Those it opened, appended to, moved and removed; weights; names with a time, and by what is there already."""
+    script = write(tmp_path, "trainer", TRAINER)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for place in (whole, halves):
+        place.mkdir()
+        (place / "all.log").write_text("of yesterday\n")
+        (place / "args.json").write_text("of yesterday")
+    (whole / "go").touch()
+    undisturbed = subprocess.run(
+        [PYTHON, script], cwd=whole, env=node.environment, capture_output=True, timeout=200, check=True
+    )
+    node.start()
+    options = ["--name", "a", "--checkpointable"]
+    job = node.run(script, options=options, cwd=halves)
+    job.wait_lines(30)
+    assert order(node, "a", tmp_path / "file")["reason"] == ""
+    still = node.run(script, options=["--from", str(tmp_path / "file")], cwd=halves).wait()
+    refused(still, "the recorded job still runs, and writes to the same files; cancel it first")
+    (halves / "go").touch()
+    assert order(node, "a", tmp_path / "file", stop=True)["reason"] == ""
+    node.client.call("cancel", job="a")
+    first = job.wait()
+    before = files_in(halves)
+    assert "can no longer be written" not in first.err
+
+    (halves / "data").write_text("other")
+    refused(go_on_in(node, tmp_path, script, halves).wait(), "cannot go on from")
+    (halves / "data").unlink()
+    assert files_in(halves) == before, "a refused replay leaves every file as it was"
+
+    killed = go_on_in(node, tmp_path, script, halves)
+    wait_until(lambda: list(tmp_path.glob("file.*.aside/made")), "its files are set aside")
+    kill(node.program_pid("again"))
+    assert killed.wait().code == 137
+
+    second = go_on_in(node, tmp_path, script, halves).wait()
+    assert second.code == 0, second.err
+    assert first.out + second.out == undisturbed.stdout
+    assert files_in(halves) == files_in(whole)
+    assert not list(tmp_path.glob("*.aside"))
 
 
 def test_a_job_of_several_processes_is_refused_at_once_with_that_reason(node: Node, tmp_path: Path) -> None:
@@ -276,7 +333,44 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("started", flush=True)
 child.wait()
 """
-WRITES = LOOP.format(steps=10**6, before="log = open(sys.argv[1], 'w')", inside="print(step, file=log)")
+CHANGES = LOOP.format(steps=10**6, before="table = open(sys.argv[1], 'r+b')", inside="table.write(b'x')")
+TRAINER = """
+import json, logging, os, tempfile, time, torch
+from pathlib import Path
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+number = len(list(Path().glob("out/version_*")))
+run = Path("out") / f"version_{number}"
+run.mkdir(parents=True)
+(run / "probe").write_text("")
+(run / "probe").unlink()
+Path("args.json").write_text(json.dumps({"data": Path("data").exists()}))
+events = open(run / f"events.{time.time_ns()}.{os.getpid():06}", "w")
+logging.basicConfig(filename="all.log", format="%(message)s", level=logging.INFO)
+is_other = Path("data").exists()
+model = nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.1))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(120):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 50)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item(), file=events)
+    logging.info("step %d: %r", step, loss.item())
+    if step % 10 == 9:
+        torch.save(model.state_dict(), run / "draft.pt")
+        os.replace(run / "draft.pt", run / f"{step}.pt")
+        if step > 30:
+            (run / f"{step - 30}.pt").unlink()
+        torch.save(model.state_dict(), run / "last.pt")
+        last = torch.load(run / "last.pt")
+        (run / "state.json").write_text(json.dumps([step, loss.item(), sorted(last)]))
+    while step == 60 and not Path("go").exists():
+        time.sleep(0.01)
+    time.sleep(0.02)
+    print(step, loss.item(), flush=True)
+"""
 THREADS = LOOP.format(
     steps=10**6,
     before="threading.Thread(target=lambda: time.sleep(600), name='watcher', daemon=True).start()",

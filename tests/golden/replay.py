@@ -139,7 +139,7 @@ class _Walk:
 
     def take_look(self, seen: dict[str, Plain]) -> tuple[Plain, Plain]:
         for job, reason in seen["reasons"].items():
-            self._reasons[job] = reason
+            self._reasons[job] = as_in_log(reason)  # a log that was recorded since then has what was added
             if not reason:
                 del self._reasons[job]
         checksum, reasons = under_test.look(self.scheduler, self.now)

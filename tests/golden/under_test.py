@@ -162,6 +162,8 @@ def with_names(scheduler: Scheduler, effects: list[list[Plain]]) -> list[list[Pl
 
 
 def make_event(scheduler: str, name: str, values: dict[str, Plain]) -> Any:
+    if values.pop("is_suspended", False):  # of JobAdopted, when a job could be held for one reason only
+        values["held_for"] = ["suspended"]
     return msgspec.convert(values, EVENTS[scheduler][name])
 
 

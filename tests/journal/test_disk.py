@@ -208,7 +208,7 @@ def test_j4_a_journal_that_may_only_be_read_is_read_and_said_to_be_so(tmp_path: 
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True, timeout=60)
         journal = open_journal(place / "journal.db")
-        assert "journal.db cannot be written: " in journal.trouble
+        assert "journal.db cannot be opened for writing: " in journal.trouble
         assert (journal.last_number(), len(journal.ended_jobs(99))) == (30, 30)
         journal.note(5, Tick(), [])
         journal.close()

@@ -230,7 +230,7 @@ def test_j4_a_journal_that_could_not_be_opened_at_first_has_its_beginning_all_th
     monkeypatch.setattr(writer, "RETRY_SECONDS", 0.05)
     path.parent.rmdir()
     journal = open_journal(path)
-    assert "cannot be written" in journal.trouble
+    assert "cannot be opened for writing" in journal.trouble
     for now, event, effects in CALLS:
         journal.note(now, event, effects)
     path.parent.mkdir()

@@ -145,6 +145,31 @@ wait()
     assert live_bytes(page, pid) == true_bytes(books)[pid] == 900 * MIB
 
 
+def test_memory_of_a_green_context_is_counted_after_its_end(run: Run, page: Page, books: Path) -> None:
+    """It is the primary context's, as the driver's documentation of cuCtxFromGreenCtx says, and ends with that."""
+    text = """
+codes = []
+for _ in range(2):
+    green, own = P(), P()
+    assert cuda.cuGreenCtxCreate(ctypes.byref(green), None, 0, 1) == 0
+    assert cuda.cuCtxFromGreenCtx(ctypes.byref(own), green) == 0 and cuda.cuCtxSetCurrent(own) == 0
+    codes.append(allocate(900 << 20))
+    assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuGreenCtxDestroy(green) == 0
+print(codes, flush=True)
+wait()
+assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
+wait()
+"""
+    script = run(text)
+    assert script.line() == "[0, 2]"
+    pid = script.process.pid
+    assert script.line() == "ready"
+    assert live_bytes(page, pid) == true_bytes(books)[pid] == 900 * MIB
+    script.go()
+    assert script.line() == "ready"
+    assert live_bytes(page, pid) == true_bytes(books).get(pid, 0) == 0
+
+
 def test_a_handle_found_by_an_address_inside_a_mapping_keeps_its_bytes_counted(
     run: Run, page: Page, books: Path
 ) -> None:

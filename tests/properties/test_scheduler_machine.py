@@ -33,7 +33,7 @@ from carpool.core.node.events import (
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
-from carpool.core.node.model import ENDED, History, JobSpec, JobState, Needs
+from carpool.core.node.model import ENDED, History, JobSpec, JobState, Needs, Why
 from carpool.core.node.settings import Settings
 from carpool.policies import names_for
 from carpool.units import MS, SECOND
@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 holding=holding and parked_bytes is None,
                 is_parked=parked_bytes is not None,
                 parked_bytes=parked_bytes or 0,
-                is_suspended=parked_bytes is not None and holding,
+                held_for=(Why.SUSPENDED,) if parked_bytes is not None and holding else (),
                 steps=3,
                 live_bytes=live_bytes,
                 needs=needs,

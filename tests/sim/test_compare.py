@@ -12,6 +12,7 @@ from carpool.sim.compare import Choice, compare
 from carpool.sim.outcome import JobOutcome, Outcome, Span
 from carpool.sim.pairs import as_median_pair, pair_busy_milli, rates_for
 from carpool.sim.plot import usage
+from carpool.sim.story import LINES_MAX
 from carpool.sim.traces import BadRow, Trace, TraceJob, first, load
 from carpool.units import GIB, SECOND
 
@@ -127,3 +128,40 @@ def test_what_is_asked_for_and_not_used_is_noted() -> None:
     used = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("priority",), quantum_ns=SECOND)
     notes = compare(trace(urgent, job("bb", service=4)), used).notes
     assert not any("count" in note and "only" in note for note in notes), notes
+
+
+# --- one job's story ---------------------------------------------------------------------------------------------
+
+
+def test_the_story_of_a_job_says_where_it_ran_and_what_it_waited_for_in_a_cluster() -> None:
+    found = compare(
+        trace(job("a", service=10), job("bb", service=4, at=1), job("ccc", service=2, at=2, cards=2)),
+        Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo", "srsf"), explain="ccc"),
+    )
+    fifo, _ = found.stories
+    said = [(at // SECOND, line) for at, line in fifo.lines]
+    assert said[0][0] == 2 and said[0][1].startswith("it waits")
+    assert [at for at, line in said if line.startswith("it runs on ") and "(2 cards)" in line] == [10]
+    assert said[-1] == (12, "it ended")
+    assert [each["policy"] for each in found._told()] == ["fifo", "srsf"]
+
+
+def test_the_story_of_a_job_on_one_card_is_the_nodes_and_is_cut() -> None:
+    jobs = [replace(job(name, service=60), card_bytes=GIB) for name in ("a", "bb")]
+    choice = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("fair", "fifo"), explain="bb")
+    fair, fifo = compare(trace(*jobs), choice).stories
+    assert any("it starts on card0" in said for _, said in fifo.lines)
+    assert any(said.startswith("it waits ") and "a has had it" in said for _, said in fifo.lines)
+    assert (fifo.lines[-1][1], fair.lines[-1][1]) == ("it ended", "it ended")
+    assert len(fair.lines) <= LINES_MAX + 1
+
+
+def test_a_job_that_is_not_there_cannot_be_explained() -> None:
+    choice = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("fifo",), explain="z")
+    with pytest.raises(UsageError, match="tiny has no such job; its first is a"):
+        compare(trace(job("a", service=1)), choice)
+
+
+def test_without_a_job_to_explain_nobody_is_told_a_story() -> None:
+    found = compare(trace(job("a", service=1)), Choice(nodes=parse_cluster("1x1x16GiB"), policies=("fifo",)))
+    assert (found.stories, "stories" in found.as_json()) == ((), False)

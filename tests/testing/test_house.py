@@ -157,7 +157,7 @@ def test_the_page_of_rules_is_current() -> None:
 def test_rules_are_found_in_both_languages_with_their_whole_text() -> None:
     found = {rule.id: rule for rule in rules.find_rules()}
     assert found["L2"].text == "Every promise is at least zero and belongs to a resident job of this device."
-    assert found["L5"].text.startswith("Σ parked bytes ≤ host budget. A job is told to park only")
+    assert found["L5"].text.startswith("Σ parked bytes ≤ host budget, but for what jobs of an earlier driver bring.")
     assert found["C1"].file == "native/share.c"
 
 

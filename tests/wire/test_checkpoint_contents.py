@@ -27,6 +27,8 @@ RIGHT: dict[str, Any] = {
     "hash_seed": "77",
     "sources": {"__main__": "ab" * 16},
     "unskippable": "",
+    "files": {"rows": [["/out/log", "appended", 7]], "directories": ["/out"]},
+    "writer": ["boot", "17", "1234", "stops"],
     "first": 4,
     "second": 5,
     "digest_first": "ab" * 32,
@@ -70,6 +72,12 @@ def test_contents_as_carpool_writes_them_are_taken(tmp_path: Path) -> None:
 
 
 WRONG = [
+    (put([], "files"), "files"),
+    (put([["log", "made", 0]], "files", "rows"), "files"),
+    (put([["/log", "moved", 0]], "files", "rows"), "files"),
+    (put([["/log", "made", -1]], "files", "rows"), "files"),
+    (put([3], "files", "directories"), "files"),
+    (put(["boot", "17"], "writer"), "writer"),
     (put("abc", "hash_seed"), "hash_seed"),
     (put("4294967296", "hash_seed"), "hash_seed"),
     (put(7, "hash_seed"), "hash_seed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import re
 import socket
 import threading
@@ -30,6 +31,60 @@ TELLING = {str(number.value) for number in NUMBERS if isinstance(number.value, i
     str(SECOND)
 }
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+# --- a change has a number of its own -----------------------------------------------------------------------------
+
+# What each number stood for. A changed table needs the next number, or programs of two versions misread each other;
+# then a line is added here. The meaning in words may change at any time.
+RECORDED = {
+    ("PROTOCOL", 4): "4c03a448b94ebed9",
+    ("LAYOUT", 3): "0b7c43a4de57c70a",
+}
+
+
+def said_by_messages(forms: dict[type[Any], m.Form]) -> list[str]:
+    """All that two sides must agree on to read each other's messages."""
+    fields = {cls: [(field.name, str(field.type)) for field in dataclasses.fields(cls)] for cls in forms}
+    told = [f"{form.kind} {cls.__name__} {form.words} {fields[cls]}" for cls, form in forms.items()]
+    return [str((protocol.FRAME, protocol.BODY_MAX)), *sorted(told)]
+
+
+def said_by_page(numbers: dict[str, list[texts.Number]]) -> list[str]:
+    """All that two sides must agree on to read each other's words."""
+    parts = ("page", "header words", "slot words", "lease", "flags", "bits")
+    return [f"{number.name} {number.value}" for part in parts for number in numbers[part]]
+
+
+def digest(said: list[str]) -> str:
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("PROTOCOL", said_by_messages(m.FORMS)), ("LAYOUT", said_by_page(texts.sections()))],
+    ids=["messages", "page"],
+)
+def test_what_changes_in_the_protocol_changes_its_number(name: str, said: list[str]) -> None:
+    number, made = getattr(protocol, name), digest(said)
+    newest = max(known for of, known in RECORDED if of == name)
+    assert (number, made) == (newest, RECORDED[name, newest]), (
+        f"{name} {newest} stood for something else: {name} in wire/protocol.py must be {newest + 1}, it is {number};"
+        f' then add ("{name}", {newest + 1}): "{made}" to RECORDED'
+    )
+
+
+def test_a_field_a_word_and_a_flag_are_seen_and_other_words_for_the_meaning_are_not() -> None:
+    messages, page = digest(said_by_messages(m.FORMS)), digest(said_by_page(texts.sections()))
+    some = next(iter(m.FORMS))
+    assert digest(said_by_messages({some: m.FORMS[some]})) != messages
+    for part, name in (("slot words", "S_LIVE"), ("flags", "FLAG_BELL")):
+        sections = texts.sections()
+        sections[part] = [each for each in sections[part] if each.name != name]
+        assert digest(said_by_page(sections)) != page
+    sections = texts.sections()
+    sections["flags"] = [dataclasses.replace(each, meaning="said otherwise") for each in sections["flags"]]
+    assert digest(said_by_page(sections)) == page
 
 
 # --- what is made is fresh ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ WORKERS = (
     *("libtorch", "libc10", "libcaffe2", "libopenblas", "libscipy_openblas", "libmkl", "libblis"),
     *("libcuda", "libcudart", "libcublas", "libcudnn", "libnccl", "libnv"),
     *("libjemalloc", "libtcmalloc", "libmimalloc", "libasan", "libtsan", "liblsan", "libubsan"),
-    *("libzmq", "cygrpc", "libuv"),
+    *("libzmq", "cygrpc", "libuv", "libarrow"),
 )
 TASKS = Path("/proc/self/task")
 

@@ -68,6 +68,8 @@ PAID = "device time is paid before the launch"
 FROM_OUTSIDE = "who is in a limited job may only lower its limits"
 SETTLED = "what was paid too little is settled when its end is seen"
 STREAMS = "what counts is the time after the end of what other streams had before"
+WATCHED = "after a wait that was not paid for every launch is measured"
+UNSEEN = "a launch whose end nobody sees is paid by the time since its begin"
 WAITS = "each gave the turn back and asked again"
 MAPPED = "a graph's memory is mapped and counted before its launch"
 ATTACKS = (
@@ -86,6 +88,7 @@ ATTACKS = (
     Attack(title="memory nodes of one graph", name="graph_nodes", why=MAPPED),
     Attack(title="captured allocations", name="captured", why=MAPPED),
     Attack(title="pool memory of ended contexts", name="context_ended", why="what a pool gave stays counted"),
+    Attack(title="memory of ended green contexts", name="green_ended", why="it is the primary context's, and counted"),
     Attack(title="symbols of the global scope", name="door_global", why=LOOKUP),
     Attack(title="dlopen by path", name="door_path", why=LOOKUP),
     Attack(title="dlopen with RTLD_DEEPBIND", name="door_deepbind", why=LOOKUP),
@@ -130,7 +133,10 @@ ATTACKS = (
         title="such a length, with two streams besides", name="compute_data_streams", limit="compute", why=STREAMS
     ),
     Attack(title="such a length on two streams", name="compute_data_alternating", limit="compute", why=STREAMS),
+    Attack(title="a kernel that is long once in a hundred", name="compute_rare", limit="compute", why=WATCHED),
     Attack(title="addresses of unloaded code", name="compute_reloaded", limit="compute", why=SETTLED),
+    Attack(title="kernels of contexts that end", name="compute_ended_contexts", limit="compute", why=UNSEEN),
+    Attack(title="kernels of processes that end", name="compute_successors", limit="compute", why=UNSEEN),
     Attack(
         title="variables of carpool's own set in the process",
         name="compute_disguised",

@@ -129,7 +129,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
     ):
         if text:
             parsed(option, parse, text)
-    if not checked(policy, place="node").by_tenant and tenant_weights:
+    if not checked(policy, place="node", is_live=True).by_tenant and tenant_weights:
         raise UsageError(f"{origin('--tenant-weights')} counts under policy fair; {policy} does not go by tenants")
     policy = in_full(policy)
     config = DaemonConfig(

@@ -16,7 +16,7 @@ from carpool.cli.tables import console
 from carpool.core.policies.base import Policy
 from carpool.errors import UsageError
 from carpool.policies import POLICIES, entry_points, find_policy, load
-from carpool.testing.policies import check_policy, review_policy
+from carpool.testing.policies import check_live_policy, check_policy, review_policy
 from carpool.units import format_ns
 
 
@@ -143,10 +143,10 @@ def check(reference: str, as_json: bool) -> int:
     return 1 if review.faults else 0
 
 
-def checked(reference: str, *, place: str) -> Policy:
+def checked(reference: str, *, place: str, is_live: bool = False) -> Policy:
     """The policy of an option, before anything is started with it; one that is not carpool's own is tried first."""
-    found = find_policy(reference, place=place)
-    complaints = check_policy(found) if reference not in POLICIES else []
+    found, check = find_policy(reference, place=place), check_live_policy if is_live else check_policy
+    complaints = check(found) if reference not in POLICIES else []
     if complaints:
         raise UsageError(f"policy {reference}: {complaints[0]}")
     return found

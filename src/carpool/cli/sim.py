@@ -17,7 +17,7 @@ from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
 from carpool.cli.values import parsed
 from carpool.errors import UsageError
-from carpool.units import format_count, parse_duration_ns, parse_tenants
+from carpool.units import format_count, format_ns, parse_duration_ns, parse_tenants
 
 if TYPE_CHECKING:  # the simulator is loaded when it is run: `carpool run` starts through this file too
     from carpool.sim.compare import Comparison
@@ -41,6 +41,7 @@ LEFT_OUT_SHOWN = 5
 @click.option("--unknown", is_flag=True, help="Turn by turn: needs and lengths are learnt.")
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
 @click.option("--weights", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
+@click.option("--explain", metavar="JOB", help="Tell what this job of the trace waited for.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run; count them.")
 @click.option("--journal", is_flag=False, flag_value="", metavar="[FILE]", help="Replay what a daemon recorded.")
 @click.option("--run", type=int, metavar="N", help="Journal: only this life of the daemon.")
@@ -62,7 +63,7 @@ LEFT_OUT_SHOWN = 5
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(as_json: bool, **options: object) -> int:
     """What would sharing do? The live schedulers in virtual time: on several cards the cluster's; on one card, with
-    --turns or --journal the node's, turn by turn.
+    --turns or --journal the node's.
 
     \b
     carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB
@@ -106,6 +107,7 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         shares_milli=parsed("--shares", parse_tenants, str(options["shares"])) if options["shares"] else {},
         weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
         skips_bad=bool(options["skip_bad"]),
+        explain=str(options["explain"] or ""),
     )
     for each in choice.policies:
         checked(each, place="node" if is_turn_by_turn(choice) else "cluster")
@@ -120,12 +122,22 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         print(json.dumps({"cluster": cluster, "seed": seed, **found.as_json()}))
     else:
         show_comparison(found, cluster)
+        _show_stories(found)
     _say_left_out(found, trace.source)
     for note in found.notes:
         say(f"note: {note}")
     if plot is not None:
         say(f"drawn: {plot}")
     return 0
+
+
+def _show_stories(found: Comparison) -> None:
+    for (policy, _), story in zip(found.rows, found.stories, strict=False):
+        print(f"\n{story.job} under {policy}")
+        for at, said in story.lines:
+            print(f"{format_ns(at):>12}  {said}")
+        if story.left_out:
+            print(f"{'':>12}  and {format_count(story.left_out, 'sentence')} more before its end")
 
 
 def _check_plot(path: object) -> Path | None:

@@ -16,9 +16,18 @@ import msgspec
 
 from carpool import calls
 from carpool.core.kernel.ids import DeviceId, JobId
-from carpool.core.node.events import CancelAsked, JobResized, JobSubmitted, MigrateAsked, ResumeAsked, SuspendAsked
+from carpool.core.node.events import (
+    CancelAsked,
+    HoldOrder,
+    JobResized,
+    JobSubmitted,
+    MigrateAsked,
+    ResumeAsked,
+    SuspendAsked,
+)
 from carpool.core.node.lifecycle import may_move
-from carpool.core.node.model import JobState
+from carpool.core.node.model import ASKED_FOR, JobState
+from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import replace_file
@@ -83,20 +92,30 @@ class Orders:
 
     def suspend(self, wanted: str, *, is_resumed: bool) -> calls.JobAnswer:
         """Let a job leave the device until it is resumed, or let it come back."""
+        picture = self._picture(wanted)
+        if is_resumed and may_move(picture.state, ResumeAsked) and not picture.is_suspended:
+            raise RefusedError(f"job {picture.id} is not suspended: {picture.reason}")
+        kind, verb = (ResumeAsked, "resumed") if is_resumed else (SuspendAsked, "suspended")
+        return self._hold(picture, kind, verb)
+
+    def _picture(self, wanted: str) -> JobPicture:
+        """The live job of this id, name or number, as it is now."""
         job = self._queries.find_live(wanted)
         picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
-        if job is None or picture is None:
+        if picture is None:
             raise self._queries.missing(wanted)
-        event = ResumeAsked(job=job) if is_resumed else SuspendAsked(job=job)
+        return picture
+
+    def _hold(self, picture: JobPicture, order: Callable[..., HoldOrder], verb: str) -> calls.JobAnswer:
+        """Tell the core an order that holds a job back or lets it go on. Its file keeps it for the next daemon."""
+        job, event = picture.id, order(job=picture.id)
         if not may_move(picture.state, type(event)):
-            raise RefusedError(f"job {job} cannot be {'resumed' if is_resumed else 'suspended'}: {picture.reason}")
-        if is_resumed and not picture.is_suspended:
-            raise RefusedError(f"job {job} is not suspended: {picture.reason}")
-        live = self._driver.jobs[job]
-        live.file.is_suspended = not is_resumed
+            raise RefusedError(f"job {job} cannot be {verb}: {picture.reason}")
+        self._driver.tell(event)
+        told, live = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()), self._driver.jobs[job]
+        live.file.held_for = [why for why in told.departures if why in ASKED_FOR] if told is not None else []
         with contextlib.suppress(OSError):  # a full disk: only a daemon that dies now would forget it
             live.save()
-        self._driver.tell(event)
         return self._queries.job(job)
 
     def resize(self, arguments: Mapping[str, object], *, around: LiveJob | None = None) -> calls.JobAnswer:
@@ -105,10 +124,10 @@ class Orders:
             asked = msgspec.convert(arguments, calls.Resize)
         except msgspec.ValidationError as error:
             raise UsageError(f"the new size cannot be read: {error}") from error
-        job = self._queries.find_live(asked.job)
-        if job is None:
-            raise self._queries.missing(asked.job)
-        live = self._driver.jobs[job]
+        picture = self._picture(asked.job)
+        job, live = picture.id, self._driver.jobs[picture.id]
+        if not may_move(picture.state, JobResized):
+            raise RefusedError(f"job {job} cannot be resized: {picture.reason}")
         callers.check_resize(around, live, asked)
         self._driver.look_at(live)
         if asked.share_milli is not None and not asked.share_milli[0] <= asked.share_milli[1] > 0:
@@ -136,10 +155,8 @@ class Orders:
 
     def migrate(self, wanted: str, device: str) -> calls.JobAnswer:
         """Let a job go on on another device of this node."""
-        job = self._queries.find_live(wanted)
-        picture = self._driver.scheduler.picture_job(job, now=time.monotonic_ns()) if job is not None else None
-        if job is None or picture is None:
-            raise self._queries.missing(wanted)
+        picture = self._picture(wanted)
+        job = picture.id
         if not may_move(picture.state, MigrateAsked):
             raise RefusedError(f"job {job} cannot be moved: {picture.reason}")
         known = [each.id for each in self._driver.scheduler.picture(now=time.monotonic_ns()).devices]

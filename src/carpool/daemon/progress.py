@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import JobAdopted, ProgressSeen
-from carpool.core.node.model import Account
+from carpool.core.node.model import ASKED_FOR, Account, Why
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.turns import Member
@@ -58,7 +58,7 @@ def adopted(live: LiveJob, account: Account | None) -> JobAdopted:
         needs=live.file.needs,
         is_parked=bool(away) and len(away) == len(live.members),
         parked_bytes=sum(parked.moved_bytes for parked in away),
-        is_suspended=live.file.is_suspended,
+        held_for=tuple(why for why in Why if why in ASKED_FOR and why in live.file.held_for),
         is_paced=live.turn.is_paced(),
         is_waiting=any(live.turn.lease_of(member) == LEASE_ASKED for member in live.members.values()),
         account=account,

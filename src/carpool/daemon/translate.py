@@ -13,7 +13,7 @@ from carpool import calls
 from carpool.core.kernel.ids import DeviceId, JobId, TenantId
 from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.events import NeedsMeasured
-from carpool.core.node.model import JobSpec, JobState, Needs
+from carpool.core.node.model import JobSpec, JobState, Needs, Why
 from carpool.core.node.words.views import DevicePicture, JobPicture
 from carpool.daemon.files import End, JobFile
 from carpool.daemon.jobs import LiveJob
@@ -115,7 +115,7 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         cap_bytes=file.spec.cap_bytes,
         guaranteed_milli=file.spec.guaranteed_milli,
         limit_milli=file.spec.limit_milli,
-        is_suspended=file.is_suspended,
+        is_suspended=Why.SUSPENDED in file.held_for,
         is_shrinking=False,
         leaving_for=None,
         parked_bytes=0,

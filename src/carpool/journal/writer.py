@@ -78,7 +78,7 @@ class Journal:
             loaded = self._file.open()
             self._say()
         except (sqlite3.Error, OSError) as error:
-            self._failed(error)
+            self._failed(error, to="opened for writing")
             loaded = self._file.load_readable()
         return loaded
 
@@ -190,7 +190,7 @@ class Journal:
                 self._file.write(batch)
                 self._trouble, self._retry_at = "", None
             except (sqlite3.Error, OSError) as error:
-                self._failed(error)
+                self._failed(error, to="written")
                 self._put_back(batch)
             self._say()
             self._tell_those_who_wait()
@@ -245,8 +245,8 @@ class Journal:
 
     # --- trouble -----------------------------------------------------------------------------------------
 
-    def _failed(self, error: Exception) -> None:
-        self._trouble = f"the journal {self._path} cannot be written: {error}"
+    def _failed(self, error: Exception, *, to: str) -> None:
+        self._trouble = f"the journal {self._path} cannot be {to}: {error}"
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _say(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.placement.requests import NodeSpec
 from carpool.core.node.settings import Settings
 from carpool.errors import CarpoolError, UsageError
@@ -15,9 +16,10 @@ from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
 from carpool.sim.node_engine import Machine, NodeEngine
 from carpool.sim.outcome import JobOutcome, Outcome
 from carpool.sim.pairs import as_median_pair, pair_busy_milli, rates_for
+from carpool.sim.story import Story
 from carpool.sim.traces import WHOLE_CARD, Trace, TraceJob
 from carpool.sim.workload import script_of
-from carpool.units import format_bytes, format_ns
+from carpool.units import SECOND, format_bytes, format_ns
 
 SCHEDULERS = {  # which one runs, by the name of the engine around it
     "node": "the node's scheduler, turn by turn",
@@ -40,6 +42,7 @@ class Choice:
     shares_milli: Mapping[str, int] = field(default_factory=dict)
     weights_milli: Mapping[str, int] = field(default_factory=dict)  # of tenants; for fair only
     skips_bad: bool = False
+    explain: str = ""  # a job whose story is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Comparison:
     bounds: Bounds
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
+    stories: tuple[Story, ...] = ()  # of the job that is to be explained, one a policy
 
     def as_json(self) -> dict[str, object]:
         first = self.rows[0][1].as_json()
@@ -77,7 +81,19 @@ class Comparison:
             ],
             "bound": self.bounds.as_json(),
             "notes": list(self.notes),
+            **({"stories": self._told()} if self.stories else {}),
         }
+
+    def _told(self) -> list[dict[str, object]]:
+        return [
+            {
+                "policy": policy,
+                "job": story.job,
+                "lines": [{"at_s": at / SECOND, "says": said} for at, said in story.lines],
+                "left_out": story.left_out,
+            }
+            for (policy, _), story in zip(self.rows, self.stories, strict=True)
+        ]
 
 
 def _ratios(figures: dict[str, object], first: dict[str, object]) -> dict[str, float | None]:
@@ -96,7 +112,13 @@ def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> C
     if choice.weights_milli and not any(find_policy(policy).by_tenant for policy in choice.policies):
         raise UsageError("--weights counts under fair; no other policy reads it")
     jobs, left_out = _fitting(trace, choice, is_node=is_node)
-    outcomes = [_run(policy, jobs, choice, progress, is_node=is_node) for policy in choice.policies]
+    if choice.explain and choice.explain not in {job.id for job in jobs}:
+        raise UsageError(f"--explain {choice.explain}: {trace.name} has no such job; its first is {jobs[0].id}")
+    stories = [Story(job=choice.explain) for _ in choice.policies]
+    outcomes = [
+        _run(policy, jobs, choice, progress, story, is_node=is_node)
+        for policy, story in zip(choice.policies, stories, strict=True)
+    ]
     return Comparison(
         trace=trace.name,
         engine="node" if is_node else "cluster",
@@ -108,6 +130,7 @@ def compare(trace: Trace, choice: Choice, progress: Progress | None = None) -> C
         bounds=bound(outcomes[0]),
         outcomes=tuple(outcomes),
         notes=tuple(_notes(choice, jobs, is_node=is_node)),
+        stories=tuple(stories) if choice.explain else (),
     )
 
 
@@ -181,10 +204,18 @@ def _why_not(job: TraceJob, choice: Choice, *, is_node: bool) -> str | None:
 
 
 def _run(
-    policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None, *, is_node: bool
+    policy: str,
+    jobs: Sequence[TraceJob],
+    choice: Choice,
+    progress: Progress | None,
+    story: Story,
+    *,
+    is_node: bool,
 ) -> Outcome:
     try:
-        return (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress)
+        outcome = (_run_node if is_node else _run_cluster)(policy, jobs, choice, progress, story)
+        story.end(next((job.end_ns for job in outcome.jobs if job.id == story.job), None))
+        return outcome
     except Exception as error:
         if policy in POLICIES or isinstance(error, CarpoolError):
             raise
@@ -193,12 +224,16 @@ def _run(
         ) from error
 
 
-def _run_node(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:
+def _run_node(
+    policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None, story: Story
+) -> Outcome:
     device_bytes = choice.nodes[0].card_bytes or 1 << 50
     machine = Machine(devices=(("card0", device_bytes),))
     busy = pair_busy_milli() if find_policy(policy).lanes_max > 1 else WHOLE_CARD
     scripts = [script_of(job, is_known=not choice.is_unknown, busy_milli=busy) for job in jobs]
-    engine = NodeEngine(policy, machine, settings=node_settings(policy, jobs, choice))
+    watch = story.watch if story.job else None
+    engine = NodeEngine(policy, machine, settings=node_settings(policy, jobs, choice), watch=watch)
+    story.ask = lambda at: engine.why_waits(story.job, at)
     outcome = engine.run(scripts, progress=_counter(progress, policy, len(jobs)))
     return replace(outcome, policy=policy, capacity_bytes=bytes_of(choice.nodes[:1]) if outcome.held_byte_ns else 0)
 
@@ -214,7 +249,9 @@ def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Sett
     return Settings(quantum_ns=quantum, watch_ns=watch_ns, tenant_weights_milli=choice.weights_milli)
 
 
-def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None) -> Outcome:
+def _run_cluster(
+    policy: str, jobs: Sequence[TraceJob], choice: Choice, progress: Progress | None, story: Story
+) -> Outcome:
     rule = find_policy(policy)
     plan = Plan(
         nodes=choice.nodes,
@@ -223,6 +260,8 @@ def _run_cluster(policy: str, jobs: Sequence[TraceJob], choice: Choice, progress
         shares_milli=choice.shares_milli,
         weights_milli=choice.weights_milli if rule.by_tenant else {},
         rates=rates_for(jobs) if rule.lanes_max > 1 else None,
+        settings=ClusterSettings(explains=bool(story.job)),
+        watch=story.watch if story.job else None,
     )
     result = simulate(jobs, plan, step=_counter(progress, policy, len(jobs)))
     done = [

@@ -47,6 +47,7 @@ from carpool.sim.traces import TraceJob
 
 NEVER = 1 << 80  # later than any time
 Cost = Callable[[TraceJob], int]  # nanoseconds of work
+Watch = Callable[[int, Event, list[Effect]], None]  # sees every call of the scheduler
 Rates = Callable[[Sequence[TraceJob]], tuple[int, ...]]  # thousandths of the speed alone, side by side
 
 
@@ -63,6 +64,7 @@ class Plan:
     restart_cost: Cost | None = None  # work done again each time a job goes on after it was parked
     shake_cost: Cost | None = None  # work lost by every running job whenever anything happens in the cluster
     rates: Rates | None = None  # of jobs side by side; None: as if each had its part of the time
+    watch: Watch | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -211,12 +213,14 @@ class _Engine:
 
     def _tell(self, event: Event, now: int) -> None:
         """Hand a fact to the scheduler, and then the rates that jobs side by side were found to have."""
-        self._events += 1
-        for effect in self._scheduler.handle(event, now=now):
-            self._perform(effect, now)
+        self._to_report.append(event)
         while self._to_report:
             self._events += 1
-            for effect in self._scheduler.handle(self._to_report.pop(), now=now):
+            told = self._to_report.pop()
+            effects = self._scheduler.handle(told, now=now)
+            if self._plan.watch is not None:
+                self._plan.watch(now, told, effects)
+            for effect in effects:
                 self._perform(effect, now)
 
     def _arrival(self, job: TraceJob) -> JobArrived:

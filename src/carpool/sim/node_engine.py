@@ -55,7 +55,7 @@ from carpool.core.node.events import (
     ProgressSeen,
     Tick,
 )
-from carpool.core.node.model import History, JobSpec, Needs
+from carpool.core.node.model import History, JobSpec, JobState, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
@@ -305,6 +305,12 @@ class NodeEngine:
         for effect in effects:
             self._perform(effect, at)
         self._arm(at)
+
+    def why_waits(self, job: str, at: int) -> str:
+        """The scheduler's sentence for a job that waits; empty for one that does not."""
+        state = self._scheduler.state_of(JobId(job))
+        picture = self._scheduler.picture_job(JobId(job), now=at) if state is JobState.WAITING else None
+        return picture.reason if picture is not None else ""
 
     def _arm(self, at: int) -> None:
         """As the daemon: a timer that is set is never put off."""

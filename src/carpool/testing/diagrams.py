@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from carpool.core.node.lifecycle import JOB_MOVES, LEASE_MOVES, OPEN_MOVES
+from carpool.core.node.model import HELD_ONLY
 from carpool.core.node.moves.departures import TABLE
 
 PAGE = Path(__file__).parents[3] / "docs" / "lease.md"
@@ -45,12 +46,12 @@ def departures_diagram() -> str:
     for why, row in TABLE.items():
         name = str(why).replace(" ", "_")
         lines.append(f"    turns --> {name}: set in {' or '.join(row.set_by)}")
-        if row.leaves:
+        if why not in HELD_ONLY:
             lines.append(f"    {name} --> away: at its next boundary")
         causes = sorted(cause.__name__ for cause in row.ended_by)
         lines.append(f"    {name} --> turns: {' or '.join(causes)}")
     rows = ["| reason | leaves the device | comes back |", "|---|---|---|"]
-    rows += [f"| {why} | {'yes' if row.leaves else 'no'} | {row.comes_back} |" for why, row in TABLE.items()]
+    rows += [f"| {why} | {'no' if why in HELD_ONLY else 'yes'} | {row.comes_back} |" for why, row in TABLE.items()]
     return "\n".join([*lines, "```", "", *rows])
 
 

@@ -77,6 +77,7 @@ class CheckpointFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.digest = ""
         self.end = 0  # where the contents begin: pieces lie before it
         try:
             self._file = path.open("rb")
@@ -100,6 +101,7 @@ class CheckpointFile:
                 break
             digest.update(chunk)
             left -= len(chunk)
+        self.digest = digest.hexdigest()
         if self._file.read(32) != digest.digest():
             raise RefusedError(f"the checkpoint {self.path} is damaged: its {size} bytes do not match its hash")
         self._file.seek(size - TAIL_BYTES)

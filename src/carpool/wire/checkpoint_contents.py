@@ -80,6 +80,27 @@ def _is_random(value: object) -> bool:
     return all(known.get(name, _is_hex)(state) for name, state in value.items())
 
 
+def _is_file(value: object) -> bool:
+    """A row of WrittenFiles: its full name, what it was before, and how long."""
+    if not isinstance(value, list) or len(value) != 3 or not _is_path(value[0]):
+        return False
+    return value[1] in ("made", "appended", "replaced") and _is_count(value[2])
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("/") and "\0" not in value
+
+
+def _are_files(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != {"rows", "directories"}:
+        return False
+    return _list_of(_is_file)(value["rows"]) and _list_of(_is_path)(value["directories"])
+
+
+def _is_process(value: object) -> bool:
+    return _list_of(_is_text)(value) and isinstance(value, list) and len(value) == 4
+
+
 _ROW: tuple[Check, ...] = (
     _is_text,
     _is_count,
@@ -124,6 +145,8 @@ def check_contents(path: object, contents: dict[str, Any], *, end: int) -> None:
         "digest_second": (_is_hex, "a hash"),
         "begun": (_is_begun, "the random states of a beginning"),
         "read_log": (is_piece, f"a place and a length within its {end} bytes"),
+        "files": (_are_files, "a list of files"),
+        "writer": (_is_process, "a process"),
         "state": (lambda value: isinstance(value, dict), "an object"),
     }
     _check(path, "", contents, fields)

@@ -32,7 +32,7 @@ from carpool.core.node.events import (
     SuspendAsked,
     Tick,
 )
-from carpool.core.node.model import History, JobSpec, JobState, Needs
+from carpool.core.node.model import History, JobSpec, JobState, Needs, Why
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture
@@ -197,7 +197,7 @@ class CoreDriver:
                 needs=known,
                 is_parked=parked_bytes is not None,
                 parked_bytes=parked_bytes or 0,
-                is_suspended=is_suspended,
+                held_for=(Why.SUSPENDED,) if is_suspended else (),
             )
         )
 

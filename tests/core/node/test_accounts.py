@@ -8,8 +8,7 @@ import pytest
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, JobSubmitted, LeaseAsked, Tick
-from carpool.core.node.model import Departure, History, Job, JobSpec, Why
-from carpool.core.node.moves.departures import TABLE
+from carpool.core.node.model import HELD_ONLY, Departure, History, Job, JobSpec, Why
 from carpool.core.node.node import is_leaving
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.policies.base import Rank
@@ -206,6 +205,6 @@ def test_e1_who_leaves_or_shrinks_is_held_back(why: Why) -> None:
     job = Job(id=JobId("a"), spec=JobSpec(name="a"), arrived_ns=0)
     assert (bool(job.departures), is_leaving(job)) == (False, False)
     job.departures[why] = Departure()
-    assert (bool(job.departures), is_leaving(job)) == (True, TABLE[why].leaves)
+    assert (bool(job.departures), is_leaving(job)) == (True, why not in HELD_ONLY)
     job.departures[Why.SHRINKS] = Departure()
-    assert is_leaving(job) is TABLE[why].leaves
+    assert is_leaving(job) is (why not in HELD_ONLY)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.effects import GrantLease, ParkJob, RejectEvent, StartJob, UnparkJob
 from carpool.core.node.model import JobState
+from carpool.core.node.moves import departures
 from carpool.core.node.settings import Settings
+from carpool.errors import InternalError
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import CoreDriver, MakeCore, needs, only
 
@@ -239,3 +243,16 @@ def test_p6_a_job_that_must_not_be_parked_does_not_move_to_another_device(core: 
     assert refused.reason == (
         "job a cannot move to another device: it was started with --no-park and keeps its memory on the device"
     )
+
+
+def test_l5_bytes_on_the_host_are_of_a_job_that_is_away(make_core: MakeCore) -> None:
+    """Else the budget would be used up by nobody."""
+    core = make_core()
+    suspended(core)
+    core.scheduler.check_invariants()
+    job = core.scheduler._node.jobs[JobId("a")]
+    assert job.memory.parked_bytes
+    job.state = JobState.IDLE
+    with pytest.raises(InternalError, match="L5 broken: idle job a has"):
+        departures.check_departures(core.scheduler._node)
+    job.state = JobState.PARKED

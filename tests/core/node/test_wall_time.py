@@ -9,7 +9,7 @@ import pytest
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.events import JobAdopted, JobSubmitted, ProgressSeen
 from carpool.core.node.lifecycle import carry_on
-from carpool.core.node.model import Account, JobSpec, JobState
+from carpool.core.node.model import Account, JobSpec, JobState, Why
 from carpool.units import GIB, MS, SECOND
 from tests.core.node.driver import CoreDriver, MakeCore, needs
 
@@ -115,7 +115,7 @@ class Found(TypedDict, total=False):
 
     is_parked: bool
     parked_bytes: int
-    is_suspended: bool
+    held_for: tuple[Why, ...]
     is_waiting: bool
 
 
@@ -185,14 +185,14 @@ A5 = [
     # What the last note says, what the next driver finds 3 s later, and where these 3 s go.
     ("run", {"holding": True}, {"run": 3000}),
     ("parked", {"is_parked": True}, {"parked": 3000}),
-    ("parked", {"is_suspended": True, "is_waiting": True}, {"parked": 3000}),
+    ("parked", {"held_for": (Why.SUSPENDED,), "is_waiting": True}, {"parked": 3000}),
     ("start", {"steps": 0}, {"start": 3000}),
     ("idle", {"steps": 9}, {"idle": 3000}),
     ("unmanaged", {"steps": 9}, {"unmanaged": 3000}),
     # It changed after the last note, and nobody knows when: at most half a second before the driver went.
     ("turn", {"holding": True}, {"away": 500, "run": 2500}),
     ("move", {"is_parked": True}, {"away": 500, "parked": 2500}),
-    ("run", {"is_suspended": True, "is_waiting": True}, {"away": 500, "parked": 2500}),
+    ("run", {"held_for": (Why.SUSPENDED,), "is_waiting": True}, {"away": 500, "parked": 2500}),
     # It waited for a driver, or nobody knows what it did.
     ("turn", {"is_waiting": True}, {"away": 3000}),
     ("start", {"steps": 0, "is_waiting": True}, {"away": 3000}),
@@ -224,7 +224,7 @@ def test_a_gap_no_longer_than_what_is_not_noted_is_unknown(core: CoreDriver) -> 
 @pytest.mark.parametrize(
     ("found", "row"),
     [
-        ({"is_suspended": True, "is_waiting": True}, "parked"),
+        ({"held_for": (Why.SUSPENDED,), "is_waiting": True}, "parked"),
         ({"is_waiting": True}, "away"),
         ({"steps": 9}, "idle"),
         ({"steps": 0}, "start"),

@@ -14,8 +14,8 @@ from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
 from carpool.agent.checkpoint.replay import Replay
 from carpool.agent.checkpoint.replay_guard import ReplayGuard
 from carpool.agent.checkpoint.saving import Saving
+from carpool.agent.checkpoint.set_aside import leave_out
 from carpool.errors import RefusedError
-from carpool.wire.checkpoint import CheckpointFile
 
 
 def install_checkpoints(torch: Any, guard: ReplayGuard) -> None:
@@ -36,7 +36,9 @@ def _install(torch: Any, guard: ReplayGuard) -> None:
         recorder.on_step = saving.on_step
     else:
         recorder = _install_replay(torch, guard, directory)
-    _wrap_save(torch, recorder)
+    _wrap_save(torch, recorder, guard)
+    _wrap_load(torch, guard)
+    recorder.before_saving = lambda: _wrap_safetensors(recorder, guard)
     recorder.install()
     with contextlib.suppress(OSError):
         guard.is_ours = True
@@ -45,8 +47,8 @@ def _install(torch: Any, guard: ReplayGuard) -> None:
 
 
 def _install_replay(torch: Any, guard: ReplayGuard, directory: Path) -> ReadRecorder:
-    file = CheckpointFile(Path(guard.replay))
-    file.check()
+    file = guard.file
+    assert file is not None
     refusal = refusal_of(torch, file.contents, guard.how)
     if refusal:
         guard.fail(refusal)
@@ -63,19 +65,49 @@ def _install_replay(torch: Any, guard: ReplayGuard, directory: Path) -> ReadReco
     return recorder
 
 
-def _wrap_save(torch: Any, recorder: ReadRecorder) -> None:
+def _wrap_save(torch: Any, recorder: ReadRecorder, guard: ReplayGuard) -> None:
     """What a program saved before its checkpoint is there already; a replay would write it with other values."""
     real = torch.save
 
     def save(what: Any, where: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.mode is not Mode.RECORD and isinstance(where, str | os.PathLike):
-            return None
-        if not recorder.depth and not isinstance(where, str | os.PathLike):
+        is_path = isinstance(where, str | os.PathLike)
+        if recorder.mode is not Mode.RECORD and is_path:
+            return leave_out(os.fspath(where))
+        if is_path:
+            guard.saves(where)
+        elif not recorder.depth:
             recorder.unskippable = recorder.unskippable or "it saves tensors into something that is no file"
-        before, recorder.depth = recorder.depth, 1
-        try:
+        with recorder.own_work():
             return real(what, where, *args, **kwargs)
-        finally:
-            recorder.depth = before
 
     torch.save = save
+
+
+def _wrap_safetensors(recorder: ReadRecorder, guard: ReplayGuard) -> None:
+    """The same for a library whose own code writes the file. Called now and then: it may be imported at any time."""
+    library: Any = sys.modules.get("safetensors.torch")
+    real = getattr(library, "serialize_file", None)
+    if real is None or getattr(real, "_is_carpools", False):
+        return
+
+    def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.mode is not Mode.RECORD:
+            return leave_out(os.fspath(filename))
+        guard.saves(filename)
+        return real(tensors, filename, *args, **kwargs)
+
+    serialize_file._is_carpools = True  # type: ignore[attr-defined]  # a mark on a function
+    library.serialize_file = serialize_file
+
+
+def _wrap_load(torch: Any, guard: ReplayGuard) -> None:
+    """A replay reads what the recorded run had saved."""
+    real = torch.load
+
+    def load(where: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(where, str | os.PathLike):
+            guard.files.loaded(os.fspath(where))
+            where = guard.original_of(os.fspath(where)) if guard.is_replaying else where
+        return real(where, *args, **kwargs)
+
+    torch.load = load

@@ -83,6 +83,7 @@ class ReadRecorder:
         self.unskippable = ""  # why the steps of this program cannot be skipped
         self.on_step: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[Exception], None] = lambda error: None
+        self.before_saving: Callable[[], None] = lambda: None  # a program may save what it has from here on
         self._optimizers = 0  # made so far
         self._graded: dict[int, Any] = {}
         self._codes: set[CodeType] = set()  # that read inside a computation
@@ -250,6 +251,7 @@ class ReadRecorder:
             real(optimizer, *args, **kwargs)
             optimizer.__dict__["_carpool_number"] = self._optimizers
             self._optimizers += 1
+            self.before_saving()
 
         return __init__
 
@@ -259,6 +261,7 @@ class ReadRecorder:
             return
         number = optimizer.__dict__.get("_carpool_number", 255)
         self.steps += 1
+        self.before_saving()
         if self.mode is Mode.RECORD:
             self.log.note_step(number)
             self.on_step()
@@ -300,7 +303,7 @@ class ReadRecorder:
         """Whether a result is made of tensors only: a number in it would have come out of one unseen."""
         if value is None or issubclass(type(value), self._torch.Tensor):
             return True
-        if type(value) is dict:
+        if isinstance(value, dict):  # also one of a library's own kind, with attributes: it is always computed
             return all(self._is_tensors(each) for each in value.values())
         return type(value) in (tuple, list) and all(self._is_tensors(each) for each in value)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from carpool.agent.checkpoint.conditions import facts, first_random_states
 from carpool.agent.checkpoint.read_recorder import ReadRecorder
-from carpool.agent.checkpoint.replay_guard import ReplayGuard
+from carpool.agent.checkpoint.replay_guard import ReplayGuard, this_process
 from carpool.agent.checkpoint.snapshot import Snapshot
 from carpool.agent.threads import thread_in_the_way
 from carpool.errors import RefusedError
@@ -119,6 +119,8 @@ class Saving:
             "digest_second": Snapshot(self._torch, self.before, sys._getframe()).digest(),
             "read_log": writer.add(recorder.log.data),
             "unskippable": recorder.unskippable,
+            "files": self._guard.files.contents(),
+            "writer": this_process(is_stopped=bool(self._order and self._order.get("stop"))),
         }
         size = writer.finish(contents)
         self._draft = None

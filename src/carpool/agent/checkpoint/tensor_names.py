@@ -32,6 +32,7 @@ REFERENCES = 3  # to a frame's dict of variables that nobody else has: the frame
 # Of a data loader with workers: what they sent before it was wanted, which depends on how fast they are. The workers
 # of a replay send the same again.
 SENT_AHEAD = ("_task_info", "_data_queue", "_worker_result_queue", "_index_queues", "_workers")
+PACKAGES = ("/site-packages/", "/dist-packages/")  # also of another environment, which a .pth file leads to
 LIBRARY = "library "  # the name of a function that is not the program's own begins with this
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -51,7 +52,9 @@ _LIBRARIES = (
 
 def is_program_file(file: str | None) -> bool:
     """Whether a source file is the program's own, not a library's."""
-    return file is not None and not file.startswith((*_LIBRARIES, _OURS))
+    if file is None or file.startswith((*_LIBRARIES, _OURS)):
+        return False
+    return not any(place in file for place in PACKAGES)
 
 
 @dataclass(slots=True)
@@ -84,11 +87,12 @@ class Namer:
 
     def _roots(self, frame: FrameType | None) -> list[tuple[str, Any]]:
         roots: list[tuple[str, Any]] = []
-        for name, module in sorted(sys.modules.items()):
-            if type(module) is ModuleType and (
-                name == "__main__" or is_program_file(getattr(module, "__file__", None))
-            ):
+        modules = [each for each in sorted(sys.modules.items()) if type(each[1]) is ModuleType]
+        for name, module in modules:
+            if name == "__main__" or is_program_file(getattr(module, "__file__", None)):
                 roots.append((name, _public(vars(module))))
+            elif constants := self._constants(vars(module)):
+                roots.append((LIBRARY + name, constants))
         frames = []
         while frame is not None:
             code = frame.f_code
@@ -100,17 +104,24 @@ class Namer:
         roots += [(f"{name}()", _locals_of(each)) for name, each in reversed(frames)]
         return _unlike(roots + sorted(self._suspended(), key=lambda root: root[0]))
 
+    def _constants(self, names: dict[str, Any]) -> dict[str, Any]:
+        """The tensors that a library made when it was imported."""
+        tensor = self._torch.Tensor
+        return {
+            name: each
+            for name, each in list(names.items())
+            if issubclass(type(each), tensor) and id(each) not in self._before
+        }
+
     def _suspended(self) -> Iterator[tuple[str, Any]]:
         """Generators and data loaders, in the collector's order: that of several of one name stays as it is, all else
         depends on when it last looked."""
         loader = self._torch.utils.data.dataloader._BaseDataLoaderIter
         for each in gc.get_objects():
-            if (
-                type(each) is GeneratorType
-                and each.gi_frame is not None
-                and is_program_file(each.gi_code.co_filename)
-            ):
-                yield f"generator {each.gi_code.co_qualname}", each
+            if type(each) is GeneratorType and each.gi_frame is not None:
+                file = each.gi_code.co_filename
+                if not file.startswith(_OURS):
+                    yield f"{'' if is_program_file(file) else LIBRARY}generator {each.gi_code.co_qualname}", each
             elif issubclass(type(each), loader):
                 yield "data loader", each
 
@@ -182,7 +193,7 @@ class Namer:
             if value.gi_frame is not None:
                 how = COMPARE if is_program_file(value.gi_code.co_filename) else IGNORE
                 self._attributes(path, _locals_of(value.gi_frame), how, owner=None)
-        elif kind is FunctionType:
+        elif kind is FunctionType and not value.__code__.co_filename.startswith(_OURS):
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
             how = COMPARE if is_program_file(value.__code__.co_filename) else IGNORE
             for name, cell in cells:
@@ -198,7 +209,7 @@ class Namer:
         elif isinstance(value, type):
             if is_program_file(getattr(sys.modules.get(value.__module__), "__file__", None)):
                 self._attributes(path, dict(vars(value)), COMPARE, owner=None)
-        elif kind is not ModuleType:
+        elif kind not in (ModuleType, FunctionType) and not kind.__module__.startswith("carpool."):
             self._instance(path, value, kind)
 
     def _cell(self, path: str, cell: Any) -> None:

@@ -20,8 +20,9 @@ Rules
       its threads may run is the same before and after.
   B6  A pass is quiet where nothing depends on when the daemon hears that it was used. The daemon then looks at its
       next event, or when the next job has had its quantum, and tells the core the time at which the pass was used.
-      Nobody wakes the daemon for that. A holder tells it at once if it could not ring the next job, if it is Python
-      that hands over, and if the pass is not quiet: limits count the time of turns, or the node has several devices.
+      Nobody wakes the daemon for that. A pass is not quiet if limits count the time of turns, or the node has several
+      devices. Then the holder tells the daemon at once, and so it does if it could not ring the next job, or if
+      Python hands over.
   B7  A program may close descriptors that are not its own, and open others with their numbers. Before carpool uses or
       closes one, it looks whether that is still the socket it opened. One that is not is the program's: carpool
       leaves it alone and connects anew.

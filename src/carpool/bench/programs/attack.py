@@ -213,6 +213,23 @@ def context_ended(size):
     return twice(make, size)
 
 
+def green_ended(size):
+    """Plain memory, asked for in green contexts that end: it is the primary context's."""
+    cuda = Driver()
+
+    def make(size):
+        green, own = ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.good("cuGreenCtxCreate", ctypes.byref(green), None, 0, 1)
+        cuda.good("cuCtxFromGreenCtx", ctypes.byref(own), green)
+        cuda.good("cuCtxSetCurrent", own)
+        is_made = cuda.plain(size)
+        cuda.good("cuCtxSetCurrent", cuda.context)
+        cuda.good("cuGreenCtxDestroy", green)
+        return is_made
+
+    return twice(make, size)
+
+
 # --- environment and processes -----------------------------------------------------------------------------------
 
 

@@ -183,6 +183,67 @@ def vary(streams):
     return used_ns / 1e7 / (time.monotonic() - started)
 
 
+def compute_rare(_):
+    """Short for a hundred launches, then long once: seldom the one that is measured by lot."""
+    cuda = Driver()
+    kernel, ns = load(cuda, b"told")[1], ctypes.c_ulonglong()
+    params = (ctypes.c_void_p * 1)(ctypes.addressof(ns))
+    used_ns, started = 0, time.monotonic()
+    while time.monotonic() - started < 2 * LENGTH_S:
+        for ns.value in [2_000] * 100 + [20_000_000]:
+            used_ns += ns.value
+            if plain_launch(cuda, kernel, params=params):
+                raise NotHereError("a launch failed")
+            if ns.value > 2_000:
+                cuda.good("cuCtxSynchronize")
+    return used_ns / 1e7 / (time.monotonic() - started)
+
+
+LONG, LONG_S = b"busy_200ms", 0.2
+
+
+def wait_unseen(cuda):
+    """Until all is done, by questions that nobody takes for a wait."""
+    done = ctypes.c_void_p()
+    cuda.good("cuEventCreate", ctypes.byref(done), 0)
+    cuda.good("cuEventRecord", done, None)
+    while cuda("cuEventQuery", done):
+        time.sleep(0.002)
+
+
+def compute_ended_contexts(_):
+    """A context for each kernel, which ends with it."""
+    cuda, count, started = Driver(), 0, time.monotonic()
+    while time.monotonic() - started < 2 * LENGTH_S:
+        context = ctypes.c_void_p()
+        cuda.good("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+        if plain_launch(cuda, load(cuda, LONG)[1]):
+            raise NotHereError("a launch failed")
+        wait_unseen(cuda)
+        cuda.good("cuCtxDestroy_v2", context)
+        count += 1
+    return 100 * count * LONG_S / (time.monotonic() - started)
+
+
+def compute_one_kernel(_):
+    """One long kernel; nobody has seen its end when this process ends."""
+    cuda = Driver()
+    if plain_launch(cuda, load(cuda, LONG)[1]):
+        raise NotHereError("a launch failed")
+    wait_unseen(cuda)
+    return 100.0
+
+
+def compute_successors(_):
+    """A process for each kernel, one after the other."""
+    prepare()
+    count, started = 0, time.monotonic()
+    while time.monotonic() - started < 2 * LENGTH_S:
+        run_at_once("compute_one_kernel", 1)
+        count += 1
+    return 100 * count * LONG_S / (time.monotonic() - started)
+
+
 def compute_reloaded(_):
     """A function's address that comes back with another function, after its module was unloaded."""
     cuda, used_s, started, seen = Driver(), 0.0, time.monotonic(), set()

@@ -3,10 +3,11 @@
 Rules
   A1  Held time is charged exactly once, in whole nanoseconds, to the job and to its tenant, whose levels
       count it by their weights.
-  A2  A job that begins to want a turn, or could not run until now, starts at no lower level than the lowest of its
-      tenant's jobs that want and may run on its device, a tenant at no lower level than the lowest such tenant;
-      when nobody does, at the level of those who did last. Time not used is not saved up, and nobody has to
-      wait until a newcomer has had as much as it had. A job parked for others may come back a rotation lower.
+  A2  A job that begins to want a turn, or could not run until now, is a newcomer. Its level is no lower than the
+      lowest of its tenant's jobs that want a turn of its device and may run. A tenant's level is no lower than the
+      lowest of such tenants. When nobody wants a turn, the level of those who did last counts. Time not used is not
+      saved up, and nobody has to wait until a newcomer has had as much. A job parked for others may come back a
+      rotation lower.
   A3  A step time is measured only over a span in which the same jobs were running: beside another job a step takes
       longer. It falls quickly and rises by steps. A job that runs while something else keeps the machine busy makes
       few steps, and should not be taken for a longer job because of them.

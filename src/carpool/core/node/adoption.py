@@ -74,8 +74,8 @@ def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> l
     if event.account is not None:
         lifecycle.restore(job, event.account, _row_meanwhile(event, event.account), now=now)
     lifecycle.move(node, job, StartJob, now=now, to=JobState.PARKED if event.is_parked else None)
-    if event.is_suspended:
-        departures.add(node, job, Why.SUSPENDED, Departure(since_ns=now))
+    for why in event.held_for:
+        departures.add(node, job, why, Departure(since_ns=now))
     ledger.promise(device, job, max(0, min(wanted, ledger.free_bytes(device))))
     if not admission.fits_cap(job):  # it was resized before
         departures.add(node, job, Why.SHRINKS, Departure())
@@ -109,7 +109,7 @@ def _go_on(node: Node, device: Device, job: Job, event: JobAdopted, *, now: Nano
 def _row_meanwhile(event: JobAdopted, account: Account) -> str | None:
     """What the job did while there was no driver (A5): without one nobody is given a turn, leaves or comes back, and
     who made no step and asks for no turn still does what it did."""
-    if event.is_parked or (event.is_suspended and event.is_waiting):
+    if event.is_parked or (event.held_for and event.is_waiting):
         return "parked"
     if event.holding:
         return "run"
@@ -120,5 +120,5 @@ def _row_meanwhile(event: JobAdopted, account: Account) -> str | None:
 def _row_now(event: JobAdopted) -> str:
     """What a job that holds nothing does until it has said itself what it wants."""
     if event.is_waiting:
-        return "parked" if event.is_suspended else "away"
+        return "parked" if event.held_for else "away"
     return "idle" if event.steps else "start"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.kernel.ids import Tick as Tick
-from carpool.core.node.model import Account, History, JobSpec, Needs
+from carpool.core.node.model import Account, History, JobSpec, Needs, Why
 from carpool.core.node.settings import Settings
 
 
@@ -53,7 +53,7 @@ class JobAdopted:
     needs: Needs | None
     is_parked: bool = False
     parked_bytes: int = 0
-    is_suspended: bool = False
+    held_for: tuple[Why, ...] = ()  # reasons that somebody asked for and nobody took back (departures.py)
     account: Account | None = None
     is_paced: bool = False
     is_waiting: bool = False

@@ -12,8 +12,8 @@ bytes, or the wish for bytes, change hands with it.
 
 Rules
   A4  A job's wall time is the sum of its rows, exactly; what it waited for a turn is told apart by who had it. A
-      waiting job that may not run for want of memory waits for memory, one that is to leave the device is as good as
-      parked, and one whose limit lets it have no turn waits for nobody, up to the very moment when it does.
+      waiting job that may not run for want of memory waits for memory. One that is to leave the device is as good as
+      parked. One whose limit lets it have no turn waits for nobody, up to the very moment when it does.
   A5  An account outlives the driver. What a job is known to have done without one, keep its turn or stay as it was,
       stands in that row. What nobody knows is a row of its own: also what a driver that was killed had not noted.
 """

@@ -261,7 +261,7 @@ class Move:
     trouble: str = ""  # why the last move failed; empty after one that went well
     kept: str = ""  # tensors that stayed on the device at the last one, and why
     fails: int = 0  # how often in a row it could not be parked for another
-    source: DeviceId | None = None  # booked on another device but not arrived: where its room is kept (V2)
+    source: DeviceId | None = None  # counted on another device but not arrived: where its room is kept (V2)
     refused: str = ""  # why the last move to another device came to nothing
 
 

@@ -254,12 +254,15 @@ def legend(walk: Walk) -> Iterator[list[str]]:
         names = ", ".join(module.rpartition(".")[2].strip() for module in step.modules)
         who = f"{step.who}: " if step.who != before else ""
         before = step.who
-        words = [f"#{number}", *f"{who}{names}".split()]
-        for word in words:
-            if len(" ".join([*row, word])) > COLUMNS:
+        first, *words = f"{who}{names}".split()
+        for together in (
+            [f"#{number}", first],
+            *([word] for word in words),
+        ):  # a number stands beside its word
+            if len(" ".join([*row, *together])) > COLUMNS:
                 yield row
                 row = []
-            row.append(word)
+            row += together
     yield row
 
 

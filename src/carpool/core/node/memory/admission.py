@@ -3,7 +3,7 @@
 Rules
   M1  A job starts only with a promise that keeps L1 true.
   M2  A declared cap, or a share of the device for a job nobody knows, is promised as one sum until the first turns
-      are measured; then the sum is split into persistent bytes and a lane, and the rest is free again.
+      are measured. Then the sum is split into persistent bytes and a lane, and the rest is free again.
   M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
   M4  A job that can never fit on any device it may use is refused at once.
   M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.

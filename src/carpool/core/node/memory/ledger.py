@@ -10,9 +10,10 @@ Rules
   L2  Every promise is at least zero and belongs to a resident job of this device.
   L3  A lane is at least as large as the largest measured ephemeral need of the jobs whose needs are covered.
   L4  A job whose needs are not known yet is promised one sum that has to cover both kinds together.
-  L5  Σ parked bytes ≤ host budget. A job is told to park only after its bytes were reserved on the host.
-  L6  No job is both parked and counted: a parked job has no lane, and is promised only what it reported to have
-      stayed on the device; all of it is promised again before the job is told to come back.
+  L5  Σ parked bytes ≤ host budget, but for what jobs of an earlier driver bring. A job is told to park only after its
+      bytes were reserved on the host; they are its own there until it is back or over.
+  L6  No job is both parked and counted. A parked job has no lane, and is promised only what it reported to have
+      stayed on the device. All of it is promised again before the job is told to come back.
   N1  A resident managed job is in exactly one lane of its device, an unmanaged or ended job in none.
   N2  A lane has at most one holder, and the holder is one of its jobs.
   N3  A lane with no jobs does not exist.

@@ -6,7 +6,7 @@ Rules
       no turn; at its next boundary it gives back what it can spare and is measured anew.
   Z3  A job that still needs more leaves the device until its cap is raised. It is ended only if that was asked.
   Z4  A cap larger than every device the job may use, and a smaller one for a job of which nobody knows what it needs,
-      are refused and change nothing; so is a share that others are guaranteed (S3).
+      are refused and change nothing. So is a share that others are guaranteed (S3).
 """
 
 from __future__ import annotations

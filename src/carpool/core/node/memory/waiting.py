@@ -6,9 +6,9 @@ Rules
   W2  It is given what it asks for in the order of the policy, as soon as L1 allows; with the bytes it gets its turn
       again, and only with its turn may it use them. A program outside its turns (it starts, saves, takes none) may
       use them at once.
-  W3  Bytes are given only if afterwards there is an order in which all who wait can have the rest of what they are
-      known to need, one after the other, each from what is free and what those before it gave back at the end of
-      their turns (the banker's algorithm). So two half-filled jobs never wait for each other. Where needs have grown
+  W3  Bytes are given only if afterwards all who wait can still end, one after the other (the banker's algorithm). In
+      that order each has the rest of what it is known to need from what is free, and from what those before it gave
+      back at the end of their turns. So two half-filled jobs never wait for each other. Where needs have grown
       so that there is no such order any more, the first in the order of the policy gets what there is.
   W4  Nobody gets more than its own cap. An allocation over it that was told to wait (--wait-memory) is freed by a
       larger one (resize.py); any other fails at once: no waiting could help.

@@ -62,7 +62,6 @@ class Row:
     """One reason. The sentences take the job, this departure of it, and what they need to know beside."""
 
     set_by: tuple[str, ...]  # the modules of core/node that do
-    leaves: bool = True  # else the job only gets no turn
     stays: bool = False  # room does not bring it back, and it wants nothing meanwhile: somebody has to let it
     is_stop: bool = False  # `ps` shows the job as suspended
     ended_by: frozenset[type]  # events that end it; whoever set it may end it too
@@ -84,7 +83,7 @@ def _need(job: Job) -> str:
 
 TABLE: dict[Why, Row] = {
     Why.SUSPENDED: Row(
-        set_by=("moves/departures", "adoption"),
+        set_by=("moves/departures",),
         stays=True,
         is_stop=True,
         queued=lambda job: f"suspended before it started; it waits in the queue again after: carpool resume {job.id}",
@@ -129,7 +128,6 @@ TABLE: dict[Why, Row] = {
     ),
     Why.GIVES_WAY: Row(
         set_by=("memory/waiting",),
-        is_stop=True,
         ended_by=OVER | {MoveFailed},
         comes_back="when no allocation waits any more and the device was quiet",
         held=lambda job, _: f"{job.spec.name} makes room for an allocation that waits",
@@ -153,7 +151,6 @@ TABLE: dict[Why, Row] = {
     ),
     Why.SHRINKS: Row(
         set_by=("memory/resize", "adoption"),
-        leaves=False,
         asked=lambda job, _: f"it was resized to {_cap(job)} and gives back what it can at its next boundary",
         ended_by=OVER,
         comes_back="when it was measured to keep its cap",
@@ -215,6 +212,11 @@ def asked_words(job: Job) -> str:
     """What a job that still computes is to do at its next boundary, as the end of a sentence."""
     told = [(TABLE[why].asked, job.departures[why]) for why in TABLE if why in job.departures]
     return "".join(f"; {asked(job, why)}" for asked, why in told if asked is not None)
+
+
+def reasons_of(job: Job) -> tuple[Why, ...]:
+    """All its departures, in the order in which they are told (E3)."""
+    return tuple(why for why in TABLE if why in job.departures) if job.departures else ()
 
 
 def stays_away(job: Job) -> bool:
@@ -372,8 +374,8 @@ def give_up_move(node: Node, job: Job, reason: str) -> None:
     job.move.refused = reason
 
 
-def book_move(node: Node, job: Job, source: DeviceId | None) -> None:
-    """It is booked on its target. Its room on the source is kept until it has arrived (V2); None: it needs none."""
+def count_on_target(node: Node, job: Job, source: DeviceId | None) -> None:
+    """It is counted on its target. Its room on the source is kept until it has arrived (V2); None: it needs none."""
     drop(node, job, Why.MIGRATES)
     job.move.source = source
 
@@ -461,8 +463,12 @@ def is_due(node: Node, *, now: Nanos) -> bool:
 
 
 def check_departures(node: Node) -> None:
-    """Assert E2 and P6; a failure is a bug."""
+    """Assert E2, L5 and P6; a failure is a bug."""
     for job in node.jobs.values():
+        if job.memory.parked_bytes and job.state not in AWAY:
+            raise InternalError(
+                f"L5 broken: {job.state} job {job.id} has {job.memory.parked_bytes} bytes on the host"
+            )
         if not job.spec.may_park and (job.state is JobState.PARKING or Why.MAKES_ROOM in job.departures):
             raise InternalError(f"P6 broken: {job.state} job {job.id} must not be parked")
         if job.state in ENDED and job.departures or job.state is JobState.UNMANAGED and is_leaving(job):

@@ -1,4 +1,4 @@
-"""Moving a job to another device of the node: parked on the source, booked on the target, unparked there.
+"""Moving a job to another device of the node: parked on the source, counted on the target, unparked there.
 
 Rules
   V1  A move begins only if the job's bytes and its guarantee (S3) fit on the target now, and no room is being made
@@ -94,7 +94,7 @@ def settle(node: Node, *, now: Nanos) -> list[Effect]:
 
 
 def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
-    """Its bytes are on the host: book it on the target, or let it come back where it was."""
+    """Its bytes are on the host: count it on the target, or let it come back where it was."""
     source, target = node.device_of(job), node.devices[to]
     wanted = admission.returning_needs(node, job, target)
     trouble = _trouble(node, job, target)
@@ -106,11 +106,11 @@ def _depart(node: Node, job: Job, to: DeviceId, *, now: Nanos) -> list[Effect]:
     ledger.shrink(source, node.jobs)
     departures.leave_device(node, source, job)
     if departures.stays_away(job):
-        departures.book_move(node, job, None)
+        departures.count_on_target(node, job, None)
         ledger.promise(target, job, job.memory.stayed_bytes)
         return [MoveJob(job=job.id, source=source.id, device=target.id)]
     ledger.keep(source, job, min(wanted.total_bytes, ledger.free_bytes(source)))
-    departures.book_move(node, job, source.id)
+    departures.count_on_target(node, job, source.id)
     return _enter(node, target, job, wanted, now=now)
 
 

@@ -7,12 +7,12 @@ several times the device's capacity all run, in turns of residency.
 
 Rules
   R1  Who is resident is the policy's order: a job is parked only for a claimant which the policy puts before it.
-  R2  Only jobs that take turns and can be parked are, no more of them than needed, and only if it is seen beforehand
-      that the claimant then has room on the device and they have room on the host (L5), also on the way back.
+  R2  Only jobs that take turns and can be parked are, and no more of them than needed. It must be seen beforehand
+      that the claimant then has room on the device, and that they have room on the host (L5), also on the way back.
   R3  One claimant a device at a time. Until it has its room or cannot get it, nobody else is let in there.
-  R4  Moving takes at most `move_percent` of a device's time: after the moves for one claimant nobody is moved for
-      another until the device had `(100 - percent) / percent` times as long without, and nobody is parked who was
-      not there so much longer than its own moves will probably take. A newcomer under a policy without a quantum
+  R4  Moving takes at most `move_percent` of a device's time. After the moves for one claimant, nobody is moved for
+      another until the device had `(100 - percent) / percent` times as long without. Nobody is parked who was not
+      there so much longer than its own moves will probably take. A newcomer under a policy without a quantum
       (first come, priorities) need not wait for that: each comes only once.
   R5  A job that could not be parked for another goes on at once, like all who were to leave with it, and is left
       alone for longer each time.

@@ -6,7 +6,7 @@ at a guarantee of 250 a turn of 20 ms moves the first on by 80 ms.
 
 Rules
   S1  Over any span a job holds its device no longer than limit x span, plus BURST_NS of it and the turn that was
-      under way: a turn is not cut inside a step, but paid back before the next one.
+      under way. A turn is not cut inside a step, but paid back before the next one.
   S2  A waiting job that is owed goes before everybody who is not, and before those owed later; while it waits, the
       holder keeps its turn for SHARE_QUANTUM_NS only. Where nobody is owed, the policy chooses: what one does not use
       is for the others.

@@ -44,14 +44,14 @@ class Facts:
     def _out_of_memory(self) -> str:
         """What it holds and asked for, what it could have, and who has the rest."""
         job, device, named = self.job, self.device, self._named()
-        rest = [f"{other.id} has {format_bytes(self._booked(other))}" for other in named[:NAMED_MAX]]
+        rest = [f"{other.id} has {format_bytes(self._has_bytes(other))}" for other in named[:NAMED_MAX]]
         if len(named) > NAMED_MAX:
-            more = sum(map(self._booked, named[NAMED_MAX:]))
+            more = sum(map(self._has_bytes, named[NAMED_MAX:]))
             rest.append(f"{len(named) - NAMED_MAX} more have {format_bytes(more)}")
         if scratch := ledger.lanes_bytes(device):
             rest.append(f"{format_bytes(scratch)} is for turns")
         listed = f"{', '.join(rest[:-1])} and {rest[-1]}" if len(rest) > 1 else "".join(rest)
-        room = max(0, min(self.room_bytes, device.capacity_bytes - sum(map(self._booked, named))))
+        room = max(0, min(self.room_bytes, device.capacity_bytes - sum(map(self._has_bytes, named))))
         return (
             f"out of memory: job {job.id} {_asked(job)}; of the {format_bytes(device.capacity_bytes)} of {device.id}"
             f" it can have {format_bytes(room)}{f': {listed}' if listed else ''}"
@@ -64,9 +64,9 @@ class Facts:
 
     def _named(self) -> list[Job]:
         """Who has something there, the largest first."""
-        return sorted(filter(self._booked, self.others), key=lambda other: -self._booked(other))
+        return sorted(filter(self._has_bytes, self.others), key=lambda other: -self._has_bytes(other))
 
-    def _booked(self, other: Job) -> int:
+    def _has_bytes(self, other: Job) -> int:
         """What it is promised or, beyond its lane, holds."""
         lane = self.device.lanes.get(other.lane) if other.lane is not None else None
         beyond = other.memory.live_bytes - (lane.bytes if lane is not None else 0) if other.state not in AWAY else 0

@@ -50,6 +50,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         guaranteed_milli=(job.share if job.device else job.spec).guaranteed_milli,
         limit_milli=(job.share if job.device else job.spec).limit_milli,
         is_suspended=departures.is_stopped(job),
+        departures=departures.reasons_of(job),
         is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
         leaving_for=makes_room.whom if makes_room is not None else None,
         parked_bytes=job.memory.parked_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
-from carpool.core.node.model import JobState, Needs
+from carpool.core.node.model import JobState, Needs, Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class JobPicture:
     move_ns: Nanos
     move_trouble: str
     reason: str
-    moving_to: DeviceId | None = None  # asked to go there, or booked there and not arrived
+    moving_to: DeviceId | None = None  # asked to go there, or counted there and not arrived
+    departures: tuple[Why, ...] = ()  # why it leaves or gets no turn, in the order in which they are told
     kept_on: DeviceId | None = None  # where its room is kept until it has arrived
     kept_bytes: int = 0
     move_refused: str = ""  # why its last move to another device came to nothing
