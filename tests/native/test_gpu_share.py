@@ -85,14 +85,22 @@ def test_c6_a_program_of_many_grids_has_its_limit_too(
 ) -> None:
     limit(page, percent)
     probe = start()
-    had: list[float] = []
-    while len(had) < TRIES and max(had, default=0) < 0.95 * percent:  # less: the machine had no time for us
+
+    def measured(work: str) -> float:
         probe.tell(work)
         time.sleep(SETTLE_SECONDS)
-        had.append(part(books, [probe]))
+        found = part(books, [probe])
         assert probe.answer()[0] == 0
-        assert had[-1] <= percent + POINTS
-    assert max(had) >= percent - 2 * POINTS  # 12 to 66 of 80 when each grid was on trial
+        return found
+
+    kept: list[float] = []
+    while len(kept) < TRIES and max(kept, default=0) < 0.95:  # less: the machine had no time for us
+        had = measured(work)
+        assert had <= percent + POINTS
+        page.words[wire.H_PRICE] = 0
+        kept.append(had / min(percent, measured(work)))  # without a limit a busy machine does not reach it either
+        limit(page, percent)
+    assert max(kept) >= 0.85  # 12 to 66 of 80 when each grid was on trial
 
 
 def test_what_is_launched_outside_the_agents_turns_is_under_the_limit(start: Start, page: Page, books: Path) -> None:
