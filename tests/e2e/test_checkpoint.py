@@ -101,13 +101,13 @@ def test_both_halves_are_the_undisturbed_run(
         time.sleep(0.1)
         assert len(job.lines) == lines, "it makes no further step"
         node.client.call("cancel", job=name)
-        halves[name] = job.wait().out
+        halves[name] = job.wait(seconds=300).out
     for name, program in programs.items():
         with torch_of(elsewhere, program):
             options = ["--from", str(tmp_path / name)]
             others[name] = elsewhere.run(*program, options=options, cwd=tmp_path / "copy")
     for name, program in programs.items():
-        ended = others[name].wait()
+        ended = others[name].wait(seconds=300)
         assert ended.code == 0, ended.err
         assert "last step verified" in ended.err
         assert halves[name] and ended.out
@@ -130,9 +130,9 @@ def test_a_job_goes_on_after_its_checkpoint_and_its_continuation_can_be_written_
     second.wait_lines(10)
     assert order(node, "second", tmp_path / "two")["reason"] == ""
     third = go_on(node, tmp_path / "two", *program, how="--recompute")
-    whole = first.wait().out
+    whole = first.wait(seconds=300).out
     for job in (second, third):
-        ended = job.wait()
+        ended = job.wait(seconds=300)
         assert (ended.code, bool(ended.out)) == (0, True), ended.err
         assert whole.endswith(ended.out)
     assert len(second.out) > len(third.out)
