@@ -212,6 +212,49 @@ wait()
     assert live_bytes(page, pid) == true_bytes(books)[pid] == 1000 * MIB
 
 
+FLIPPER = """
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <time.h>
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuMemPoolCreate(void **, const void *);
+int cuMemAllocFromPoolAsync(unsigned long long *, size_t, void *, void *);
+static volatile int props[22] = {1, 0, 1, 0}, is_over;
+static void *flip(void *none) {
+    while (!is_over)
+        props[2] = 1, props[2] = 2; /* on the device, on the host */
+    return none;
+}
+int main(void) {
+    void *context, *pool;
+    pthread_t thread;
+    unsigned long long at;
+    cuInit(0), cuDevicePrimaryCtxRetain(&context, 0), cuCtxSetCurrent(context), pthread_create(&thread, NULL, flip, NULL);
+    for (time_t end = time(NULL) + 3; time(NULL) < end;)
+        if (cuMemPoolCreate(&pool, (void *)props) == 0)
+            cuMemAllocFromPoolAsync(&at, 8 << 20, pool, NULL);
+    is_over = 1;
+    puts("ready"), fflush(stdout);
+    return getchar();
+}
+"""
+
+
+def test_properties_that_another_thread_changes_do_not_pass_the_cap(
+    built: Built, page: Page, books: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "flipper.c"
+    source.write_text(FLIPPER)
+    program = compile_c(tmp_path / "flipper", source, built.place / "libcuda.so.1", "-lpthread")
+    page.words[wire.H_CAP] = 64 * MIB
+    env, pipe = environment(built, books, page=page.path), subprocess.PIPE
+    with subprocess.Popen([program], env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert true_bytes(books).get(process.pid, 0) <= 64 * MIB
+        process.communicate("\n", timeout=20)
+
+
 def test_a_linked_library_that_looks_behind_itself_finds_the_limited_function(
     built: Built, page: Page, books: Path
 ) -> None:
