@@ -163,7 +163,9 @@ print(time.monotonic() - started)
 """
 
 
-def test_c9_after_a_wait_that_was_not_paid_for_every_launch_is_measured(built: Built, page: Page, books: Path) -> None:
+def test_c9_after_a_wait_that_was_not_paid_for_every_launch_is_measured(
+    built: Built, page: Page, books: Path
+) -> None:
     limit(page, 100)
     with Script(environment(built, books, page=page.path), SELDOM_LONG % (20, 20 * MS)) as script:
         script.end()
