@@ -217,7 +217,8 @@ FLIPPER = """
 #include <stddef.h>
 #include <stdio.h>
 #include <time.h>
-int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuMemPoolCreate(void **, const void *);
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int cuMemPoolCreate(void **, const void *);
 int cuMemAllocFromPoolAsync(unsigned long long *, size_t, void *, void *);
 static volatile int props[22] = {1, 0, 1, 0}, is_over;
 static void *flip(void *none) {
@@ -229,7 +230,8 @@ int main(void) {
     void *context, *pool;
     pthread_t thread;
     unsigned long long at;
-    cuInit(0), cuDevicePrimaryCtxRetain(&context, 0), cuCtxSetCurrent(context), pthread_create(&thread, NULL, flip, NULL);
+    cuInit(0), cuDevicePrimaryCtxRetain(&context, 0), cuCtxSetCurrent(context);
+    pthread_create(&thread, NULL, flip, NULL);
     for (time_t end = time(NULL) + 3; time(NULL) < end;)
         if (cuMemPoolCreate(&pool, (void *)props) == 0)
             cuMemAllocFromPoolAsync(&at, 8 << 20, pool, NULL);
