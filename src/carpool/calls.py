@@ -100,7 +100,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `move_refused` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `quantum_why` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -141,6 +141,9 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     kept_on: str | None = None
     kept_bytes: int = 0
     move_refused: str = ""
+    change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
+    quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
+    quantum_why: str = ""  # why so long, where that was chosen
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
@@ -199,6 +202,16 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     now_ns: int = 0
 
 
+class Turn(msgspec.Struct, kw_only=True, frozen=True):
+    """Whose turn it is, and how long such a turn lasts at least while others wait."""
+
+    job: str
+    device: str = ""
+    quantum_ns: int = 0
+    change_ns: int | None = None  # what a change of turn costs the job
+    why: str = ""  # why so long, where that was chosen
+
+
 class Status(msgspec.Struct, kw_only=True, frozen=True):
     """The daemon, its settings and its devices: `carpool daemon status`."""
 
@@ -208,7 +221,8 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     state: str = ""  # that of its journal
     policy: str = ""
     device: str = ""
-    quantum_ns: int = 0
+    quantum_ns: int | None = 0  # None: chosen for each turn, by what a change of turn costs
+    latency_ns: int = 0
     share_policy: str = ""
     hog_after_ns: int = 0
     host_bytes_max: int | None = None
@@ -228,6 +242,7 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     observers_dropped: dict[str, str] = {}  # by name: what each raised
     policy_trouble: str = ""  # that the policy failed, or is slow
     devices: list[DeviceStatus] = []
+    turns: list[Turn] = []  # those that are held now
 
 
 class JobAnswer(msgspec.Struct, kw_only=True, frozen=True):

@@ -61,6 +61,7 @@ METRICS = {
         "total_over_sequential_2x",
     },
     "sim": {"fgd_default_cpu_s", "placements_per_s", "decision_p99_us"},
+    "idle": {"training_share_beside_server", "request_p50_over_alone", "give_back_p50_ms"},
     "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
 }
 

@@ -110,11 +110,11 @@ class Link:
     def since_try_ns(self) -> int:
         return time.monotonic_ns() - self._tried_ns
 
-    def note_stall(self, waited_ns: int) -> None:
-        """Show in the page that the program waited for its input."""
+    def note_stall(self, waited_ns: int, *, held_ns: int) -> None:
+        """Show in the page that the program waited for its input, and how much of that it had its turn."""
         if self.base:
             self.words[self.base + page.S_STALL_NS] += waited_ns
-            self.words[self.base + page.S_STALL_HELD_NS] += waited_ns if self.state.held else 0
+            self.words[self.base + page.S_STALL_HELD_NS] += held_ns
 
     def _own_socket(self) -> OwnSocket:
         """The connection; LinkLostError if there is none, or the program closed it or the bell (B7)."""

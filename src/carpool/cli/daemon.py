@@ -43,6 +43,10 @@ def _limit(count: Any) -> str:
     return "unlimited" if count is None else format_bytes(count)
 
 
+def _quantum(span_ns: Any) -> str:
+    return "chosen" if span_ns is None else format_ns(span_ns)
+
+
 def _weights(milli: Any) -> str:
     return format_tenants(milli) or "1 each"
 
@@ -50,7 +54,8 @@ def _weights(milli: Any) -> str:
 # What a daemon was told at its start, in the words of its options.
 SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "policy": ("policy", str),
-    "quantum_ns": ("quantum", format_ns),
+    "quantum_ns": ("quantum", _quantum),
+    "latency_ns": ("latency", format_ns),
     "share_policy": ("share policy", str),
     "hog_after_ns": ("hog after", format_ns),
     "device": ("device", str),
@@ -87,8 +92,9 @@ def daemon() -> None:
 @click.option(
     "--quantum",
     default="",
-    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's).",
+    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's, or chosen).",
 )
+@click.option("--latency", default="", help="Where that is chosen: within this all who wait have a turn each (2s).")
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
 @click.option("--tenant-weights", default="", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
 @click.option(
@@ -122,6 +128,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
     for option, parse, text in (
         ("--device", find_devices, device),
         ("--quantum", parse_duration_ns, options["quantum"]),
+        ("--latency", parse_duration_ns, options["latency"]),
         ("--hog-after", parse_duration_ns, options["hog_after"]),
         ("--tenant-weights", parse_tenants, tenant_weights),
         ("--host-memory", parse_bytes, options["host_memory"]),
@@ -221,9 +228,13 @@ def show_status(as_json: bool) -> None:
     )
     print(f"daemon {status.pid}, carpool {status.version}, {jobs}, up {format_ns(uptime)}, used {used}")
     told = [f"{name} {show_setting(getattr(status, key))}" for key, (name, show_setting) in SETTINGS.items()]
-    print(f"{', '.join(told[:4])}\n{', '.join(told[4:6])} ({format_bytes(status.host_bytes)} used)")
+    print(f"{', '.join(told[:5])}\n{', '.join(told[5:7])} ({format_bytes(status.host_bytes)} used)")
+    for turn in status.turns:
+        print(f"{turn.job} has the turn on {turn.device}, {format_ns(turn.quantum_ns)} while others wait")
+        if turn.why:
+            print(f"  {turn.why}")
     if status.tenant_weights_milli:
-        print(f"{told[6]} (1 for all others)")
+        print(f"{told[7]} (1 for all others)")
     if status.kept_bytes:
         kept = format_bytes(status.kept_bytes)
         print(f"beside that, jobs that are back keep {kept} for their next move")

@@ -38,6 +38,8 @@ LEFT_OUT_SHOWN = 5
 @click.option("--jobs", type=int, metavar="N", help="The first so many; how many to generate.")
 @click.option("--turns", is_flag=True, help="Turn by turn, on one card.")
 @click.option("--quantum", metavar="TIME", help="Turn by turn: the least length of a turn.")
+@click.option("--latency", metavar="TIME", help="Turn by turn: within this all who wait have a turn (2s).")
+@click.option("--change", metavar="TIME", help="Turn by turn: what a change of turn costs (0).")
 @click.option("--unknown", is_flag=True, help="Turn by turn: needs and lengths are learnt.")
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
 @click.option("--weights", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
@@ -102,7 +104,9 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         nodes=clusters.parse_cluster(cluster, seed=seed),
         policies=tuple(each.strip() for each in str(options["policies"] or POLICIES_SHOWN).split(",")),
         turns=bool(options["turns"]),
-        quantum_ns=parsed("--quantum", parse_duration_ns, str(options["quantum"])) if options["quantum"] else None,
+        quantum_ns=_span_ns(options, "quantum"),
+        latency_ns=_span_ns(options, "latency"),
+        change_ns=_span_ns(options, "change") or 0,
         is_unknown=bool(options["unknown"]),
         shares_milli=parsed("--shares", parse_tenants, str(options["shares"])) if options["shares"] else {},
         weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
@@ -129,6 +133,10 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     if plot is not None:
         say(f"drawn: {plot}")
     return 0
+
+
+def _span_ns(options: dict[str, object], name: str) -> int | None:
+    return parsed(f"--{name}", parse_duration_ns, str(options[name])) if options[name] else None
 
 
 def _show_stories(found: Comparison) -> None:

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.core.node.events import JobExited
+from carpool.core.node.events import JobExited, LeaseReturned
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile, Start
 from carpool.daemon.job_page import JobPage
@@ -102,6 +103,14 @@ class LiveJob:
         turn = self.turn
         is_known = member.is_holding or member.is_asking or turn.lease_of(member) or turn.steps_of(member)
         return not others or bool(is_known)
+
+    def returned(self, *, wants_more: bool) -> LeaseReturned:
+        """The fact that its turn came back."""
+        held_ns, pause_ns = self.turn.idle_totals_ns(now=time.monotonic_ns())
+        steps = self.turn.steps()
+        return LeaseReturned(
+            job=self.id, wants_more=wants_more, steps=steps, stall_held_ns=held_ns, pause_ns=pause_ns
+        )
 
     def detach(self, member: Member, reason: str) -> None:
         """It goes on outside the turns, also for the next daemon."""

@@ -75,6 +75,7 @@ def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> N
             overhead_bytes=sum(each.overhead_bytes for each in measured),
         ),
         step_ns=step_ns or None,
+        steps_total=max((each.steps_total for each in measured), default=0) or None,
     )
 
 
@@ -183,6 +184,17 @@ def device_answer(
     here = [job for job in jobs if job.device == picture.id and job.id in shown]
     newer = sum(shown[job.id].live_bytes - job.live_bytes for job in here)
     return msgspec.convert(plain(picture) | {"live_bytes": picture.live_bytes + newer}, calls.Device)
+
+
+def turn_answer(picture: JobPicture) -> calls.Turn:
+    """The turn that a job holds."""
+    return calls.Turn(
+        job=picture.id,
+        device=picture.device or "",
+        quantum_ns=picture.quantum_ns or 0,
+        change_ns=picture.change_ns,
+        why=picture.quantum_why,
+    )
 
 
 def plain(value: object) -> dict[str, object]:

@@ -107,6 +107,7 @@ class Measured(Message):
     ephemeral_bytes: int
     overhead_bytes: int
     step_ns: int
+    steps_total: int  # how many steps there will be at my end, as my loops say; 0 if they do not
 
 
 @message(7, JOB, DAEMON)

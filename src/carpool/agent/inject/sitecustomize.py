@@ -12,7 +12,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 # attach and detach: made from src/carpool/wire by make docs
-_PROTOCOL = 4
+_PROTOCOL = 5
 _FRAME, _FRAME_BYTES = "<HHI4Q", 40
 
 
