@@ -41,6 +41,7 @@ class Spec(msgspec.Struct, kw_only=True, frozen=True):
     guaranteed_milli: Share = 0
     limit_milli: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     on_orphans: Literal["keep", "end"] = "keep"
+    warm: bool | None = None  # whether it may start warm; None: as the daemon was told
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""  # names the program: the same again will need the same memory and time
@@ -149,6 +150,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     orphans: list[int] = []  # pids of those that go on after its first process has ended
     unwritable: str = ""  # why it cannot be written to a file, of a job that was started with --checkpointable
     limit_loss: str = ""  # in which processes a limit of it is not kept, and why; empty while it is kept in all
+    start: str = ""  # how it started: "warm", or "cold: " and why; empty where nobody wanted it warm
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
     @property
@@ -199,6 +201,16 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     now_ns: int = 0
 
 
+class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
+    """A process that has imported torch and forks for programs that start warm. It is no job."""
+
+    pid: int
+    python: str = ""
+    programs: int = 0  # that it has started
+    memory_bytes: int = 0  # what it holds; its programs share most of that
+    idle_ns: int = 0  # since it started the last one
+
+
 class Status(msgspec.Struct, kw_only=True, frozen=True):
     """The daemon, its settings and its devices: `carpool daemon status`."""
 
@@ -227,6 +239,8 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     descriptor_trouble: str = ""  # nearly all descriptors of the daemon are in use
     observers_dropped: dict[str, str] = {}  # by name: what each raised
     policy_trouble: str = ""  # that the policy failed, or is slow
+    warm: bool = False  # whether its jobs may start warm unless they say otherwise
+    warm_parents: list[WarmParent] = []
     devices: list[DeviceStatus] = []
 
 

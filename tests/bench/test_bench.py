@@ -51,6 +51,7 @@ METRICS = {
         "predicted_over_live_fair",
         "prediction_error",
     },
+    "start": {"warm_over_cold", "warm_cpu_over_cold", "seven_warm_over_cold", "pss_added_mib", "parent_s"},
     "interposer": {"launch_added_ns", "alloc_added_ns", "init_added_us"},
     "park": {
         "park_gib_per_s",

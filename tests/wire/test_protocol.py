@@ -289,7 +289,13 @@ def test_a_copy_in_python_is_noticed() -> None:
 
 
 VARIABLES = {str(number.value) for number in texts.sections()["environment"]}
-ELSEWHERE = {"CARPOOL_ALONE", "CARPOOL_RECORD", "CARPOOL_REPLAY", "CARPOOL_REPLAY_HOW"}  # one part tells itself
+ELSEWHERE = {
+    "CARPOOL_WARM_PARENT",
+    "CARPOOL_ALONE",
+    "CARPOOL_RECORD",
+    "CARPOOL_REPLAY",
+    "CARPOOL_REPLAY_HOW",
+}  # one part tells itself
 
 
 def test_the_daemon_and_the_agent_know_the_same_variables() -> None:

@@ -181,6 +181,23 @@ def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: 
     return finish(found, as_json=as_json, quick=quick)
 
 
+@bench.command(short_help="From carpool run to the first training step, cold and warm.")
+@common_options
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Of all four arms.")
+@click.option("--programs", type=click.IntRange(2, 15), default=7, show_default=True, help="That start at once.")
+def start(as_json: bool, quick: bool, rounds: int, programs: int) -> int:
+    """How long a program takes from carpool run to its first training step, cold and warm.
+
+    \b
+    carpool bench start --rounds 9 --json
+    """
+    from carpool.bench import start as start_bench
+
+    if quick:
+        rounds, programs = 1, 2
+    return finish(start_bench.run(say, rounds=rounds, programs=programs), as_json=as_json, quick=quick)
+
+
 @bench.command()
 @common_options
 def sim(as_json: bool, quick: bool) -> int:

@@ -57,6 +57,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "host_bytes_max": ("host memory", _limit),
     "tenant_weights_milli": ("tenant weights", _weights),
     "journal_bytes_max": ("journal size", format_bytes),
+    "warm": ("start", lambda is_warm: "warm" if is_warm else "cold"),
 }
 
 
@@ -109,7 +110,8 @@ def daemon() -> None:
     metavar="DIR",
     help="Where the CPU device's parked jobs are kept; /dev/shm, say, is memory (default: with carpool's state).",
 )
-def start(policy: str, device: str, tenant_weights: str, park_to: str, **options: str) -> None:
+@click.option("--warm", is_flag=True, help="Jobs start warm, unless they say --cold: forked from one that has torch.")
+def start(policy: str, device: str, tenant_weights: str, park_to: str, warm: bool, **options: str) -> None:
     """Start the daemon in the background.
 
     \b
@@ -137,6 +139,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         device=device,
         tenant_weights=tenant_weights,
         park_to=str(Path(park_to).absolute()) if park_to else "",
+        warm=warm,
         **options,
     )
     if start_daemon(client.places, config):
@@ -229,6 +232,12 @@ def show_status(as_json: bool) -> None:
         print(f"beside that, jobs that are back keep {kept} for their next move")
     waiting = f", {format_count(status.journal_waiting_rows, 'row')} wait to be written"
     print(f"journal {format_bytes(status.journal_bytes)}, at most {format_bytes(status.journal_bytes_max)}{waiting}")
+    print(f"{told[8]}{'' if status.warm_parents else ', no warm parent'}")
+    for parent in status.warm_parents:
+        idle, programs = format_ns(parent.idle_ns), format_count(parent.programs, "program")
+        print(
+            f"warm parent {parent.pid}: {format_bytes(parent.memory_bytes)}, {programs}, idle {idle}, {parent.python}"
+        )
     for warning in warnings_of(status):
         print(f"warning: {warning}")
     print(f"run directory {status.run}\njournal and logs in {status.state}")

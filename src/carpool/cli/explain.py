@@ -30,6 +30,8 @@ def explain(job: str, as_json: bool) -> None:
     print(f"{found.id}: {found.reason}")
     priority = f", priority {found.priority}" if answer.policy == "priority" else ""
     print(f"  allowed: {allowance(found)}{priority}")
+    if found.start:
+        print(f"  started {found.start}")
     if found.limit_loss:
         print(f"  {found.limit_loss}")
     needs = found.needs

@@ -8,6 +8,9 @@ Signals: the runner blocks all that a program may be sent and takes them one by 
 is passed on to the program; what the terminal sent (Ctrl-C, Ctrl-Z) went to the program anyway, since both are in one
 process group. When one stops the program the runner stops too, so that a shell sees its job stopped; what
 continues the runner continues the program. What the runner was started to ignore (nohup) the program ignores too.
+
+A program that starts warm (warm_start.py) is no child of the runner and in no group of its terminal: what the
+terminal sends is passed on too, to the program's own group.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -23,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,13 +36,16 @@ from carpool.calls import Inherited
 from carpool.cli.inherit import take_over
 from carpool.cli.launch import bring_daemon_back
 from carpool.client import PYTHON_IGNORES, DaemonSocket
-from carpool.daemon.files import End, Start, load_file
 from carpool.daemon.processes import birth_of
 from carpool.daemon.python_options import why_kept_out
+from carpool.daemon.start_and_end import End, Start
 from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
 from carpool.wire.places import Places, find_places
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
+
+if TYPE_CHECKING:
+    from carpool.cli.warm_start import WarmProgram
 
 FAULTS = {
     signal.SIGSEGV,
@@ -52,6 +60,7 @@ FAULTS = {
 PASSED_ON = signal.valid_signals() - FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
+FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGWINCH}
 SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
@@ -92,6 +101,7 @@ class Runner:
         self._job = program.job
         self._wire: DaemonSocket | None = None
         self._child = 0
+        self._warm: WarmProgram | None = None  # the child, if it was forked from a warm parent
         self._is_over = False
         self._stop_asked = False
         self._has_child = threading.Event()
@@ -106,6 +116,11 @@ class Runner:
     def was_stopped(self) -> bool:
         """Whether the daemon wanted the program to end."""
         return self._stop_asked
+
+    def processor_seconds(self) -> float:
+        """What the program and those that it waited for have used of the processors."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime + (self._warm.cpu_s if self._warm is not None else 0.0)
 
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
@@ -124,7 +139,7 @@ class Runner:
         taken = (PASSED_ON - ignored) | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
         try:
-            self._child = self._wait_spawn(started.environment, mask, taken)
+            self._child = self._wait_spawn(started.environment, mask, taken, ignored)
         except (OSError, ValueError) as error:  # the second: words that no system can hand to a program
             why = error.strerror if isinstance(error, OSError) else error
             self._say(f"cannot run {self._program.argv[0]}: {why}")
@@ -134,11 +149,16 @@ class Runner:
         self._start.child_pid, self._start.child_birth = self._child, birth_of(self._child) or 0
         self._start.save(self._directory)
         self._report(m.Started(pid=self._child))
+        if self._warm is not None:
+            self._warm.go()
         self._has_child.set()
         if self._stop_asked:
             self._kill(signal.SIGTERM)  # it may have come before there was anybody to pass it on to
         status = self._wait_child(taken)
         self._is_over = True
+        if status is None:
+            self._say(f"the process that kept job {self._job} was killed; how the program ended is not known")
+            return 1
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         return self._tell_end(End(code=0 if number else os.waitstatus_to_exitcode(status), signal=number))
 
@@ -246,7 +266,9 @@ class Runner:
         if why:
             self._say(f"job {self._job} runs unmanaged: {why}")
 
-    def _wait_spawn(self, added: dict[str, object], mask: set[int], taken: set[signal.Signals]) -> int:
+    def _wait_spawn(
+        self, added: dict[str, object], mask: set[int], taken: set[signal.Signals], ignored: set[signal.Signals]
+    ) -> int:
         """Start the program and who listens for its orders; as long as the machine has no process or memory for them,
         wait. 0 if somebody ended the job meanwhile."""
         listener, has_listener = threading.Thread(target=self._listen, daemon=True), False
@@ -256,7 +278,7 @@ class Runner:
                 if not has_listener:
                     listener.start()
                     has_listener = True
-                return self._spawn(added, mask)
+                return self._spawn(added, mask, ignored)
             except (RuntimeError, OSError) as error:  # the first: no thread could be started
                 if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
                     raise
@@ -270,34 +292,72 @@ class Runner:
             pause = min(2 * pause, RESTART_SECONDS)
         return 0
 
-    def _spawn(self, added: dict[str, object], mask: set[int]) -> int:
+    def _spawn(self, added: dict[str, object], mask: set[int], ignored: set[signal.Signals]) -> int:
         environment = merged_environment(self._program.environment, added)
         os.chdir(self._program.cwd)
         argv = self._program.argv
+        if added.get("warm") and self._start_warm(environment, added, mask, ignored) and self._warm is not None:
+            return self._warm.pid
         # On the program's own PATH: a background runner has the daemon's, which may be another one.
         path = shutil.which(argv[0], path=environment.get("PATH")) or argv[0]
         return os.posix_spawn(path, argv, environment, setsigmask=mask, setsigdef=PYTHON_IGNORES)
 
+    def _start_warm(
+        self, environment: dict[str, str], added: dict[str, object], mask: set[int], ignored: set[signal.Signals]
+    ) -> bool:
+        """Whether a warm parent forked the program; it waits to be let go. Either way it is noted how it starts."""
+        from carpool.cli import warm_start
+
+        wish = warm_start.Wish(
+            argv=self._program.argv,
+            environment=environment,
+            own=frozenset(msgspec.convert(added.get("set", {}), dict[str, str])),
+            mask=frozenset(mask),
+            ignored=frozenset(ignored),
+            stays=bool(self._program.job),
+        )
+        try:
+            self._warm = warm_start.start(
+                self._places, wish, is_urgent=lambda: self._stop_asked or bool(signal.sigpending() & ENDING)
+            )
+        except warm_start.ColdStartError as error:
+            self._start.how = f"cold: {error}"
+            return False
+        self._start.how = "warm"
+        return True
+
     # --- while it runs -----------------------------------------------------------------------------------
 
-    def _wait_child(self, taken: set[signal.Signals]) -> int:
+    def _wait_child(self, taken: set[signal.Signals]) -> int | None:
+        """Its status as wait(2) tells it; None if it ended nobody knows how."""
         while True:
-            pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
-            if pid == self._child and os.WIFSTOPPED(status):
+            is_new, status = self._poll_child()
+            if is_new and status is not None and os.WIFSTOPPED(status):
                 # Whoever has continued it meanwhile will not do it again: a stop takes a waiting SIGCONT away.
                 if os.WSTOPSIG(status) in STOPPING and signal.SIGCONT not in signal.sigpending():
                     _stop_by(os.WSTOPSIG(status))
-            elif pid == self._child:
+            elif is_new:
                 if signal.sigpending() & ENDING & taken:
                     self._note_cancel()
                 return status
             info = signal.sigwaitinfo(taken)
-            # Not what its own write into a closed pipe, or beyond a limit, raised.
-            is_sent = info.si_code != SI_KERNEL and info.si_pid != os.getpid()
-            if info.si_signo != signal.SIGCHLD and is_sent:
-                self._kill(info.si_signo)
             if info.si_signo in ENDING:
                 self._note_cancel()
+            if info.si_signo != signal.SIGCHLD:
+                self._pass_on(info)
+
+    def _poll_child(self) -> tuple[bool, int | None]:
+        if self._warm is not None:
+            return self._warm.poll()
+        pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
+        return pid == self._child, status
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        """Not what its own write into a closed pipe, or beyond a limit, raised."""
+        if info.si_code != SI_KERNEL and info.si_pid != os.getpid():
+            self._kill(info.si_signo, to_group=info.si_signo == signal.SIGCONT)
+        elif self._warm is not None and info.si_signo in FROM_TERMINAL:
+            self._kill(info.si_signo, to_group=True)
 
     def _note_cancel(self) -> None:
         """Somebody ended the job from outside: it is cancelled, not failed. On this wire, so before its end. Each
@@ -324,9 +384,13 @@ class Runner:
             elif isinstance(message, m.Refuse):
                 return
 
-    def _kill(self, number: int) -> None:
+    def _kill(self, number: int, *, to_group: bool = False) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if not self._is_over and self._child:
+            if self._is_over or not self._child:
+                return
+            if self._warm is not None:
+                self._warm.send(number, to_group=to_group)
+            else:
                 os.kill(self._child, number)
 
     def _report(self, message: m.Message) -> None:
@@ -356,6 +420,8 @@ def _write_to(log: Path) -> None:
 def main() -> int:
     """Entry of a submitted job's runner; its arguments are the job's directory and the path of its log. A daemon that
     was started before an upgrade has opened the log itself, and names none."""
+    from carpool.daemon.files import load_file
+
     directory = Path(sys.argv[1])
     file = load_file(directory)
     if file is None or file.environment is None:

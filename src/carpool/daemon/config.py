@@ -37,6 +37,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     starts: str = ""  # so many programs are being started at once, at most; empty: STARTS_A_CORE for each core
     park_to: str = ""  # the directory that gets the store of the CPU device's jobs; empty: that of carpool's state
 
+    warm: bool = False  # jobs may start warm unless they say otherwise
+
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
         find_policy(self.policy, place="node")
@@ -82,6 +84,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             "hog_after_ns": settings.hog_floor_ns,
             "host_bytes_max": settings.host_bytes_max,
             "journal_bytes_max": self.journal_bytes_max,
+            "warm": self.warm,
             "tenant_weights_milli": {
                 tenant: weight
                 for tenant, weight in sorted(settings.tenant_weights_milli.items())

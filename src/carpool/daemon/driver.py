@@ -58,11 +58,11 @@ from carpool.core.node.events import (
 from carpool.core.node.model import Account
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import moments, parking, progress
-from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.jobs import LiveJob, OverJobs
 from carpool.daemon.observers import LastEvents, Observers
 from carpool.daemon.sentences import refusals
+from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -484,7 +484,8 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
             moments.pass_by("ended")
-            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=refusals(live))
+            said = {"refusals": refusals(live), "start": live.file.how}
+            self.journal.note_job(live.file.number, picture, live.file.argv, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.tell(JobForgotten(job=self._ended.popleft()))

@@ -17,8 +17,9 @@ from pathlib import Path
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited
 from carpool.daemon import processes
-from carpool.daemon.files import JobFile, Start
+from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
+from carpool.daemon.start_and_end import Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
@@ -77,6 +78,8 @@ class LiveJob:
     def learn_start(self) -> bool:
         """Take in what its runner wrote down of its start, if no runner told it; whether one was made."""
         start = Start.load(self.directory)
+        if start is not None:
+            self.file.how = start.how
         if start is not None and not self.file.child_pid:
             self.file.runner_pid, self.file.runner_birth = start.runner_pid, start.runner_birth
             self.file.child_pid, self.file.child_birth = start.child_pid, start.child_birth

@@ -18,11 +18,11 @@ from dataclasses import replace
 from carpool.core.node.events import JobDetached, JobExited, ProgramStarted
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
-from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob, has_runner
 from carpool.daemon.limits import Limits
 from carpool.daemon.python_options import why_kept_out
 from carpool.daemon.sentences import refusals
+from carpool.daemon.start_and_end import End
 from carpool.devices.kinds import kind_named
 from carpool.wire import messages as m
 
@@ -44,6 +44,7 @@ class Programs:
         """It runs. One whose command line keeps carpool out takes no turns, and cannot say so itself."""
         if pid != live.file.child_pid:
             live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
+            live.learn_start()  # how it started
         is_new = not live.file.detached and not live.members
         at_launches = kind_named(live.file.kind).has_turns_at_launches
         why = why_kept_out(live.file.argv, has_turns_at_launches=at_launches) if is_new else ""

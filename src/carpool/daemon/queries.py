@@ -21,7 +21,7 @@ from carpool import __version__, calls
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
-from carpool.daemon import processes
+from carpool.daemon import processes, warm_parents
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.log_file import dropped_lines
@@ -106,6 +106,7 @@ class Queries:
             observers_dropped=dict(self._observers.dropped),
             policy_trouble=self._policy.trouble or self._policy.slowness,
             devices=devices,
+            warm_parents=warm_parents.find(self._starter.places.run),
         )
 
     def _kept_bytes(self, jobs: Iterable[JobPicture]) -> int:

@@ -15,9 +15,10 @@ from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.events import NeedsMeasured
 from carpool.core.node.model import JobSpec, JobState, Needs, Why
 from carpool.core.node.words.views import DevicePicture, JobPicture
-from carpool.daemon.files import End, JobFile
+from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, orphanage
+from carpool.daemon.start_and_end import End
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
@@ -146,6 +147,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "processes": live.job_page.usage(),
             "orphans": live.living_orphans(),
             "limit_loss": limit_loss(live),
+            "start": live.file.how,
             "reason": "; ".join(filter(None, (orphanage(live), picture.reason))),
         }
     return msgspec.convert(facts, calls.Job)
