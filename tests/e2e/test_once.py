@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -90,3 +91,32 @@ def test_a_job_that_was_cancelled_in_the_queue_stays_so(node: Node, tmp_path: Pa
     follow_up(node)
     assert node.wait_state("queued", "cancelled")["reason"].startswith("cancelled: cancelled before it started")
     assert not ran.exists()
+
+
+def test_a_program_runs_though_the_run_directory_is_removed_while_it_starts(node: Node, tmp_path: Path) -> None:
+    """Its runner has not read its files by then, or has not made its own."""
+    node.start()
+    for number, pause in enumerate((0.0, 0.05, 0.2, 0.3)):
+        ran, name = tmp_path / f"ran{number}", f"once{number}"
+        environment = {**node.environment, "RAN": str(ran)}
+        made = node.client.submit(["/bin/sh", "-c", SHORT], spec=Spec(name=name), environment=environment)
+        time.sleep(pause)
+        shutil.rmtree(node.places.run, ignore_errors=True)  # what is made meanwhile stays
+        wait_until(ran.exists, "it ran, and nobody else woke the daemon")
+        check_once(node, ran, name)
+        assert (node.places.logs / f"{made.job.id}.log").read_text().splitlines().count("ran") == 1
+
+
+def test_a_queued_program_whose_directory_was_removed_runs_before_anybody_looks(node: Node, tmp_path: Path) -> None:
+    """The job before it ends by itself, so nobody wakes the daemon."""
+    node.start(device="cpu:1GiB")
+    ran, go = tmp_path / "ran", tmp_path / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.1; done"
+    node.client.submit(["/bin/sh", "-c", wait], spec=Spec(name="first", cap_bytes=1 << 30))
+    wait_until(lambda: node.client.job("first").pids, "its program runs")
+    environment = {**node.environment, "RAN": str(ran)}
+    node.client.submit(["/bin/sh", "-c", SHORT], spec=Spec(name="once", cap_bytes=1 << 30), environment=environment)
+    shutil.rmtree(node.places.run, ignore_errors=True)
+    go.touch()
+    wait_until(ran.exists, "it ran", seconds=60)
+    check_once(node, ran, "once")

@@ -31,11 +31,12 @@ from carpool.calls import Inherited
 from carpool.cli.inherit import take_over
 from carpool.cli.launch import bring_daemon_back
 from carpool.client import PYTHON_IGNORES, DaemonSocket
-from carpool.daemon.files import End, Start, load_file
+from carpool.daemon.files import End, JobFile, Start, load_file
 from carpool.daemon.processes import birth_of
 from carpool.daemon.python_options import why_kept_out
 from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
+from carpool.wire.lock import WAKE
 from carpool.wire.places import Places, find_places
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
 
@@ -55,6 +56,7 @@ ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of 
 SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
+RESTORE_SECONDS = 30.0  # a daemon that was told makes files that were removed again at once, a busy one later
 KILL_AFTER_SECONDS = 10.0
 
 
@@ -353,11 +355,24 @@ def _write_to(log: Path) -> None:
     os.close(fd)
 
 
+def _wait_file(directory: Path, places: Places) -> JobFile | None:
+    """The job's file. Where somebody removed the run directory since the daemon started this process, the daemon is
+    woken and makes it again: a job that was accepted runs."""
+    deadline = time.monotonic() + RESTORE_SECONDS
+    while (file := load_file(directory)) is None and time.monotonic() < deadline:
+        daemon = places.find_daemon()
+        if daemon is None:
+            break
+        daemon.send(WAKE)
+        time.sleep(RETRY_SECONDS)
+    return file
+
+
 def main() -> int:
     """Entry of a submitted job's runner; its arguments are the job's directory and the path of its log. A daemon that
     was started before an upgrade has opened the log itself, and names none."""
-    directory = Path(sys.argv[1])
-    file = load_file(directory)
+    directory, places = Path(sys.argv[1]), find_places()
+    file = _wait_file(directory, places)
     if file is None or file.environment is None:
         sys.stderr.write(f"carpool: {directory} is not the directory of a submitted job\n")
         return 1
@@ -376,7 +391,7 @@ def main() -> int:
         inherited=file.inherited,
     )
     try:
-        return Runner(find_places(), program, lambda text: print(f"carpool: {text}", file=sys.stderr)).run()
+        return Runner(places, program, lambda text: print(f"carpool: {text}", file=sys.stderr)).run()
     except CarpoolError as error:
         sys.stderr.write(f"carpool: {error}\n")
         return error.exit_code

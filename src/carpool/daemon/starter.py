@@ -26,9 +26,9 @@ from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.devices.base import DeviceFacts
-from carpool.errors import UsageError
+from carpool.errors import PeerError, UsageError
 from carpool.wire import messages as m
-from carpool.wire.places import Places
+from carpool.wire.places import Places, make_private
 
 log = logging.getLogger("carpool")
 KILL_AFTER_SECONDS = 10.0
@@ -72,8 +72,8 @@ class Starter:
         live.file.version, live.file.protocol = __version__, m.PROTOCOL
         try:
             check_cap(facts, live.file.spec, live.file.argv)
-            live.job_page.make(live.directory)
-            live.job_page.set_capacity(facts.capacity_bytes, live.file.spec)
+            make_private(live.directory)  # somebody may have removed it while the job was queued
+            self._make_page(live)
             live.save()
             if live.page is not None:
                 self._environment(live, live.page.path)  # what cannot be kept is refused before a runner is started
@@ -90,7 +90,7 @@ class Starter:
             if live.runner is not None:
                 live.runner.send(m.Refuse(reason=f"job {live.id} {reason}; free some space and try again"))
             return JobExited(job=live.id, code=1, reason=reason)
-        except UsageError as error:
+        except (PeerError, UsageError) as error:
             if live.runner is not None:
                 live.runner.send(m.Refuse(reason=f"job {live.id} is not started: {error}"))
             return JobExited(job=live.id, code=1, reason=str(error))
@@ -111,7 +111,20 @@ class Starter:
         if live.page is not None:
             live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
+    def _make_page(self, live: LiveJob) -> None:
+        live.job_page.make(live.directory)
+        live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
+
     def send_start(self, live: LiveJob) -> None:
+        """Tell its runner to start the program. If somebody removed its page meanwhile, it gets another: no process
+        has the first one."""
+        if live.runner is not None and live.page is not None and not live.page.path.exists():
+            try:
+                make_private(live.directory)
+                self._make_page(live)
+            except (OSError, PeerError) as error:
+                live.runner.send(m.Refuse(reason=f"job {live.id} is not started: its page cannot be made: {error}"))
+                return
         if live.runner is not None and live.page is not None:
             moments.pass_by("Start.before")
             live.runner.send(m.Start(job=live.id, environment=self._environment(live, live.page.path)))
