@@ -222,3 +222,12 @@ def test_a_tensor_that_only_an_array_of_numpys_leads_to_has_a_name(before: set[i
     rows = numpy.array([(torch.ones(2), 1.0), (torch.ones(4), 2.0)], dtype=object)
     assert Snapshot(torch, before, sys._getframe()).obstacle() == ""
     assert (window.sum(), len(rows)) == (3.0, 2)
+
+
+def test_an_array_that_shows_weights_is_noticed(before: set[int]) -> None:
+    model = nn.Linear(3, 3)
+    copied = model.weight.detach().clone().numpy()
+    assert not Snapshot(torch, before, sys._getframe()).shows_weights()
+    row = model.weight.detach().numpy()[1]
+    assert Snapshot(torch, before, sys._getframe()).shows_weights()
+    assert copied.shape == (3, *row.shape)

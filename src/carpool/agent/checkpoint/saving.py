@@ -105,6 +105,10 @@ class Saving:
         obstacle = obstacle or passing or snapshot.obstacle()
         if obstacle:
             raise RefusedError(obstacle)
+        if snapshot.shows_weights():
+            self.recorder.unskippable = (
+                self.recorder.unskippable or "it keeps an array of numpy's that shows its weights"
+            )
         writer = CheckpointWriter(path)
         self._draft = Draft(writer, {})
         self._draft.contents = {

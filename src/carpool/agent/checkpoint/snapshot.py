@@ -58,6 +58,11 @@ class Snapshot:
             )
         return ""
 
+    def shows_weights(self) -> bool:
+        """Whether the program keeps an array of numpy's in which it sees its weights change: no read tells that."""
+        weights = {storage_of(each) for each in self._named.tensors.values() if each.requires_grad and each.is_leaf}
+        return any(storage_of(each) in weights for each in self._named.windows)
+
     def live_roots(self, made: Made) -> list[str]:
         """The tensors on which a forward pass hangs that still waits for its backward pass."""
         return live_roots(self._torch, self._named.tensors, made)
