@@ -33,6 +33,12 @@ CONTINUED = [
     REPLAYED,
     [*REPLAYED, "--workers", "2"],
 ]
+# Programs, and after how many lines they are written: two of them keep a forward pass nearly always.
+REINFORCEMENT = {
+    "policy_gradient": (["--rounds", "16"], 60),
+    "q_learning": (["--rounds", "30"], 12),
+    "proximal": (["--rounds", "40"], 6),
+}
 
 
 @pytest.fixture
@@ -112,6 +118,32 @@ def test_both_halves_are_the_undisturbed_run(
         assert "last step verified" in ended.err
         assert halves[name] and ended.out
         assert halves[name] + ended.out == alone.output(*program)
+
+
+@pytest.mark.parametrize("name", REINFORCEMENT)
+def test_loops_of_reinforcement_learning_go_on_and_can_be_written_again(
+    node: Node, alone: Alone, tmp_path: Path, name: str
+) -> None:
+    """The steps in their environments follow what is read; a forward pass that waits for its backward pass, or never
+    has one, is kept."""
+    node.start(quantum="20ms")
+    rounds, lines = REINFORCEMENT[name]
+    program = ["reinforcement.py", name, *rounds]
+    paused = [*program, "--pause", "0.03"]
+    first = record(node, "first", *paused)
+    first.wait_lines(lines)
+    assert order(node, "first", tmp_path / "one", stop=True)["reason"] == ""
+    node.client.call("cancel", job="first")
+    second = node.run(*paused, options=["--name", "second", "--from", str(tmp_path / "one")])
+    second.wait_lines(2)
+    assert order(node, "second", tmp_path / "two")["reason"] == ""
+    third = go_on(node, tmp_path / "two", *paused)
+    whole, half = alone.output(*program), first.wait().out
+    for job in (second, third):
+        ended = job.wait()
+        assert (ended.code, "last step verified" in ended.err) == (0, True), ended.err
+        assert ended.out and whole.endswith(ended.out)
+    assert half and half + second.out == whole
 
 
 def test_a_job_goes_on_after_its_checkpoint_and_its_continuation_can_be_written_again(

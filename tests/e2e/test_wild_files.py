@@ -61,3 +61,21 @@ def test_a_daemon_starts_though_files_of_a_job_are_no_files(node: Node, what: st
     assert node.client.wait(done, seconds=30).state == "finished"
     assert int(done.rpartition("-")[2]) > int(job.rpartition("-")[2])
     kill(program)
+
+
+def test_an_id_is_not_given_twice_though_only_the_name_of_its_directory_is_left(node: Node) -> None:
+    """No log has it, as the job ran in the foreground; its file cannot be read, and the journal is lost."""
+    node.start()
+    runner = node.run("sleep", "1000", options=["--name", "wild"])
+    job = wait_until(lambda: node.find("wild"), "it is known")["id"]
+    program = wait_until(lambda: node.program_pid("wild"), "it runs")
+    runner.process.kill()  # it would bring a daemon back
+    node.kill_daemon()
+    put(node.places.jobs / job / "job.json", "pipe")
+    for path in node.places.journal.parent.glob(f"{node.places.journal.name}*"):
+        path.unlink()
+    node.start()
+    again = node.client.submit(["/bin/true"], spec=Spec(name="wild"), environment=node.environment).job.id
+    assert int(again.rpartition("-")[2]) == int(job.rpartition("-")[2]) + 1
+    assert node.client.wait(again, seconds=30).state == "finished"
+    kill(program)

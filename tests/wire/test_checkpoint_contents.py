@@ -31,6 +31,7 @@ RIGHT: dict[str, Any] = {
     "writer": ["boot", "17", "1234", "stops"],
     "first": 4,
     "second": 5,
+    "made_after": 3,
     "digest_first": "ab" * 32,
     "digest_second": "cd" * 32,
     "begun": {"torch": [1, 2, 255], "python": [3, [1, 2], None], "numpy": NUMPY},
@@ -39,6 +40,7 @@ RIGHT: dict[str, Any] = {
         "random": {"torch": "abcd", "python": [3, [1, 2], 0.5], "numpy": NUMPY, "cuda": ["ab"], "at loader.g": "ab"},
         "compared": {"epoch": 1},
         "put_back": {"optimizer.lr": 0.1},
+        "graph": {"roots": ["main()['loss']"], "nodes": ["MeanBackward0 [] []"]},
     },
 }
 
@@ -88,6 +90,9 @@ WRONG = [
     (put(-1, "first"), "first"),
     (put(True, "second"), "second"),
     (put("no hash", "digest_first"), "digest_first"),
+    (put(-1, "made_after"), "made_after"),
+    (put({"roots": []}, "state", "graph"), "state.graph"),
+    (put({"roots": [], "nodes": [3]}, "state", "graph"), "state.graph"),
     (put({"torch": [300], "python": [3, [1], None], "numpy": None}, "begun"), "begun"),
     (put({"torch": [1]}, "begun"), "begun"),
     (put([0, 1 << 40], "read_log"), "read_log"),

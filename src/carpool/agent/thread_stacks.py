@@ -24,6 +24,8 @@ WORKERS = (
     *("libtorch", "libc10", "libcaffe2", "libopenblas", "libscipy_openblas", "libmkl", "libblis"),
     *("libcuda", "libcudart", "libcublas", "libcudnn", "libnccl", "libnv"),
     *("libjemalloc", "libtcmalloc", "libmimalloc", "libasan", "libtsan", "liblsan", "libubsan"),
+    # These reach a tensor's memory only if the program gave it to them: as an array of numpy's, by DLPack or by its
+    # address. Such memory stays where it is while the program is parked (parking/exports.py), so they may go on.
     *("libzmq", "cygrpc", "libuv", "libarrow"),
 )
 TASKS = Path("/proc/self/task")

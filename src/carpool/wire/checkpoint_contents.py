@@ -120,6 +120,11 @@ def _is_tensor(value: object) -> bool:
     return all(check(each) for check, each in zip(_ROW, value, strict=True))
 
 
+def _is_graph(value: object) -> bool:
+    """As LiveGraph.contents() has it."""
+    return _dict_of(_list_of(_is_text))(value) and isinstance(value, dict) and set(value) == {"roots", "nodes"}
+
+
 def _is_piece_before(end: int) -> Check:
     def check(value: object) -> bool:
         return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and sum(value) <= end
@@ -141,6 +146,7 @@ def check_contents(path: object, contents: dict[str, Any], *, end: int) -> None:
         "unskippable": (_is_text, "a text"),
         "first": (_is_count, "a count of steps"),
         "second": (_is_count, "a count of steps"),
+        "made_after": (_is_count, "a count of steps"),
         "digest_first": (_is_hex, "a hash"),
         "digest_second": (_is_hex, "a hash"),
         "begun": (_is_begun, "the random states of a beginning"),
@@ -156,6 +162,7 @@ def check_contents(path: object, contents: dict[str, Any], *, end: int) -> None:
         "random": (_is_random, "random states"),
         "compared": (lambda value: isinstance(value, dict), "an object"),
         "put_back": (lambda value: isinstance(value, dict), "an object"),
+        "graph": (_is_graph, "an object of lists of texts"),
     }
     _check(path, "state.", contents["state"], state)
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.agent.checkpoint import snapshot, tensor_names
+from carpool.agent.checkpoint import tensor_names
+from carpool.agent.checkpoint.live_graphs import Made
 from carpool.agent.checkpoint.snapshot import Snapshot
 from carpool.agent.parking.host_buffers import DiskBuffer
 from carpool.agent.parking.storages import Storages
@@ -164,20 +165,69 @@ def test_a_tensor_that_no_variable_leads_to_is_an_obstacle(before: set[int]) -> 
     next(hidden)
 
 
-def test_a_forward_pass_that_waits_for_its_backward_pass_is_seen(before: set[int]) -> None:
-    model = nn.Linear(3, 3)
-    loss = model(torch.ones(2, 3)).square().mean()
-    assert Snapshot(torch, before, sys._getframe()).has_live_graph()
-    loss.backward()
-    assert not Snapshot(torch, before, sys._getframe()).has_live_graph()
+class Waiting:
+    """A loss that waits for its backward pass; what is kept for that is in none of its variables."""
+
+    def __init__(self, seed: int, *, power: int = 2) -> None:
+        torch.manual_seed(seed)
+        random.seed(7)
+        numpy.random.seed(7)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.loss = self.model(torch.randn(8, 4)).pow(power).mean()
+
+    def gradients(self) -> list[list[float]]:
+        self.loss.backward()
+        return [each.grad.flatten().tolist() for each in self.model.parameters() if each.grad is not None]
 
 
-def test_a_graph_too_large_to_be_searched_counts_as_one_that_waits(
-    before: set[int], monkeypatch: pytest.MonkeyPatch
+WAITING: dict[str, Waiting] = {}
+
+
+def test_what_waits_for_a_backward_pass_comes_back_and_gives_the_same_gradients(
+    before: set[int], tmp_path: Path
 ) -> None:
-    total = torch.zeros(1, requires_grad=True) + 1
-    for _ in range(20):
-        total = total + 1  # sums keep no values
-    assert not Snapshot(torch, before, sys._getframe()).has_live_graph()
-    monkeypatch.setattr(snapshot, "GRAPH_NODES_MAX", 10)
-    assert Snapshot(torch, before, sys._getframe()).has_live_graph()
+    WAITING["program"] = Waiting(1)
+    taken, writer = Snapshot(torch, before, None), CheckpointWriter(tmp_path / "file")
+    taken.hold_graph(taken.live_roots(Made()))
+    writer.finish({"state": taken.write(writer)})
+    digest, gradients = taken.digest(), WAITING["program"].gradients()
+    del taken, WAITING["program"]
+    gc.collect()
+    with CheckpointFile(tmp_path / "file") as file:
+        graph = file.contents["state"]["graph"]
+        assert graph["roots"]
+        WAITING["program"] = Waiting(2, power=3)
+        other = Snapshot(torch, before, None)
+        other.hold_graph(graph["roots"])
+        with pytest.raises(RefusedError, match="for a backward pass that it has not made is not the same"):
+            other.compare_graph(file.contents["state"])
+        WAITING["program"] = Waiting(2)
+        here = Snapshot(torch, before, None)
+        here.hold_graph(graph["roots"])
+        here.compare_graph(file.contents["state"])
+        here.put_back(file)
+    assert here.digest() == digest
+    assert WAITING.pop("program").gradients() == gradients
+
+
+def test_one_number_that_was_spread_has_a_hash(before: set[int]) -> None:
+    spread = torch.arange(3)[1:2].expand(1, 1)[0].as_strided((1,), (0,))
+    digest = Snapshot(torch, before, sys._getframe()).digest()
+    spread += 1
+    assert Snapshot(torch, before, sys._getframe()).digest() != digest
+
+
+def test_a_tensor_that_only_an_array_of_numpys_leads_to_has_a_name(before: set[int]) -> None:
+    window = torch.ones(3).numpy()
+    rows = numpy.array([(torch.ones(2), 1.0), (torch.ones(4), 2.0)], dtype=object)
+    assert Snapshot(torch, before, sys._getframe()).obstacle() == ""
+    assert (window.sum(), len(rows)) == (3.0, 2)
+
+
+def test_an_array_that_shows_weights_is_noticed(before: set[int]) -> None:
+    model = nn.Linear(3, 3)
+    copied = model.weight.detach().clone().numpy()
+    assert not Snapshot(torch, before, sys._getframe()).shows_weights()
+    row = model.weight.detach().numpy()[1]
+    assert Snapshot(torch, before, sys._getframe()).shows_weights()
+    assert copied.shape == (3, *row.shape)

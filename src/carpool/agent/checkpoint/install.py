@@ -55,7 +55,8 @@ def _install_replay(torch: Any, guard: ReplayGuard, directory: Path) -> ReadReco
     contents = file.contents
     set_first_random_states(torch, contents["begun"])
     mode = Mode.RECOMPUTE if guard.how == "recompute" else Mode.SKIP
-    recorder = ReadRecorder(torch, ReadLog(file.read(contents["read_log"])), mode, last=contents["first"])
+    log = ReadLog(file.read(contents["read_log"]))
+    recorder = ReadRecorder(torch, log, mode, last=contents["first"], real_from=contents["made_after"])
     saving = Saving(torch, recorder, guard, directory)
     saving.begun = contents["begun"]
     replay = Replay(torch, file, saving, guard)

@@ -31,7 +31,9 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from carpool.agent.checkpoint import indirect_reads
+from carpool.agent.checkpoint.live_graphs import Made
 from carpool.agent.checkpoint.read_log import ReadLog
+from carpool.agent.checkpoint.skipped_calls import SkippedCalls
 from carpool.agent.checkpoint.tensor_names import is_program_file
 from carpool.errors import DivergedError
 
@@ -71,12 +73,13 @@ class Mode(Enum):
 class ReadRecorder:
     """The log of this process and the wrappers around torch that feed it or are fed by it."""
 
-    def __init__(self, torch: Any, log: ReadLog, mode: Mode, *, last: int = 0) -> None:
+    def __init__(self, torch: Any, log: ReadLog, mode: Mode, *, last: int = 0, real_from: int = 0) -> None:
         self._torch = torch
         self.log = log
         self.mode = mode
         self.steps = 0  # of all optimizers
         self.last = last  # of a replay: the step at which the state is put back
+        self.real_from = real_from  # of a replay: the step from which all is computed, for what is kept of it
         self.depth = 0  # inside a module call, a backward pass, an optimizer step, or our own work
         self.is_computing = False  # inside a module call, a backward pass or an optimizer step
         self.is_real = True
@@ -87,7 +90,8 @@ class ReadRecorder:
         self._optimizers = 0  # made so far
         self._graded: dict[int, Any] = {}
         self._codes: set[CodeType] = set()  # that read inside a computation
-        self._answers: dict[Any, Any] = {}
+        self._skipped = SkippedCalls(torch)
+        self.made = Made()
         self.main = main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []  # what a forked process gets back
 
@@ -180,18 +184,18 @@ class ReadRecorder:
                 return real(module, *args, **kwargs)
             key: Any = None
             if self.mode is Mode.SKIP:
-                key = (id(module), module.training, self._torch.is_grad_enabled(), self._sign((args, kwargs)))
-                if self._is_skipping and key in self._answers:
-                    return self._make(self._answers[key])
+                key = self._skipped.key(module, (args, kwargs))
+                if self._is_skipping and self._skipped.knows(key):
+                    return self._skipped.result(key)
             self.depth, self.is_computing = 1, True
             try:
                 result = real(module, *args, **kwargs)
             finally:
                 self.depth, self.is_computing = 0, False
-            if not self.unskippable and not self._is_tensors(result):
+            if not self.unskippable and not self._skipped.are_tensors(result):
                 self.unskippable = f"calling its {type(module).__name__} gives more than tensors"
             if key is not None:
-                self._learn(key, self._sign(result, is_result=True))
+                self._skipped.learn(key, result)
             return result
 
         return _stand_in(__call__, real)
@@ -261,6 +265,7 @@ class ReadRecorder:
             return
         number = optimizer.__dict__.get("_carpool_number", 255)
         self.steps += 1
+        self.made.at_steps.append(self._torch.autograd._get_sequence_nr())
         self.before_saving()
         if self.mode is Mode.RECORD:
             self.log.note_step(number)
@@ -269,7 +274,8 @@ class ReadRecorder:
         with self.own_work():
             self.log.next_step(number)
         rounds = min(max(1, self._optimizers), OPTIMIZERS_MAX)
-        self.is_real = self.steps < REAL_FIRST * rounds or self.steps >= self.last - REAL_LAST * rounds
+        real_last = min(self.last - REAL_LAST * rounds, self.real_from)
+        self.is_real = self.steps < REAL_FIRST * rounds or self.steps >= real_last
         self.on_step()
 
     # --- what a skipped computation leaves behind -----------------------------------------------------------
@@ -286,47 +292,14 @@ class ReadRecorder:
             if parameter.grad is None:
                 parameter.grad = self._torch.zeros_like(parameter)
 
-    def _sign(self, value: Any, *, is_result: bool = False) -> Any:
-        """What distinguishes one call's tensors from another's, and what is needed to make their like."""
-        if issubclass(type(value), self._torch.Tensor):
-            needs_grad = value.requires_grad and is_result
-            return ("tensor", tuple(value.shape), value.dtype, value.device, needs_grad)
-        if type(value) in (tuple, list):
-            return (type(value), *(self._sign(each, is_result=is_result) for each in value))
-        if type(value) is dict:
-            return (dict, *((key, self._sign(each, is_result=is_result)) for key, each in value.items()))
-        if value is None or type(value) in (int, float, bool, str):
-            return ("plain", value)
-        return ("other", id(value))
-
-    def _is_tensors(self, value: Any) -> bool:
-        """Whether a result is made of tensors only: a number in it would have come out of one unseen."""
-        if value is None or issubclass(type(value), self._torch.Tensor):
-            return True
-        if isinstance(value, dict):  # also one of a library's own kind, with attributes: it is always computed
-            return all(self._is_tensors(each) for each in value.values())
-        return type(value) in (tuple, list) and all(self._is_tensors(each) for each in value)
-
-    def _learn(self, key: Any, sign: Any) -> None:
-        """Remember what a call gives; one that gives what cannot be made here is always computed."""
-        if _is_made_of_tensors(sign):
-            self._answers[key] = sign
-
-    def _make(self, sign: Any) -> Any:
-        if sign[0] == "tensor":
-            made = self._torch.zeros(sign[1], dtype=sign[2], device=sign[3])
-            # Not a leaf, as the real result is none: the program may change it in place.
-            return made.requires_grad_().clone() if sign[4] else made
-        if sign[0] == "plain":
-            return sign[1]
-        if sign[0] is dict:
-            return {key: self._make(each) for key, each in sign[1:]}
-        return sign[0](self._make(each) for each in sign[1:])
+    def stop_skipping(self) -> None:
+        """Where the state is put back: what was kept for skipped computation is none of it."""
+        self._skipped, self._graded = SkippedCalls(self._torch), {}
+        self.made.replayed = self._torch.autograd._get_sequence_nr()
 
     def begin_trial(self) -> None:
         """The state was put back: from here everything is computed, and compared."""
         self.mode, self.is_real = Mode.TRIAL, True
-        self._answers, self._graded = {}, {}
 
     # --- installing ---------------------------------------------------------------------------------------
 
@@ -363,14 +336,6 @@ class ReadRecorder:
         torch.autograd.grad = self.wrap_grad(torch.autograd.grad)
         torch.optim.Optimizer.__init__ = self.wrap_init(torch.optim.Optimizer.__init__)
         register_optimizer_step_post_hook(self.after_step)
-
-
-def _is_made_of_tensors(sign: Any) -> bool:
-    if sign[0] == "other":
-        return False
-    if sign[0] in ("tensor", "plain"):
-        return True
-    return all(_is_made_of_tensors(each[1] if sign[0] is dict else each) for each in sign[1:])
 
 
 def _stand_in(call: Any, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,17 +42,28 @@ class Replay:
     def _snapshot(self) -> Snapshot:
         return Snapshot(self._torch, self._saving.before, sys._getframe())
 
+    def _snapshot_with_graph(self) -> Snapshot:
+        """As the recorded run had it where its state was taken."""
+        snapshot = self._snapshot()
+        graph = snapshot.hold_graph(self._file.contents["state"]["graph"]["roots"])
+        self._recorder.made.put_back = frozenset(graph.numbers)
+        return snapshot
+
     def _arrive(self) -> None:
         contents = self._file.contents
+        self._recorder.stop_skipping()
         compare_sources(contents["sources"])
         if self._recorder.mode is Mode.SKIP:
-            snapshot = self._snapshot()
-            if snapshot.obstacle():
-                raise RefusedError(f"after the replay {snapshot.obstacle()}")
+            snapshot = self._snapshot_with_graph()
+            snapshot.compare_graph(contents["state"])
+            if snapshot.formless():
+                raise RefusedError(f"after the replay {snapshot.formless()}")
             snapshot.put_back(self._file)
         else:
-            self._snapshot().compare_values(contents["state"])
-        if self._snapshot().digest() != contents["digest_first"]:
+            snapshot = self._snapshot_with_graph()
+            snapshot.compare_values(contents["state"])
+            snapshot.compare_graph(contents["state"])
+        if self._snapshot_with_graph().digest() != contents["digest_first"]:
             raise RefusedError(f"its state at step {contents['first']} has another hash than that in the file")
         self._recorder.begin_trial()
 

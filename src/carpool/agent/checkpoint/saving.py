@@ -27,7 +27,8 @@ from carpool.errors import RefusedError
 from carpool.wire import page
 from carpool.wire.checkpoint import CheckpointWriter
 
-TRIES_MAX = 64  # it is refused if a backward pass was due at each of this many steps
+TRIES_WITHOUT = 8  # steps at which it waits for one without a forward pass under way; then that is written too …
+TRIES_MAX = 64  # … or at this many, if that is one that cannot be written
 REST_SECONDS = 10.0  # for the command that gave the order to cancel the job
 KILL_AFTER_SECONDS = 10.0  # as the daemon does it
 
@@ -90,18 +91,29 @@ class Saving:
     def _begin(self, path: Path) -> None:
         snapshot = Snapshot(self._torch, self.before, sys._getframe())
         obstacle = self._obstacle()
-        if not obstacle and snapshot.has_live_graph():
-            self._tries += 1
-            if self._tries < TRIES_MAX:
-                return
-            obstacle = f"a forward pass was under way at each of its last {TRIES_MAX} steps"
-        obstacle = obstacle or snapshot.obstacle()
+        made = self.recorder.made
+        roots = snapshot.live_roots(made) if not obstacle else []
+        self._tries += 1
+        if roots and self._tries < TRIES_WITHOUT:
+            return
+        graph = snapshot.hold_graph(roots)
+        passing = graph.obstacle
+        if made.replayed:  # then it may be left of the replay, in variables that will soon have other values
+            passing = passing or snapshot.nameless()
+        if passing and not obstacle and self._tries < TRIES_MAX:
+            return
+        obstacle = obstacle or passing or snapshot.obstacle()
         if obstacle:
             raise RefusedError(obstacle)
+        if snapshot.shows_weights():
+            self.recorder.unskippable = (
+                self.recorder.unskippable or "it keeps an array of numpy's that shows its weights"
+            )
         writer = CheckpointWriter(path)
         self._draft = Draft(writer, {})
         self._draft.contents = {
             "first": self.recorder.steps,
+            "made_after": graph.made_after(made),
             "state": snapshot.write(writer),
             "digest_first": snapshot.digest(),
         }

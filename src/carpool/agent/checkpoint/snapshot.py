@@ -16,11 +16,10 @@ from types import FrameType
 from typing import Any
 
 from carpool.agent import cuda
+from carpool.agent.checkpoint.live_graphs import LiveGraph, Made, graph_below, live_roots
 from carpool.agent.checkpoint.tensor_names import Named, Namer, storage_of
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
-
-GRAPH_NODES_MAX = 20_000
 
 
 class Snapshot:
@@ -32,38 +31,49 @@ class Snapshot:
         self._storages: dict[int, Any] = {}  # by identity, in the order of their first tensor
         for tensor in self._named.tensors.values():
             self._storages.setdefault(storage_of(tensor), tensor)
+        self._graph = LiveGraph()
 
     def obstacle(self) -> str:
         """Why this state cannot be moved faithfully; empty if it can."""
+        return self.formless() or self.nameless()
+
+    def formless(self) -> str:
+        """One of its tensors that cannot be written, as a reason."""
         for path, tensor in self._named.tensors.items():
             if tensor.layout is not self._torch.strided or tensor.is_quantized or tensor.device.type == "meta":
                 return f"its tensor {path} ({tensor.layout}, {tensor.device}) has no plain bytes"
             if type(tensor) not in (self._torch.Tensor, self._torch.nn.Parameter, self._torch.nn.Buffer):
                 return f"its tensor {path} is a {type(tensor).__name__}"
-        if self._named.nameless:
-            first = self._named.nameless[0]
+        return ""
+
+    def nameless(self) -> str:
+        """The same of a tensor that no variable leads to. Not asked after a replay: a backward pass that was skipped
+        did not free what was kept for it, and the recorded run had none."""
+        nameless = [each for each in self._named.nameless if storage_of(each) not in self._storages]
+        if nameless:
+            first = nameless[0]
             return (
-                f"it holds {len(self._named.nameless)} tensors that none of its variables leads to, one of shape"
+                f"it holds {len(nameless)} tensors that none of its variables leads to, one of shape"
                 f" {tuple(first.shape)}"
             )
         return ""
 
-    def has_live_graph(self) -> bool:
-        """Whether a forward pass still waits for its backward pass: its inner values could not be put back.
+    def shows_weights(self) -> bool:
+        """Whether the program keeps an array of numpy's in which it sees its weights change: no read tells that."""
+        weights = {storage_of(each) for each in self._named.tensors.values() if each.requires_grad and each.is_leaf}
+        return any(storage_of(each) in weights for each in self._named.windows)
 
-        A graph that is too large to be searched counts as one that waits.
-        """
-        seen: set[Any] = set()
-        todo = [tensor.grad_fn for tensor in self._named.tensors.values() if tensor.grad_fn is not None]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if len(seen) > GRAPH_NODES_MAX or _holds_values(self._torch, node):
-                return True
-            todo += [each for each, _ in node.next_functions]
-        return False
+    def live_roots(self, made: Made) -> list[str]:
+        """The tensors on which a forward pass hangs that still waits for its backward pass."""
+        return live_roots(self._torch, self._named.tensors, made)
+
+    def hold_graph(self, roots: list[str]) -> LiveGraph:
+        """Count what hangs on these tensors to the state."""
+        self._graph = graph_below(self._torch, self._named.tensors, roots)
+        self._named.tensors |= self._graph.tensors
+        for tensor in self._graph.tensors.values():
+            self._storages.setdefault(storage_of(tensor), tensor)
+        return self._graph
 
     # --- out ----------------------------------------------------------------------------------------------
 
@@ -106,6 +116,7 @@ class Snapshot:
             "random": self.random_states(),
             "compared": self._named.compared,
             "put_back": {path: value for path, (_, _, value) in self._named.put_back.items()},
+            "graph": self._graph.contents(),
         }
 
     def _flat(self, tensor: Any) -> Any:
@@ -119,8 +130,9 @@ class Snapshot:
     def _elements_of(self, tensor: Any) -> memoryview:
         torch = self._torch
         with torch.no_grad():
-            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return _bytes_of(plain)
+            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            # One number counts as contiguous with any stride, and only with 1 can it be looked at as bytes.
+            return _bytes_of(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8))
 
     def random_states(self) -> dict[str, Any]:
         torch, numpy = self._torch, sys.modules.get("numpy")
@@ -176,6 +188,14 @@ class Snapshot:
             if odd:
                 raise RefusedError(f"its {kind} {odd[0]} is only on one side")
 
+    def compare_graph(self, saved: dict[str, Any]) -> None:
+        """The nodes to which values are put back must be those that had them."""
+        if self._graph.nodes != saved["graph"]["nodes"] or self._graph.obstacle:
+            raise RefusedError(
+                "what it keeps for a backward pass that it has not made is not the same after the replay"
+                f"{'; try --recompute' if not self._graph.obstacle else f': {self._graph.obstacle}'}"
+            )
+
     def compare_values(self, saved: dict[str, Any]) -> None:
         """The program's own whole numbers must be those of the recorded run."""
         here, there = self._named.compared, saved["compared"]
@@ -198,17 +218,6 @@ class Snapshot:
             cuda.put_back_random(torch, [_state(torch, each) for each in on_cards])
         for path, each in self._named.generators.items():
             each.set_state(_state(torch, states[f"at {path}"]))
-
-
-def _holds_values(torch: Any, node: Any) -> bool:
-    for name in dir(node):
-        if name.startswith("_saved_"):
-            try:
-                if isinstance(getattr(node, name), torch.Tensor):
-                    return True
-            except RuntimeError:
-                continue  # its values are gone: the backward pass is over
-    return False
 
 
 def _bytes_of(plain: Any) -> memoryview:

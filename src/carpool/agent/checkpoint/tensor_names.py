@@ -63,12 +63,15 @@ class Named:
     generators: dict[str, Any] = field(default_factory=dict)  # of random numbers
     compared: dict[str, int | bool | None] = field(default_factory=dict)
     put_back: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict)  # where, under which key, what
+    windows: list[Any] = field(default_factory=list)  # tensors that an array of numpy's shows
     nameless: list[Any] = field(default_factory=list)  # tensors that nothing led to
 
 
 class Namer:
     def __init__(self, torch: Any, before: set[int]) -> None:
         self._torch = torch
+        numpy = sys.modules.get("numpy")
+        self._arrays: tuple[type, ...] = (numpy.ndarray,) if numpy is not None else ()
         self._before = before  # ids of tensors that are older than the program
         self._found = Named()
         self._names: dict[int, str] = {}
@@ -204,6 +207,8 @@ class Namer:
         elif kind is MethodType:
             self._push(path, value.__self__, IGNORE)
             self._push(f"{path}.function", value.__func__, IGNORE)
+        elif issubclass(kind, self._arrays):
+            self._array(path, value)
         elif kind is functools.partial:
             self._push(path, [value.func, value.args, value.keywords], IGNORE)
         elif isinstance(value, type):
@@ -211,6 +216,15 @@ class Namer:
                 self._attributes(path, dict(vars(value)), COMPARE, owner=None)
         elif kind not in (ModuleType, FunctionType) and not kind.__module__.startswith("carpool."):
             self._instance(path, value, kind)
+
+    def _array(self, path: str, array: Any) -> None:
+        """One of numpy's: it may be a window on a tensor, or hold tensors."""
+        self._push(f"{path}.base", array.base, IGNORE)
+        if issubclass(type(array.base), self._torch.Tensor):
+            self._found.windows.append(array.base)
+        if array.dtype.hasobject and array.dtype.names is None:
+            for index, each in enumerate(array.flat):
+                self._push(f"{path}.flat[{index}]", each, IGNORE)
 
     def _cell(self, path: str, cell: Any) -> None:
         try:
