@@ -20,7 +20,7 @@ a cap that is not reached; the job holds its turn.
   …_of_reachable         the same, and eight processes at 80 %, where less than asked counts only below what these
                          programs reach without a limit, just before or just after (share_reached_percent_…)
   grids_lost_percent_…   what a program of one kernel in so many grids has less than its limit of 80 %, in percent of
-                         that, or of what it reaches without a limit just before if that is less
+                         that, or of what it reaches without a limit just before or after if that is less
   window_error_points    with --windows only: the same from the first launch on, 1 and 8 processes (windows.py)
 
 Not measured: a GPU. The stand-in's own work is about 25 instructions a launch, the real driver's thousands.

@@ -112,10 +112,12 @@ def measure_case(program: Sequence[str], case: Case, *, seconds: float) -> Kept:
 
 
 def measure_lost(program: Sequence[str], case: Case, *, seconds: float) -> float:
-    """What a job of one share gets less than its limit, in percent of it, or of what it reaches without one."""
-    reached = measure_reach(program, case, seconds=seconds)
+    """What a job of one share gets less than its limit, in percent of it, or of what it reaches without one, just
+    before or just after: a machine that becomes busier meanwhile takes from the second what the first one had."""
+    before = measure_reach(program, case, seconds=seconds)
     [found] = measure_shares(program, case, seconds=seconds)
-    return max(0.0, 100 - 100 * mean_percent(found) / min(reached, case.percents[0]))
+    after = measure_reach(program, case, seconds=seconds)
+    return max(0.0, 100 - 100 * mean_percent(found) / min(before, after, case.percents[0]))
 
 
 def measure_reach(program: Sequence[str], case: Case, *, seconds: float) -> float:
