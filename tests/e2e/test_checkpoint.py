@@ -328,13 +328,15 @@ def test_x2_a_replay_that_does_something_else_is_ended_without_a_word_of_the_pro
         assert "after the replay and was" in ended.err or "where the recorded run did something else" in ended.err
 
 
-def test_steps_that_cannot_be_skipped_are_computed_again(node: Node, alone: Alone, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["closure", "window"])
+def test_steps_that_cannot_be_skipped_are_computed_again(node: Node, alone: Alone, tmp_path: Path, name: str) -> None:
     node.start()
-    script = write(tmp_path, "closure", CLOSURE)
-    job = record(node, "closure", script)
+    text, reason = UNSKIPPABLE[name]
+    script = write(tmp_path, name, text)
+    job = record(node, name, script)
     job.wait_lines(5)
-    assert order(node, "closure", tmp_path / "file")["reason"] == ""
-    refused(go_on(node, tmp_path / "file", script).wait(), "its optimizer's step takes a closure); use --recompute")
+    assert order(node, name, tmp_path / "file")["reason"] == ""
+    refused(go_on(node, tmp_path / "file", script).wait(), f"{reason}); use --recompute")
     ended = go_on(node, tmp_path / "file", script, how="--recompute").wait()
     assert ended.code == 0, ended.err
     whole = alone.output(script)
@@ -425,3 +427,24 @@ for step in range(120):
     print(step, optimizer.step(closure).item(), flush=True)
     time.sleep(0.02)
 """
+WINDOW = """
+import time, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(20, 20)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+weights, mean = model.weight.detach().numpy(), 0.0
+for step in range(120):
+    optimizer.zero_grad()
+    loss = (model(torch.randn(4, 20)) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    mean = 0.9 * mean + 0.1 * float(abs(weights).mean())
+    print(step, loss.item(), mean, flush=True)
+    time.sleep(0.02)
+"""
+UNSKIPPABLE = {
+    "closure": (CLOSURE, "its optimizer's step takes a closure"),
+    "window": (WINDOW, "it keeps an array of numpy's that shows its weights"),
+}
