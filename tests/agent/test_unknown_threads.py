@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from carpool.agent.thread_stacks import is_worker
+
 THREAD = r"""
 #include <pthread.h>
 #include <unistd.h>
@@ -77,6 +79,36 @@ def test_k2_a_raw_thread_of_pythons_is_in_the_way() -> None:
     (line,) = run(RAW)
     assert line.startswith("a thread that Python's threading does not know (")
     assert line.endswith(") might touch its tensors meanwhile")
+
+
+@pytest.mark.parametrize("name", ["libtorch_mine.so", "libtorchmine.so", "libc10mine.so", "carpool_mine.so"])
+def test_k2_a_library_of_the_programs_own_is_in_the_way_though_its_name_begins_like_torchs(
+    library: Path, tmp_path: Path, name: str
+) -> None:
+    there, gone = run(OF_C, str(shutil.copy(library, tmp_path / name)), "0")
+    assert (f" of {name} might" in there, gone) == (True, "''")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "libgomp.so.1",
+            "libgomp-a34b3233.so.1",
+            "libiomp5.so",
+            "libomp.so.5",
+            "libtbb.so.12",
+            "libtbbbind_2_5.so.3",
+        ),
+        *("libtorch_cpu.so", "libtorch_cuda_linalg.so", "libc10.so", "libc10_cuda.so", "libtorch_python.so"),
+        *("libscipy_openblas64_-32a4b2a6.so", "libopenblasp-r0-2d23e62b.3.17.so", "libopenblas64_p-r0-15028c96.so"),
+        *("libmkl_intel_thread.so.2", "libcuda.so.535.1", "libcublasLt.so.12", "libcudnn_ops.so.9", "libnccl.so.2"),
+        *("libnvrtc-builtins.so.12.6", "libnvidia-glcore.so.535", "libtcmalloc_minimal.so.4", "libarrow.so.2100"),
+        "cygrpc.cpython-311-x86_64-linux-gnu.so",
+    ],
+)
+def test_libraries_are_known_by_whole_names_whatever_their_version(name: str) -> None:
+    assert is_worker(name)
 
 
 @pytest.mark.parametrize(

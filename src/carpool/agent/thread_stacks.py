@@ -12,20 +12,30 @@ import array
 import bisect
 import contextlib
 import os
+import re
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from carpool import _native
+
 STACK_BYTES = 1 << 16  # of a stack that are looked at: a worker that waits has used less
-CARPOOL = "carpool"  # its libraries: every allocation goes through them
-PLAIN = (CARPOOL, "libc.", "libc-", "ld-", "libm.", "libpthread", "libstdc++", "libgcc_s", "[vdso]")  # anybody's
-WORKERS = (
-    *("libgomp", "libiomp", "libomp", "libtbb"),
-    *("libtorch", "libc10", "libcaffe2", "libopenblas", "libscipy_openblas", "libmkl", "libblis"),
-    *("libcuda", "libcudart", "libcublas", "libcudnn", "libnccl", "libnv"),
-    *("libjemalloc", "libtcmalloc", "libmimalloc", "libasan", "libtsan", "liblsan", "libubsan"),
-    *("libzmq", "cygrpc", "libuv", "libarrow"),
+CARPOOL = "carpool's own"  # its libraries: every allocation goes through them
+# Whole names, for a program may have a library of its own that begins like one of these (libtorch_mine.so). What
+# follows the first dot or hyphen is a version or an installer's mark.
+PLAIN = frozenset({CARPOOL, "libc", "ld", "libm", "libpthread", "libstdc++", "libgcc_s", "[vdso]"})  # anybody's
+WORKERS = re.compile(
+    r"libgomp|libi?omp5?|libtbb(bind|malloc(_proxy)?)?[\d_]*"
+    r"|libtorch(_(cpu|python|global_deps|nvshmem|(cuda|hip|xpu)(_(cpp|cu|linalg))?))?|libc10(_(cuda|hip|xpu))?"
+    r"|libcaffe2(_nvrtc|_observers)?"
+    r"|lib(scipy_)?openblas(64)?_?(p|o|openmp|pthreads?)?(64)?_?|libmkl_\w+|libblis"
+    r"|libcuda|libcudart|libcudadebugger|libcublas(Lt)?|libcudnn(_\w+)?|libnccl"
+    r"|libnv(rtc|rtc_builtins|JitLink|ToolsExt|idia|ptxcompiler|perf_\w+|shmem_\w+)"
+    r"|libjemalloc|libtcmalloc(_\w+)?|libmimalloc|lib(a|t|l|ub)san"
+    r"|libzmq|cygrpc|libuv|libarrow(_(python|dataset|acero|compute|flight|substrait))?"
 )
+PYTHON = re.compile(r"(lib)?python\d*")
+NATIVE = Path(_native.__file__).resolve().parent
 TASKS = Path("/proc/self/task")
 
 
@@ -39,7 +49,7 @@ class Stranger:
     @property
     def may_settle(self) -> bool:
         """Whether another look may find it waiting, gone, or known: Python's threads begin and end inside Python."""
-        return not self.library or self.library.startswith(("libpython", "python"))
+        return not self.library or PYTHON.fullmatch(_stem(self.library)) is not None
 
     def __str__(self) -> str:
         return f"{self.number} of {self.library}" if self.library else f"{self.number}, which computes all the time,"
@@ -93,7 +103,13 @@ class _Code:
 
 
 def _name(path: str) -> str:
-    return CARPOOL if "/carpool/_native/" in path else Path(path.strip()).name
+    place = Path(path.strip())
+    return CARPOOL if place.parent == NATIVE else place.name
+
+
+def _stem(library: str) -> str:
+    """Its name without what follows the first dot or hyphen."""
+    return re.split(r"[.-]", library, maxsplit=1)[0]
 
 
 def _foreign_library(number: int, code: _Code) -> str | None:
@@ -101,10 +117,15 @@ def _foreign_library(number: int, code: _Code) -> str | None:
     libraries = _libraries_on_stack(number, code)
     if libraries is None:
         return ""
-    others = sorted(each for each in libraries if not each.startswith(WORKERS))
+    others = sorted(each for each in libraries if not is_worker(each))
     if others or not libraries:
         return others[0] if others else "an unknown library"
     return None
+
+
+def is_worker(library: str) -> bool:
+    """Whether a library of this file name is one that never touches a tensor by itself."""
+    return WORKERS.fullmatch(_stem(library)) is not None
 
 
 def _libraries_on_stack(number: int, code: _Code) -> set[str] | None:
@@ -115,7 +136,7 @@ def _libraries_on_stack(number: int, code: _Code) -> set[str] | None:
     top, instruction = int(words[-2], 16), int(words[-1], 16)
     end = next((end for begin, end in code.stacks if begin <= top < end), top)
     found = {code.library_at(address) for address in (instruction, *_words(top, min(end, top + STACK_BYTES)))}
-    return {library for library in found if library is not None and not library.startswith(PLAIN)}
+    return {library for library in found if library is not None and _stem(library) not in PLAIN}
 
 
 def _words(begin: int, end: int) -> array.array[int]:
