@@ -33,6 +33,35 @@ start_aside(gate.wait, 100)
 threads = len(os.listdir("/proc/self/task"))
 print(threads > 4, repr(thread_in_the_way()), repr(thread_in_the_way()))
 """
+# The fork computes until it sees the flag, however slow the machine is; only then is it at rest. It writes to what
+# may be the flag, for all that torch's compiler knows: else that would read it only once.
+FORKED = """
+import sys, torch
+from typing import List
+from torch import Tensor
+from carpool.agent.threads import thread_in_the_way
+torch.set_num_threads(int(sys.argv[1]))
+@torch.jit.script
+def compute(flags: List[Tensor], a: Tensor):
+    n = 0
+    while float(flags[0]) == 0.0 and n < 5000:
+        a = torch.tanh(a @ a) * 0.5
+        flags[1].add_(1.0)
+        n += 1
+    return a
+@torch.jit.script
+def begin(flags: List[Tensor], a: Tensor):
+    return torch.jit.fork(compute, flags, a)
+begin([torch.ones(1), torch.ones(1)], torch.ones(8, 8)).wait()
+print(repr(thread_in_the_way()))
+for _ in range(2):
+    flag = torch.zeros(1)
+    work = begin([flag, torch.ones(1)], torch.ones(300, 300))
+    print(thread_in_the_way())
+    flag.fill_(1)
+    work.wait()
+    print(repr(thread_in_the_way()))
+"""
 RAW = """
 import _thread, threading
 from carpool.agent.threads import thread_in_the_way
@@ -53,8 +82,8 @@ print(repr(thread_in_the_way()))
 """
 
 
-def run(script: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "-c", script, *arguments]
+def run(script: str | Path, *arguments: str) -> list[str]:
+    command = [sys.executable, *([script] if isinstance(script, Path) else ["-c", script]), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
 
 
@@ -73,6 +102,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_k2_workers_of_torch_and_numpy_and_threads_of_carpools_own_are_not_in_the_way() -> None:
     assert run(WORKERS) == ["True '' ''"]
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_k2_a_worker_of_torchs_that_was_at_rest_is_in_the_way_while_it_computes_a_fork(
+    threads: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "forked.py"  # torch.jit reads the source of what it compiles
+    script.write_text(FORKED)
+    first, *then = run(script, threads)
+    assert first == "''"
+    assert [", which computes all the time, might touch its tensors" in line for line in then[::2]] == [True] * 2
+    assert then[1::2] == ["''"] * 2
 
 
 def test_k2_a_raw_thread_of_pythons_is_in_the_way() -> None:
