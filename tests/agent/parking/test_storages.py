@@ -10,15 +10,18 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from carpool.agent.cuda import LOCKED_BYTES, PinnedBuffer
-from carpool.agent.parking import find_and_copy, host_buffers, memory_pages
+from carpool.agent.parking import exports, find_and_copy, host_buffers, memory_pages
 from carpool.agent.parking.host_buffers import DiskBuffer, HostBuffer, Piece, TmpfsBuffer
 from carpool.agent.parking.storages import Storages
+from carpool.agent.turns import torch_hooks
 from carpool.errors import UsageError
 
 COUNT = 5000
@@ -320,6 +323,53 @@ def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest
     storages.move_in()
     assert buffer._room == 0
     assert weights.sum().item() == COUNT
+
+
+class Functions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Notes each call of torch that a mode can see; so does Calls, one level below."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __torch_function__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(call))
+        return call(*args, **(kwargs or {}))
+
+
+class Calls(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(call))
+        return call(*args, **(kwargs or {}))
+
+
+class Own(torch.nn.Parameter):  # type: ignore[misc]  # torch has no types here
+    """A program's own class of tensors, which notes calls too."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(call))
+        return super().__torch_function__(call, types, args, kwargs or {})
+
+
+def test_modes_and_tensor_classes_of_the_program_see_no_call_of_carpools(storages: Storages) -> None:
+    own, weights = Own(torch.ones(COUNT)), torch.ones(COUNT, requires_grad=True)
+    (own.sum() + weights.sum()).backward()
+    optimizer = torch.optim.SGD([own, weights])
+    Own.seen.clear()
+    with Functions() as functions, Calls() as calls:
+        assert torch_hooks.gradient_bytes(torch, optimizer) == 8 * COUNT
+        assert len(storages.find()) >= 4
+        exports.exports.note(own, "DLPack", torch)
+        assert storages.kept_words()
+        storages.move_out(1 << 40)
+        storages.move_in()
+    assert (functions.seen, calls.seen, Own.seen) == ([], [], [])
 
 
 def take_number(number: int, directory: Path) -> BinaryIO:

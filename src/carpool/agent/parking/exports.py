@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from carpool.agent.packages import is_installed
+from carpool.agent.unseen import unseen
 from carpool.units import format_bytes
 
 ONLY_COMPARE = frozenset(
@@ -42,7 +43,7 @@ class Exports:
 
     def note(self, tensor: Any, how: str, torch: Any) -> None:
         """This tensor's memory, or this storage, is known outside from now on."""
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # one without a storage
+        with contextlib.suppress(Exception), unseen(torch):  # one without a storage
             storage = tensor if isinstance(tensor, torch.UntypedStorage) else tensor.untyped_storage()
             if storage._cdata in self._noted:
                 return

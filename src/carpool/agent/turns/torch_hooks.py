@@ -42,6 +42,7 @@ from carpool.agent.parking.storages import make_storages
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
 from carpool.agent.turns.turn_taking import Turns
+from carpool.agent.unseen import unseen
 
 STEP_PATIENCE = 64  # an optimizer that did not step while this many other points fired is not waited for
 GRADED_PATIENCE = 16  # nor is a backward after this many calls, where there is no optimizer
@@ -69,9 +70,10 @@ def rehearse(torch: Any) -> None:
             pass
 
 
-def gradient_bytes(optimizer: Any) -> int:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+def gradient_bytes(torch: Any, optimizer: Any) -> int:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with unseen(torch):
+        return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
 
 
 def may_have_graph(result: Any) -> bool:
@@ -173,7 +175,7 @@ class Hooks:
         if turns is None:
             return
         with contextlib.suppress(Exception):  # an optimizer of an unusual kind goes without
-            turns.learn_gradients(id(optimizer), lambda: gradient_bytes(optimizer))
+            turns.learn_gradients(id(optimizer), lambda: gradient_bytes(self._torch, optimizer))
         if not self._optimizer_steps:
             turns.take_back(POINT_BARE, POINT_FORWARD, POINT_BACKWARD)
         turns.boundary(id(optimizer))
@@ -290,7 +292,9 @@ class Hooks:
         with contextlib.suppress(Exception):  # a result of an unusual kind may have a graph
             if self._torch._C._functorch.maybe_current_level() is None:  # in torch.func it is not to be seen
                 self._graded_calls += has_parameters(module)
-                is_training = self._graded_calls <= GRADED_PATIENCE and may_have_graph(result)
+                is_training = self._graded_calls <= GRADED_PATIENCE
+                with unseen(self._torch):
+                    is_training = is_training and may_have_graph(result)
         if not is_training:
             self.after_forward(module)
 
