@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from carpool.agent.job_words import job_word
 from carpool.agent.link import say
 from carpool.agent.packages import is_part_of
 from carpool.agent.thread_stacks import Workers
@@ -68,7 +69,7 @@ class ComputeThreads:
         if not self._undeclared:
             self._undeclared = me.name
             say(
-                f"job {os.environ.get('CARPOOL_JOB', '')}: thread {me.name} computes, but was not named in"
+                f"job {job_word('CARPOOL_JOB')}: thread {me.name} computes, but was not named in"
                 " carpool.only_these_threads_compute(); name it too: until the program ends it is not parked"
             )
         while self._is_away:

@@ -35,6 +35,7 @@ from typing import Any
 
 from carpool.agent import warm_up
 from carpool.agent.backends import own_backend
+from carpool.agent.job_words import job_word
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory
 from carpool.agent.parking import exports
@@ -139,7 +140,7 @@ class Hooks:
 
     def make_memory(self, link: Link) -> Memory:
         backend = own_backend()
-        movable = make_storages(self._torch, backend.name, os.environ.get("CARPOOL_PARKED"))
+        movable = make_storages(self._torch, backend.name, job_word("CARPOOL_PARKED") or None)
         source = backend.make_source(self._torch, link)
         return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
@@ -401,10 +402,10 @@ class Hooks:
 
     def _note_overhead(self) -> None:
         """What torch itself holds right after its import is overhead, not the job's persistent memory."""
-        path = os.environ.get("CARPOOL_PAGE")
+        path = job_word("CARPOOL_PAGE")
         if not path:
             return
-        link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
+        link = Link(job_word("CARPOOL_JOB"), "", path)
         self._overhead_bytes = own_backend().after_import(self._torch, link)
 
     def _take_off(self) -> None:
