@@ -77,6 +77,21 @@ def test_hooks_come_right_after_the_import_even_if_somebody_only_asked_before(si
     assert lines == ["True", "False", "torch runs", "True", "[]"]
 
 
+def test_a_program_that_clears_its_environment_is_still_part_of_its_job(site: Path) -> None:
+    """Its page is missing here, which is what it says: it looked for it."""
+    code = (
+        "import os\n"
+        "os.environ.clear()\n"
+        "import carpool\n"
+        "with carpool.turn():\n    print('turn')\n"
+        "from carpool.agent.backends import own_backend\n"
+        "print(own_backend().name)\n"
+    )
+    lines, err = run(site, code, job="x-1", CARPOOL_PAGE="/nowhere/page", CARPOOL_DEVICE_KIND="cuda")
+    assert lines == ["turn", "cuda"]
+    assert err.startswith("carpool: job x-1 runs unmanaged: cannot open the shared page /nowhere/page")
+
+
 def test_a_finder_that_asks_everybody_else_is_no_endless_loop(site: Path) -> None:
     code = (
         "import sys\n"

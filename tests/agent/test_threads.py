@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import multiprocessing
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import dummy
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 
+from carpool.agent import packages
 from carpool.agent.threads import ComputeThreads, thread_in_the_way
 
 WAIT_SECONDS = 20
+NAMES = ["tensorboard_hist", "tensorboard"]
+WatchThread = Callable[[str, str], threading.Thread]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +112,75 @@ def test_a_queue_is_in_the_way_while_something_of_the_programs_is_pickled(gate: 
     assert [queue.get(timeout=WAIT_SECONDS) for _ in range(2)] == [1, 0]
     queue.close()
     queue.join_thread()
+
+
+WATCHER = """
+import threading
+def watch(gate): gate.wait(20)
+class Monitor(threading.Thread):
+    def __init__(self, gate):
+        super().__init__(daemon=True)
+        self.gate = gate
+    def run(self): watch(self.gate)
+"""
+
+
+@pytest.fixture
+def watch_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gate: threading.Event) -> Iterator[WatchThread]:
+    """Starts a thread of a module with this name that lies in a directory of its own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    hidden = {each: sys.modules.pop(each) for each in NAMES if each in sys.modules}
+    packages.is_installed.cache_clear()
+
+    def start(name: str, how: str) -> threading.Thread:
+        (tmp_path / f"{name}.py").write_text(WATCHER)
+        importlib.invalidate_caches()
+        module = importlib.import_module(name)
+        made: threading.Thread = module.Monitor(gate)
+        if how == "target":
+            made = threading.Thread(target=module.watch, args=(gate,), daemon=True)
+        made.start()
+        return made
+
+    yield start
+    gate.set()
+    for each in NAMES:
+        sys.modules.pop(each, None)
+    sys.modules.update(hidden)
+    packages.is_installed.cache_clear()
+
+
+@pytest.mark.parametrize("how", ["target", "class"])
+@pytest.mark.parametrize("name", NAMES)
+def test_k2_a_thread_of_the_programs_own_module_is_in_the_way_whatever_the_module_is_called(
+    watch_thread: WatchThread, name: str, how: str
+) -> None:
+    """One name begins like a harmless package's, the other is one: but nobody installed what lies there."""
+    thread = watch_thread(name, how)
+    assert thread_in_the_way() == f"its thread {thread.name} might touch its tensors meanwhile"
+
+
+@pytest.mark.parametrize("how", ["target", "class"])
+def test_a_thread_of_an_installed_package_that_touches_no_tensors_is_not_in_the_way(
+    watch_thread: WatchThread, how: str, tmp_path: Path
+) -> None:
+    metadata = tmp_path / "tensorboard-2.20.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorboard\nVersion: 2.20.0\n")
+    watch_thread("tensorboard", how)
+    assert thread_in_the_way() == ""
+
+
+def test_k2_a_thread_is_known_by_its_code_and_not_by_what_a_decorator_calls_it(gate: threading.Event) -> None:
+    def watch() -> None:
+        gate.wait(WAIT_SECONDS)
+
+    from torch.utils.data import _utils
+
+    disguised = functools.wraps(_utils.pin_memory._pin_memory_loop)(watch)
+    thread = threading.Thread(target=disguised, daemon=True)
+    thread.start()
+    assert thread_in_the_way() == f"its thread {thread.name} might touch its tensors meanwhile"
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ All of them do nothing in a program that is not part of a job, so they may stay 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from carpool.agent.job_words import job_word
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import process
 
@@ -45,5 +45,5 @@ def only_these_threads_compute(*threads: threading.Thread) -> None:
     A program with threads that might touch tensors is not parked. After this call only the named threads are looked
     at. If another thread computes, it waits until the tensors are there, and the program is not parked again.
     """
-    if os.environ.get("CARPOOL_JOB"):
+    if job_word("CARPOOL_JOB"):
         compute_threads.declare(*(threads or (threading.current_thread(),)))

@@ -7,12 +7,12 @@ cuda.py calls torch.cuda. docs/devices.md says how to add a kind.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Set
 from pathlib import Path
 from typing import Any, Protocol
 
 from carpool.agent import cuda
+from carpool.agent.job_words import job_word
 from carpool.agent.link import Link
 from carpool.agent.memory import MeterSource, ResidentSource, Source, give_back_heap
 from carpool.agent.parking.host_buffers import HostBuffer, host_buffer_in
@@ -122,4 +122,4 @@ def backend_named(name: str) -> Backend:
 
 def own_backend() -> Backend:
     """That of the job's device; a program that no daemon started is on the CPU."""
-    return backend_named(os.environ.get("CARPOOL_DEVICE_KIND", Cpu.name))
+    return backend_named(job_word("CARPOOL_DEVICE_KIND", Cpu.name))

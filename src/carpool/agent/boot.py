@@ -10,6 +10,8 @@ from types import ModuleType
 
 TORCH_BYTES = 40 << 20  # what its import takes on the CPU device, with our own modules, seen with torch 2.13
 
+words: dict[str, str] | None = None  # what the environment says of the job, before the program's own code runs
+
 
 class TorchWatcher:
     """A finder that recognises one name, lets the others find it, and acts after its module has run.
@@ -78,7 +80,9 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 def lacks_room() -> str:
     """Why the program cannot import torch under its cap, if it cannot: torch's own C++ would end the whole process
     where this is an error that a program can catch."""
-    if "CARPOOL_DEVICE_KIND" not in os.environ:
+    from carpool.agent.job_words import job_word
+
+    if not job_word("CARPOOL_DEVICE_KIND"):
         return ""
     from pathlib import Path
 
@@ -90,23 +94,25 @@ def lacks_room() -> str:
     if not own_backend().is_host_memory:
         return ""
     try:
-        shared = page.Page.open(Path(os.environ["CARPOOL_PAGE"]))
-    except (KeyError, PeerError):
+        shared = page.Page.open(Path(job_word("CARPOOL_PAGE")))
+    except PeerError:
         return ""
     slot, cap = shared.slot_of(os.getpid()), shared.words[page.H_CAP] if caps.is_own(shared.words) else 0
     held = shared.live_bytes(slot) if slot is not None else 0
-    waits = os.environ.get("CARPOOL_WAIT_MEMORY_NS") and caps.is_worth_waiting(shared.words, held + TORCH_BYTES)
+    waits = job_word("CARPOOL_WAIT_MEMORY_NS") and caps.is_worth_waiting(shared.words, held + TORCH_BYTES)
     shared.close()
     if slot is None or not cap or waits or held + TORCH_BYTES <= cap:
         return ""
     return (
-        f"importing torch takes about {format_bytes(TORCH_BYTES)}; job {os.environ.get('CARPOOL_JOB')} may hold"
+        f"importing torch takes about {format_bytes(TORCH_BYTES)}; job {job_word('CARPOOL_JOB')} may hold"
         f" {format_bytes(cap)} and holds {format_bytes(held)}: raise the cap with --memory"
     )
 
 
 def watch(go_alone: Callable[[str], None]) -> None:
     """Called by the injected sitecustomize at interpreter start; `go_alone` says why this program takes no turns."""
+    global words
+    words = {name: value for name, value in os.environ.items() if name.startswith("CARPOOL_")}
     if os.environ.get("CARPOOL_RECORD"):
         from carpool.agent.checkpoint import replay_guard
 

@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from carpool.agent.job_words import job_word
 from carpool.agent.link import say
+from carpool.agent.packages import is_part_of
 from carpool.agent.thread_stacks import Workers
 
 HARMLESS = (
@@ -67,7 +69,7 @@ class ComputeThreads:
         if not self._undeclared:
             self._undeclared = me.name
             say(
-                f"job {os.environ.get('CARPOOL_JOB', '')}: thread {me.name} computes, but was not named in"
+                f"job {job_word('CARPOOL_JOB')}: thread {me.name} computes, but was not named in"
                 " carpool.only_these_threads_compute(); name it too: until the program ends it is not parked"
             )
         while self._is_away:
@@ -154,7 +156,7 @@ def known_in_the_way() -> str:
         busy = [each for each in others if each not in idle]
         if not busy:
             return ""
-        foreign = next((each for each in busy if not _home(each).startswith(MAY_BE_IDLE)), None)
+        foreign = next((each for each in busy if not is_part_of(_home(each), MAY_BE_IDLE)), None)
         if foreign is not None:
             return f"its thread {foreign.name} might touch its tensors meanwhile"
         if time.monotonic() > until:
@@ -163,20 +165,24 @@ def known_in_the_way() -> str:
 
 
 def _home(thread: threading.Thread) -> str:
-    """The module of what the thread runs."""
-    target = getattr(thread, "_target", None)
-    return str(getattr(target, "__module__", None) or type(thread).__module__)
+    """The module of the code that the thread runs: where it was written, and not what a decorator calls it."""
+    run: Any = type(thread).run
+    if run is threading.Thread.run:
+        run = getattr(thread, "_target", None)
+    names = getattr(getattr(run, "__func__", run), "__globals__", {})
+    return str(names.get("__name__", ""))
 
 
 def _is_harmless(thread: threading.Thread) -> bool:
-    return _home(thread).startswith(HARMLESS) or type(thread).__module__.startswith(HARMLESS)
+    """Whether its code and its class are those of a harmless package; a class of the program's may do more."""
+    return is_part_of(_home(thread), HARMLESS) and is_part_of(type(thread).__module__, ("threading", *HARMLESS))
 
 
 def _idle(threads: Iterable[threading.Thread]) -> set[object]:
     """Those that wait for work of a pool or a queue."""
     idle: set[object] = set()
     for thread in threads:
-        if _home(thread).startswith(MAY_BE_IDLE):
+        if is_part_of(_home(thread), MAY_BE_IDLE):
             with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # another Python's arguments
                 idle |= _idle_by(thread)
     return idle

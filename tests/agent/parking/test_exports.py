@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_map
 
+from carpool.agent import packages
 from carpool.agent.parking import exports
 from carpool.agent.parking.host_buffers import DiskBuffer
 from carpool.agent.parking.storages import Storages
@@ -66,6 +70,16 @@ def by_address(base: torch.Tensor) -> Read:
     return lambda: ctypes.string_at(address, COUNT * 4)
 
 
+def by_tree_of_addresses(base: torch.Tensor) -> Read:
+    (address,) = tree_map(torch.Tensor.data_ptr, [base])
+    return lambda: ctypes.string_at(address, COUNT * 4)
+
+
+def by_decorated_address(base: torch.Tensor) -> Read:
+    address = torch.no_grad()(torch.Tensor.data_ptr)(base)
+    return lambda: ctypes.string_at(address, COUNT * 4)
+
+
 def by_storage_address(base: torch.Tensor) -> Read:
     address = base.untyped_storage().data_ptr() + 4 * int(base.storage_offset())
     return lambda: ctypes.string_at(address, COUNT * 4)
@@ -108,6 +122,7 @@ def by_detached(base: torch.Tensor) -> Read:
 
 WAYS = {each.__name__: each for each in (by_array, by_tensor, by_capsule, by_address, by_storage_address)}
 WAYS |= {each.__name__: each for each in (by_buffer_on_address, by_numpy, by_array_protocol, by_memory_view)}
+WAYS |= {each.__name__: each for each in (by_tree_of_addresses, by_decorated_address)}
 WAYS |= {each.__name__: each for each in (by_shared_memory, by_view, by_detached)}
 OUTSIDE = sorted(WAYS.keys() - {"by_view", "by_detached"})
 
@@ -155,6 +170,31 @@ def test_an_address_that_torch_asks_for_its_own_work_is_none_of_ours(storages: S
     torch.save({"one": base, "two": base}, tmp_path / "saved")
     torch.nn.LSTM(8, 8).flatten_parameters()
     assert is_among(storages.find(), base)
+
+
+def test_an_address_that_torch_asks_for_in_what_it_hands_to_a_tree_is_none_of_ours(storages: Storages) -> None:
+    base = torch.randn(COUNT)
+    ask = eval("lambda each: each.data_ptr()", {"__name__": "torch._functorch.of_torch"})
+    assert tree_map(ask, [base]) == [torch.Tensor.data_ptr.__wrapped__(base)]
+    assert is_among(storages.find(), base)
+
+
+@pytest.mark.parametrize(("is_there", "stays"), [(False, True), (True, False)])
+def test_a_module_of_the_programs_own_is_not_taken_for_a_package_that_only_compares(
+    is_there: bool, stays: bool, storages: Storages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "accelerate.py").write_text("def ask(tensor): return tensor.data_ptr()")
+    if is_there:
+        (tmp_path / "accelerate-1.0.dist-info").mkdir()
+        (tmp_path / "accelerate-1.0.dist-info" / "METADATA").write_text("Name: accelerate\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "accelerate", raising=False)
+    packages.is_installed.cache_clear()
+    base = torch.randn(COUNT)
+    importlib.import_module("accelerate").ask(base)
+    assert is_among(storages.find(), base) is not stays
+    monkeypatch.delitem(sys.modules, "accelerate")
+    packages.is_installed.cache_clear()
 
 
 def test_storages_that_are_gone_are_forgotten() -> None:

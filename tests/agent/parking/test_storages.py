@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import tempfile
@@ -9,17 +10,22 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, cast
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from carpool.agent.cuda import LOCKED_BYTES, PinnedBuffer
-from carpool.agent.parking import find_and_copy, host_buffers, memory_pages
+from carpool.agent.parking import exports, find_and_copy, host_buffers, memory_pages
 from carpool.agent.parking.host_buffers import DiskBuffer, HostBuffer, Piece, TmpfsBuffer
 from carpool.agent.parking.storages import Storages
+from carpool.agent.turns import torch_hooks
 from carpool.errors import UsageError
 
 COUNT = 5000
+Kept = tuple[Storages, torch.Tensor, int]  # and a descriptor
 MEMORY = Path("/dev/shm")
 
 
@@ -319,6 +325,138 @@ def test_pages_in_memory_are_kept_only_where_there_is_plenty(monkeypatch: pytest
     assert weights.sum().item() == COUNT
 
 
+class Functions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Notes each call of torch that a mode can see; so does Calls, one level below."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __torch_function__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(call))
+        return call(*args, **(kwargs or {}))
+
+
+class Calls(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(call))
+        return call(*args, **(kwargs or {}))
+
+
+class Own(torch.nn.Parameter):  # type: ignore[misc]  # torch has no types here
+    """A program's own class of tensors, which notes calls too."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(call))
+        return super().__torch_function__(call, types, args, kwargs or {})
+
+
+def test_modes_and_tensor_classes_of_the_program_see_no_call_of_carpools(storages: Storages) -> None:
+    own, weights = Own(torch.ones(COUNT)), torch.ones(COUNT, requires_grad=True)
+    (own.sum() + weights.sum()).backward()
+    optimizer = torch.optim.SGD([own, weights])
+    Own.seen.clear()
+    with Functions() as functions, Calls() as calls:
+        assert torch_hooks.gradient_bytes(torch, optimizer) == 8 * COUNT
+        assert len(storages.find()) >= 4
+        exports.exports.note(own, "DLPack", torch)
+        assert storages.kept_words()
+        storages.move_out(1 << 40)
+        storages.move_in()
+    assert (functions.seen, calls.seen, Own.seen) == ([], [], [])
+
+
+def take_number(number: int, directory: Path) -> BinaryIO:
+    """A file of the program's own that gets this number, after the program closed what was there (os.closerange)."""
+    os.close(number)
+    mine = (directory / "mine").open("w+b", buffering=0)
+    if mine.fileno() != number:
+        os.dup2(mine.fileno(), number)
+        mine.close()
+        mine = os.fdopen(number, "w+b", buffering=0)
+    mine.write(b"mine" * 4096)
+    return mine
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    """Storages that were away once, in a buffer that keeps its pages, and the number of its descriptor."""
+    if not MEMORY.is_dir():
+        pytest.skip("no tmpfs to put a buffer into")
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        buffer = TmpfsBuffer(Path(directory))
+        weights = torch.arange(COUNT)
+        storages = Storages.of(weights, torch=torch, kind="cpu", buffer=buffer)
+        storages.move_out(1 << 40)
+        storages.move_in()
+        (number,) = numbers_in(directory)
+        yield storages, weights, number
+
+
+def numbers_in(directory: str) -> list[int]:
+    """The descriptors of files in this directory."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is gone
+            if Path(directory) in each.readlink().parents:
+                found.append(int(each.name))
+    return found
+
+
+def test_b7_a_file_of_the_programs_with_the_number_of_the_buffer_is_not_written_to(
+    kept: Kept, tmp_path: Path
+) -> None:
+    storages, weights, number = kept
+    with take_number(number, tmp_path) as mine:
+        for _ in range(2):
+            assert storages.move_out(1 << 40) == weights.nbytes
+            storages.move_in()
+        mine.seek(0)
+        assert mine.read() == b"mine" * 4096
+        assert torch.equal(weights, torch.arange(COUNT))
+        storages._buffer.clear()
+        cast(TmpfsBuffer, storages._buffer)._drop()
+        assert os.fstat(number).st_size == 4 * 4096, "it is still open"
+
+
+def test_b7_a_buffer_that_the_program_closed_is_made_anew(kept: Kept) -> None:
+    storages, weights, number = kept
+    os.close(number)
+    assert storages.move_out(1 << 40) == weights.nbytes
+    storages.move_in()
+    assert torch.equal(weights, torch.arange(COUNT))
+
+
+def test_b7_a_forked_child_keeps_its_file_with_the_number_of_the_buffer(kept: Kept, tmp_path: Path) -> None:
+    with take_number(kept[2], tmp_path) as mine:
+        child = os.fork()
+        if not child:
+            try:
+                os.fstat(mine.fileno())
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_b7_a_store_that_was_closed_while_it_is_needed_reads_no_file_of_the_programs(tmp_path: Path) -> None:
+    weights = torch.arange(COUNT)
+    storages = Storages.of(weights, torch=torch, kind="cpu", buffer=DiskBuffer(tmp_path))
+    storages.move_out(1 << 40)
+    number = numbers_in(str(tmp_path))[0]
+    with take_number(number, tmp_path) as mine:
+        with pytest.raises(OSError, match="the program closed the store"):
+            storages.move_in()
+        storages._buffer.clear()
+        assert os.fstat(mine.fileno()).st_size == 4 * 4096
+
+
 def test_a_forked_child_does_not_hold_the_buffer(storages: Storages) -> None:
     kept = torch.ones(COUNT)
     storages.move_out(1 << 40)
@@ -326,7 +464,7 @@ def test_a_forked_child_does_not_hold_the_buffer(storages: Storages) -> None:
     buffer = storages._buffer
     child = os.fork()
     if not child:
-        os._exit(0 if not isinstance(buffer, TmpfsBuffer) or buffer._fd == -1 else 1)
+        os._exit(0 if not isinstance(buffer, TmpfsBuffer) or buffer._file is None else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert kept.sum().item() == COUNT
 

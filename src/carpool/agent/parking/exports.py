@@ -4,9 +4,10 @@ Torch itself marks a storage that numpy has, that another process may map, or th
 or not resizable. Two ways out leave no mark, and are noted here: DLPack, and a plain address (`data_ptr()`). A noted
 storage stays on the device for as long as it lives, because nobody says when an address is used no more.
 
-Some packages only compare addresses, or use them while a call lasts (`ONLY_COMPARE`): what they ask is not noted. An
-address that C++ code takes from a tensor by itself is not seen; a program that keeps such a one between two
-iterations needs `carpool run --no-park` (docs/parking.md).
+Some packages only compare addresses, or use them while a call lasts (`ONLY_COMPARE`): what they ask is not noted.
+Code of torch that calls a function it was handed (`tree_map`, `no_grad`) asks for somebody else. An address that C++
+code takes from a tensor by itself is not seen; a program that keeps such a one between two iterations needs
+`carpool run --no-park` (docs/parking.md).
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from carpool.agent.packages import is_installed
+from carpool.agent.unseen import unseen
 from carpool.units import format_bytes
 
 ONLY_COMPARE = frozenset(
     {"torch", "triton", "carpool", "safetensors", "transformers", "accelerate", "huggingface_hub"}
+)
+LAUNCHES = (
+    "torch._inductor"  # its C code asks for addresses and hands them to the device, and names nothing in Python
 )
 DESCRIPTION = "__cuda_array_interface__"  # of a tensor's memory, with its address
 SWEEP_MIN = 64  # so many are noted before the dead are looked for
@@ -36,7 +43,7 @@ class Exports:
 
     def note(self, tensor: Any, how: str, torch: Any) -> None:
         """This tensor's memory, or this storage, is known outside from now on."""
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # one without a storage
+        with contextlib.suppress(Exception), unseen(torch):  # one without a storage
             storage = tensor if isinstance(tensor, torch.UntypedStorage) else tensor.untyped_storage()
             if storage._cdata in self._noted:
                 return
@@ -103,7 +110,7 @@ def _address(torch: Any, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def address(holder: Any) -> Any:
         found = real(holder)
-        if _package(sys._getframe(1).f_globals) not in ONLY_COMPARE:
+        if not _only_compares(_who_asks(sys._getframe(1), real.__name__)):
             exports.note(getattr(holder, "_untyped_storage", holder), name, torch)
         return found
 
@@ -112,6 +119,20 @@ def _address(torch: Any, real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _package(names: dict[str, Any]) -> str:
     return str(names.get("__name__", "")).partition(".")[0]
+
+
+def _who_asks(frame: FrameType | None, name: str) -> FrameType | None:
+    """The frame whose code asks for an address: code of torch that does not name what it calls was handed it."""
+    while frame is not None and _package(frame.f_globals) == "torch" and name not in frame.f_code.co_names:
+        if str(frame.f_globals["__name__"]).startswith(LAUNCHES + "."):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def _only_compares(frame: FrameType | None) -> bool:
+    package = "" if frame is None else _package(frame.f_globals)
+    return package in ONLY_COMPARE and is_installed(package)
 
 
 def _place() -> str:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from carpool.agent.descriptors import Descriptor
 from carpool.agent.memory import name_turn_taker
 from carpool.agent.parking.find_and_copy import copy
 from carpool.agent.parking.memory_pages import (
@@ -84,7 +86,7 @@ class DiskBuffer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: list[int] = []
+        self._files: list[Descriptor] = []
         self._part_bytes = 1
 
     def reserve(self, count: int) -> None:
@@ -94,15 +96,17 @@ class DiskBuffer:
         try:
             for begin in range(0, max(1, count), self._part_bytes):
                 self._files.append(_open_nameless(self._directory))
-                os.posix_fallocate(self._files[-1], 0, min(self._part_bytes, max(1, count - begin)))
+                os.posix_fallocate(self._files[-1].number, 0, min(self._part_bytes, max(1, count - begin)))
         except OSError:
             self.clear()
             raise
 
     def write(self, moves: Sequence[Moved]) -> None:
+        self._check()
         share_out(self._spread(moves), self._put)
 
     def read(self, moves: Sequence[Moved]) -> None:
+        self._check()
         _prefer_large_pages(moves)
         share_out(self._spread(moves), self._get)
 
@@ -130,11 +134,15 @@ class DiskBuffer:
 
     def _place(self, piece: Piece) -> tuple[int, int]:
         number, offset = divmod(piece.offset, self._part_bytes)
-        return self._files[number], offset
+        return self._files[number].number, offset
+
+    def _check(self) -> None:
+        for file in self._files:
+            _check_ours(file)
 
     def clear(self) -> None:
-        for fd in self._files:
-            os.close(fd)
+        for file in self._files:
+            file.close()
         self._files = []
 
 
@@ -143,27 +151,28 @@ class TmpfsBuffer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._fd = -1
+        self._file: Descriptor | None = None  # kept between moves, so the program may have closed it
         self._room = 0
         self._huge_bytes = 0  # from its beginning on, in large pages
         self._effort: object = None  # what puts pages together goes on while this is the one it knows
         os.register_at_fork(after_in_child=self._drop)  # or a data worker would keep the pages
 
     def reserve(self, count: int) -> None:
-        if self._fd >= 0 and self._room >= count and self._directory.is_dir():
+        file = self._file
+        if file is not None and file.is_ours() and self._room >= count and self._directory.is_dir():
             return
         self._drop()
         room = max(1, -(-count // HUGE_BYTES)) * HUGE_BYTES
-        self._fd = _open_nameless(self._directory)
+        self._file = _open_nameless(self._directory)
         try:
-            os.posix_fallocate(self._fd, 0, room)
+            os.posix_fallocate(self._file.number, 0, room)
         except OSError:
             self._drop()
             raise
         self._room = room
 
     def write(self, moves: Sequence[Moved]) -> None:
-        with mapped(self._fd, self._room) as base:
+        with mapped(self._number(), self._room) as base:
 
             def put(piece: Piece) -> None:
                 populate(base + piece.offset, piece.count, MADV_POPULATE_WRITE)
@@ -176,7 +185,7 @@ class TmpfsBuffer:
     def read(self, moves: Sequence[Moved]) -> None:
         self._effort = None
         _prefer_large_pages(moves)
-        with mapped(self._fd, self._room) as base:
+        with mapped(self._number(), self._room) as base:
 
             def get(block: Sequence[Piece]) -> None:
                 for piece in block:
@@ -187,10 +196,13 @@ class TmpfsBuffer:
             share_out(blocks(moves), get)
 
     def clear(self) -> None:
-        if self._fd >= 0:
-            disk = os.fstatvfs(self._fd)
-            if disk.f_bavail * disk.f_frsize < KEPT_PART * self._room:
+        if self._file is not None:
+            disk = os.statvfs(self._directory) if self._directory.is_dir() else None
+            if disk is None or disk.f_bavail * disk.f_frsize < KEPT_PART * self._room:
                 self._drop()
+
+    def _number(self) -> int:
+        return _check_ours(self._file)
 
     def _put_together(self, effort: object) -> None:
         """Have the kernel make large pages of the small ones: from then on they are mapped five hundred at a time.
@@ -201,16 +213,16 @@ class TmpfsBuffer:
         with contextlib.suppress(OSError):
             while self._effort is effort and self._huge_bytes < self._room:
                 count = min(PIECE_BYTES, self._room - self._huge_bytes)
-                with mapped(self._fd, count, self._huge_bytes) as base:
+                with mapped(self._number(), count, self._huge_bytes) as base:
                     populate(base, count, MADV_POPULATE_READ)
                     advise(base, count, MADV_COLLAPSE)
                 self._huge_bytes += count
 
     def _drop(self) -> None:
         self._effort = None
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._room, self._huge_bytes = -1, 0, 0
+        if self._file is not None:
+            self._file.close()
+        self._file, self._room, self._huge_bytes = None, 0, 0
 
 
 def host_buffer_in(directory: Path) -> HostBuffer:
@@ -305,13 +317,20 @@ def _memory(piece: Piece) -> memoryview:
     return memoryview((ctypes.c_char * piece.count).from_address(piece.address)).cast("B")
 
 
-def _open_nameless(directory: Path) -> int:
+def _check_ours(file: Descriptor | None) -> int:
+    """The number of a file that still is carpool's: what the program opened instead is neither read nor written."""
+    if file is None or not file.is_ours():
+        raise OSError(errno.EBADF, "the program closed the store")
+    return file.number
+
+
+def _open_nameless(directory: Path) -> Descriptor:
     """Owner-only, and gone with this process however it ends."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
-        return os.open(directory, flags | os.O_TMPFILE, 0o600)
+        return Descriptor(os.open(directory, flags | os.O_TMPFILE, 0o600))
     except OSError:  # not every filesystem can
         path = directory / f".{os.getpid()}"
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         path.unlink()
-        return fd
+        return Descriptor(fd)

@@ -15,6 +15,7 @@ from typing import Any
 from carpool.agent.backends import Backend
 from carpool.agent.parking.exports import exports
 from carpool.agent.parking.find_and_copy import find_objects, with_subclasses
+from carpool.agent.unseen import unseen
 from carpool.errors import UsageError
 
 LEAST_BYTES = 4096  # of all the storages of a process, smaller ones are not worth a copy
@@ -62,7 +63,7 @@ class StorageSearch:
         """The storages of these tensors and of their gradients on this kind of device."""
         found: dict[int, Any] = {}
         self._sent = self._backend.sent_to_others(self._torch)
-        with self._torch._C.DisableTorchFunctionSubclass():
+        with unseen(self._torch):
             for each in tensors:
                 self._note(each, found, least_bytes)
                 with contextlib.suppress(Exception):

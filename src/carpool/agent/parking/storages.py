@@ -24,6 +24,7 @@ from carpool.agent.backends import backend_named
 from carpool.agent.parking.exports import exports
 from carpool.agent.parking.host_buffers import HostBuffer, Moved
 from carpool.agent.parking.storage_search import StorageSearch
+from carpool.agent.unseen import unseen
 from carpool.errors import UsageError
 
 ALIGNMENT = 64
@@ -82,9 +83,11 @@ class Storages:
         total = sum(moved.count for moved in plan)
         if total > limit_bytes:
             raise MemoryError(f"it holds {total} bytes in tensors, and {limit_bytes} were reserved on the host")
-        self._buffer.reserve(offset)
+        with unseen(self._torch):
+            self._buffer.reserve(offset)
         try:
-            self._buffer.write(plan)
+            with unseen(self._torch):
+                self._buffer.write(plan)
         except BaseException:
             self._buffer.clear()
             raise
@@ -99,7 +102,8 @@ class Storages:
         for moved in self._away:
             if moved.storage.nbytes() != moved.count:
                 moved.storage.resize_(moved.count)
-        self._buffer.read(self._away)
+        with unseen(self._torch):
+            self._buffer.read(self._away)
         self._away = []
         self._buffer.clear()
 

@@ -24,8 +24,8 @@ Rules
       devices. Then the holder tells the daemon at once, and so it does if it could not ring the next job, or if
       Python hands over.
   B7  A program may close descriptors that are not its own, and open others with their numbers. Before carpool uses or
-      closes one, it looks whether that is still the socket it opened. One that is not is the program's: carpool
-      leaves it alone and connects anew.
+      closes one, it looks whether that is still what it opened. One that is not is the program's: carpool leaves it
+      alone, and connects anew or makes a new store for parked tensors.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import contextlib
 import os
 import select
 import socket
-import stat
 from pathlib import Path
 
+from carpool.agent.descriptors import Descriptor
 from carpool.agent.turns.hot_path import PlainTurnState, native
 from carpool.wire import messages as m
 from carpool.wire import page
@@ -50,14 +50,11 @@ class OwnSocket:
 
     def __init__(self, opened: socket.socket) -> None:
         self.socket = opened
-        self.inode = os.fstat(opened.fileno()).st_ino
+        self._descriptor = Descriptor(opened.fileno())
+        self.inode = self._descriptor.inode
 
     def is_ours(self) -> bool:
-        try:
-            facts = os.fstat(self.socket.fileno())
-        except OSError:
-            return False
-        return stat.S_ISSOCK(facts.st_mode) and facts.st_ino == self.inode
+        return self.socket.fileno() >= 0 and self._descriptor.is_ours()
 
     def close(self) -> None:
         if self.is_ours():

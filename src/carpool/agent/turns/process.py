@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from threading import get_ident
 
+from carpool.agent.job_words import job_word
 from carpool.agent.link import Link, say, tell_detached
 from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.turns.turn_taking import Turns
@@ -22,16 +23,16 @@ def current_turns() -> Turns | None:
     """The turn-taking of this process; made at the first point, None outside a job (or in a data worker)."""
     global _current, _is_unmanaged
     if _current is None:
-        job = os.environ.get("CARPOOL_JOB")
+        job = job_word("CARPOOL_JOB")
         if not job or _is_unmanaged:
             return None
         try:
-            link = Link(job, os.environ["CARPOOL_SOCKET"], os.environ["CARPOOL_PAGE"])
+            link = Link(job, job_word("CARPOOL_SOCKET"), job_word("CARPOOL_PAGE"))
             memory = _make_memory(link)
         except Exception as error:  # noqa: BLE001 - our trouble is not the program's
             _is_unmanaged = True
             say(f"job {job} runs unmanaged: {error}")
-            tell_detached(job, os.environ.get("CARPOOL_SOCKET", ""), str(error))
+            tell_detached(job, job_word("CARPOOL_SOCKET"), str(error))
             return None
         _current = Turns(link, memory, taker=_named_taker)
         atexit.register(_current.finish)
@@ -41,7 +42,7 @@ def current_turns() -> Turns | None:
 def take_turns_here() -> None:
     """The calling thread takes the turns from now on; without a first point yet it is only remembered."""
     global _named_taker
-    if not os.environ.get("CARPOOL_JOB"):
+    if not job_word("CARPOOL_JOB"):
         return
     if _current is not None:
         _current.take_here()

@@ -35,6 +35,7 @@ from typing import Any
 
 from carpool.agent import warm_up
 from carpool.agent.backends import own_backend
+from carpool.agent.job_words import job_word
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory
 from carpool.agent.parking import exports
@@ -42,6 +43,7 @@ from carpool.agent.parking.storages import make_storages
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import hot_path, process
 from carpool.agent.turns.turn_taking import Turns
+from carpool.agent.unseen import unseen
 
 STEP_PATIENCE = 64  # an optimizer that did not step while this many other points fired is not waited for
 GRADED_PATIENCE = 16  # nor is a backward after this many calls, where there is no optimizer
@@ -69,9 +71,10 @@ def rehearse(torch: Any) -> None:
             pass
 
 
-def gradient_bytes(optimizer: Any) -> int:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+def gradient_bytes(torch: Any, optimizer: Any) -> int:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with unseen(torch):
+        return sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
 
 
 def may_have_graph(result: Any) -> bool:
@@ -137,7 +140,7 @@ class Hooks:
 
     def make_memory(self, link: Link) -> Memory:
         backend = own_backend()
-        movable = make_storages(self._torch, backend.name, os.environ.get("CARPOOL_PARKED"))
+        movable = make_storages(self._torch, backend.name, job_word("CARPOOL_PARKED") or None)
         source = backend.make_source(self._torch, link)
         return Memory(source, overhead_bytes=self._overhead_bytes, movable=movable)
 
@@ -173,7 +176,7 @@ class Hooks:
         if turns is None:
             return
         with contextlib.suppress(Exception):  # an optimizer of an unusual kind goes without
-            turns.learn_gradients(id(optimizer), lambda: gradient_bytes(optimizer))
+            turns.learn_gradients(id(optimizer), lambda: gradient_bytes(self._torch, optimizer))
         if not self._optimizer_steps:
             turns.take_back(POINT_BARE, POINT_FORWARD, POINT_BACKWARD)
         turns.boundary(id(optimizer))
@@ -290,7 +293,9 @@ class Hooks:
         with contextlib.suppress(Exception):  # a result of an unusual kind may have a graph
             if self._torch._C._functorch.maybe_current_level() is None:  # in torch.func it is not to be seen
                 self._graded_calls += has_parameters(module)
-                is_training = self._graded_calls <= GRADED_PATIENCE and may_have_graph(result)
+                is_training = self._graded_calls <= GRADED_PATIENCE
+                with unseen(self._torch):
+                    is_training = is_training and may_have_graph(result)
         if not is_training:
             self.after_forward(module)
 
@@ -397,10 +402,10 @@ class Hooks:
 
     def _note_overhead(self) -> None:
         """What torch itself holds right after its import is overhead, not the job's persistent memory."""
-        path = os.environ.get("CARPOOL_PAGE")
+        path = job_word("CARPOOL_PAGE")
         if not path:
             return
-        link = Link(os.environ.get("CARPOOL_JOB", ""), "", path)
+        link = Link(job_word("CARPOOL_JOB"), "", path)
         self._overhead_bytes = own_backend().after_import(self._torch, link)
 
     def _take_off(self) -> None:
