@@ -107,7 +107,7 @@ void cp_leave(void);
 /* share.c */
 struct cp_work { uint64_t key, function, blocks; }; /* a kernel with its grid, or a graph, which is its own function */
 struct cp_sample *cp_pay(struct cp_work work, CUstream stream); /* before a launch; what it returns wants to hear of its end */
-void cp_end_sample(struct cp_sample *sample, CUstream stream);
+void cp_end_sample(struct cp_sample *sample, CUstream stream, CUresult result); /* of the launch */
 void cp_forget_context(uint64_t context); /* before its end: its samples and lines; 0: a forked child, all samples */
 void cp_end_samples(uint64_t context); /* before its end: how long they took is learnt now, or never; 0: before this process's end */
 extern _Atomic uint64_t cp_queued_until; /* what was paid for takes the device until then; 0: nothing was paid for */

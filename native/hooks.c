@@ -365,7 +365,7 @@ static inline __attribute__((always_inline)) bool pays_quickly(uint64_t key, CUs
         struct cp_sample *sample = cp_pay(work, into);                                           \
         CUresult result = real_##symbol args;                                                    \
         if (sample)                                                                              \
-            cp_end_sample(sample, into);                                                         \
+            cp_end_sample(sample, into, result);                                                 \
         return result;                                                                           \
     }                                                                                            \
     __attribute__((used)) CUresult cp_slow_##symbol params {                                     \

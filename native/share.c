@@ -351,8 +351,9 @@ __attribute__((noinline)) static struct cp_sample *begin_sample(struct cp_kernel
     return found;
 }
 
-void cp_end_sample(struct cp_sample *sample, CUstream stream) {
-    if (!cp_is_capturing(stream) && !real_cuEventRecord(sample->to, stream) && (sample->asked_ns = cp_now() - sample->begun))
+/* What failed was not launched, and says nothing of what it costs. */
+void cp_end_sample(struct cp_sample *sample, CUstream stream, CUresult result) {
+    if (!result && !cp_is_capturing(stream) && !real_cuEventRecord(sample->to, stream) && (sample->asked_ns = cp_now() - sample->begun))
         atomic_fetch_add(&recorded, 1), atomic_store(&sample->state, RECORDED);
     else
         drop_sample(sample);

@@ -1094,13 +1094,17 @@ API cuLaunchCooperativeKernel(CUfunction f, DIMS, CUstream s, void **params) {
     (void)shared;
     return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
 }
-/* One kernel a device, each in its stream's own context. */
+/* No more than one kernel a device, as NVIDIA's words say; each in its stream's own context. */
 API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
     (void)flags;
     CUresult result = list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < count && !result; i++) {
+    for (unsigned i = 0, seen = 0; i < count && !result; seen |= 1u << list[i++].hStream->context->device) {
         if ((uintptr_t)list[i].hStream <= 2)
             return CUDA_ERROR_INVALID_HANDLE;
+        if (seen >> list[i].hStream->context->device & 1)
+            return CUDA_ERROR_INVALID_DEVICE;
+    }
+    for (unsigned i = 0; i < count && !result; i++) {
         if ((result = cuCtxPushCurrent_v2(list[i].hStream->context)) == CUDA_SUCCESS) {
             result = launch(list[i].function, list[i].hStream, list[i].kernelParams, DIMS_OF(&list[i]));
             cuCtxPopCurrent_v2(NULL);

@@ -9,6 +9,7 @@ Nearly every field has a default: the journal keeps answers about jobs that are 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 import msgspec
@@ -324,6 +325,22 @@ def as_dict(answer: Answer) -> dict[str, object]:
     return shown
 
 
+def to_json(value: dict[str, object]) -> bytes:
+    """An answer as it travels: thousands of jobs in a sixth of the time that the standard library takes."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # arguments that are no text, numbers beyond 64 bits
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def from_json(body: bytes) -> object:
+    """What to_json made, or another writer; ValueError for what is no JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except ValueError:
+        return json.loads(body)
+
+
 def _tidy(job: object) -> None:
     assert isinstance(job, dict)
     for name in ("refusals",) if job["refusals"] is None else _LIVE_ONLY:
@@ -332,6 +349,8 @@ def _tidy(job: object) -> None:
 
 def cut_arguments(argv: list[str]) -> list[str]:
     """The first of them, ARGUMENTS_MAX characters together, and in place of the others how many those are."""
+    if sum(map(len, argv)) + len(argv) <= ARGUMENTS_MAX:  # nearly all
+        return argv
     left = ARGUMENTS_MAX
     for index, word in enumerate(argv):
         left -= len(word) + 1

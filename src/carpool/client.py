@@ -102,7 +102,7 @@ class DaemonSocket:
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
         length = framing.body_length(head, reply_max=REPLY_MAX)
-        return framing.decode(head, self._read(length) if length else b"")
+        return framing.decode(head, self._read(length) if length else b"", loads=calls.from_json)
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether something comes within this time; nothing is read."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -10,9 +12,10 @@ from click.testing import CliRunner
 from rich.table import Table
 
 from carpool.calls import Device, Job, Node
-from carpool.cli import accounts, tables
+from carpool.cli import accounts, rows, tables
 from carpool.cli.main import carpool
-from carpool.cli.tables import NO_JOBS, show
+from carpool.cli.rows import NO_JOBS
+from carpool.cli.tables import show
 from carpool.units import SECOND
 
 JOB: dict[str, Any] = {
@@ -116,8 +119,8 @@ def test_a_suspended_job_that_could_not_leave_does_not_look_like_one_that_waits(
 )
 def test_a_job_that_does_not_get_on_is_named(changes: dict[str, Any], remark: str) -> None:
     named = job({**JOB, "is_hog": False, "is_suspended": False, "spent_ns": {}, "reason": "its reason", **changes})
-    assert tables.remark_on(named) == remark
-    assert tables.state_of(named).endswith(" (silent)") is remark.startswith("no boundary")
+    assert rows.remark_on(named) == remark
+    assert rows.state_of(named).endswith(" (silent)") is remark.startswith("no boundary")
 
 
 def test_the_device_is_shown_where_there_are_several(
@@ -264,3 +267,34 @@ def test_refused_allocations_are_part_of_the_summary_and_not_said_twice_by_expla
     assert sentence(facts) == "10.0 s instead of 9.0 s: 1.0 s waiting for a turn; 2 allocations were refused"
     assert sentence({**facts, "spent_ns": {"run": SECOND}}) == "2 allocations were refused"
     assert "refused" not in "".join(account_lines(facts)), "the reason above it has it"
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "100"])
+def test_ps_prints_the_same_table_as_top_without_rich(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    processes = [{"pid": 4711, "live_bytes": 2 << 30, "device_ns": 3 * SECOND}]
+    jobs = [
+        JOB,
+        {**JOB, "id": "b-2", "state": "idle", "processes": processes},
+        {**JOB, "id": "c-3", "device": "cpu1"},
+    ]
+    for devices in ([DEVICE], [DEVICE, DEVICE]):
+        node = msgspec.convert({"jobs": jobs, "devices": devices}, Node)
+        show(tables.job_table(node))
+        by_rich = printed(capsys)
+        assert [*rows.lines_of(rows.job_rows(node, rows.screen_width()), is_coloured=False)] == by_rich
+
+
+def test_states_are_coloured_on_a_terminal_only_within_their_cell() -> None:
+    node = msgspec.convert({"jobs": [{**JOB, "id": "b-2", "state": "queued", "is_hog": False}]}, Node)
+    head, _, row = rows.lines_of(rows.job_rows(node, 80), is_coloured=True)
+    assert head.startswith("\x1b[1mjob")
+    assert row.startswith("b-2 \x1b[35mqueued\x1b[0m ")
+
+
+def test_the_modules_that_ps_loads_leave_rich_alone() -> None:
+    loaded = "import sys, carpool.cli.main, carpool.cli.ps; print('rich' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout
+    assert shown == "False\n"

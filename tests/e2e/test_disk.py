@@ -14,6 +14,8 @@ import pytest
 from carpool.calls import Spec
 from carpool.journal import reader
 from carpool.sim.journal import replay
+from carpool.wire.lock import WAKE
+from tests.e2e.away import away
 from tests.e2e.node import PROGRAMS, PYTHON, Node, Started, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -137,6 +139,32 @@ def test_j4_a_job_that_is_submitted_while_the_disk_of_its_log_hangs_stops_no_tur
         node.client.stop(force=True)
         assert node.daemon is not None
         node.daemon.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: a disk that is gone; only root may mount one")
+def test_j4_hand_overs_go_on_while_nobody_can_enter_the_directory_of_the_journal(node: Node) -> None:
+    """The daemon looks whether its locks are still its own, every 10 s and when it is woken."""
+    node.start(quantum="20ms")
+    jobs = start_two(node)
+    pid = int(node.status()["pid"])
+    with away(node.places.state):
+        os.kill(pid, WAKE)
+        before = made(node)
+        wait_until(
+            lambda: all(steps >= before[name] + 40 for name, steps in made(node).items()),
+            "both take turns though the daemon cannot see its journal's lock",
+            seconds=FROZEN_SECONDS,
+        )
+    os.kill(pid, WAKE)
+    end(*jobs)
+    assert "daemon.restored" not in node.places.daemon_log.read_text(), "nothing was removed"
+    (node.places.state / "journal.lock").unlink()
+    os.kill(pid, WAKE)
+    wait_until((node.places.state / "journal.lock").exists, "it makes its lock again")
+    wait_until(lambda: "daemon.restored" in node.places.daemon_log.read_text(), "it says so")
+    node.client.stop(force=True)
+    assert node.daemon is not None
+    node.daemon.wait()
 
 
 @contextmanager

@@ -19,6 +19,9 @@ MIB = 1 << 20
 RSS_GROWN_MAX = 64 * MIB  # while the queue runs; each of 2,000 jobs costs some KiB in the journal's memory
 FDS_GROWN_MAX = 8
 ZOMBIES_MAX = 8
+PS_SECONDS = 0.15 + JOBS * 0.06e-3  # of processor time: what the command `carpool ps` takes, its start included
+ANSWER_SECONDS = 0.02 + JOBS * 0.03e-3  # of processor time: one answer, when the daemon has all jobs
+LOOKS = 5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + JOBS)]
 
 
@@ -54,12 +57,34 @@ def queue_up(node: Node, ran: Path) -> None:
         node.client.submit(program, spec=Spec(name=f"j{number}", cap_bytes=MIB), environment=node.environment)
 
 
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def check_looks(node: Node) -> None:
+    """What `ps` of a whole queue costs. On a machine that is busy with starting it, a person waits several times as
+    long as that."""
+    before, began = float(node.status()["cpu_s"]), time.monotonic()
+    for _ in range(LOOKS):
+        assert len(node.client.ps().jobs) == JOBS + 1
+    answer, waited = (float(node.status()["cpu_s"]) - before) / LOOKS, (time.monotonic() - began) / LOOKS
+    before, began = children_seconds(), time.monotonic()
+    shown = node.carpool("ps")
+    command, took = children_seconds() - before, time.monotonic() - began
+    print(f"ps of {JOBS}: daemon {answer:.3f} s of cpu ({waited:.2f} s), command {command:.2f} s ({took:.2f} s)")
+    assert len(shown.lines) == 3 + 2 * JOBS  # two of the table's head, one of the job that runs
+    assert answer <= ANSWER_SECONDS
+    assert command <= PS_SECONDS
+
+
 def test_a_released_queue_runs_every_job_once_with_few_starting_at_a_time(node: Node, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     node.start(device="cpu:4GiB", starts=str(STARTS))
     queue_up(node, ran)
     pid, began, slowest = node.status()["pid"], time.monotonic(), 0.0
     before, fds = Path(f"/proc/{pid}/statm").read_text().split(), len(descriptors(pid))
+    check_looks(node)
     node.client.cancel("block")
     said: set[str] = set()
 

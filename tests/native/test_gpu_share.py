@@ -132,6 +132,15 @@ def test_c7_what_was_paid_too_little_is_settled(built: Built, page: Page, books:
     assert attack(built, page, books, name) <= 20 + POINTS
 
 
+@pytest.mark.parametrize(
+    "name", ["compute_cooperative", "compute_cooperative_extended", "compute_forms", "compute_devices"]
+)
+def test_kernels_whose_blocks_wait_for_each_other_are_paid_like_any_other(
+    built: Built, page: Page, books: Path, name: str
+) -> None:
+    assert attack(built, page, books, name) <= 20 + POINTS
+
+
 @pytest.mark.parametrize("name", ["compute_ended_contexts", "compute_successors"])
 def test_c8_a_launch_whose_end_nobody_sees_is_paid(built: Built, page: Page, books: Path, name: str) -> None:
     assert attack(built, page, books, name) <= 20 + POINTS
@@ -149,6 +158,29 @@ def test_c8_of_a_process_that_died_in_a_trial_the_next_one_pays(start: Start, pa
 
 def test_c9_a_kernel_that_is_seldom_long_is_found_by_the_wait_for_it(built: Built, page: Page, books: Path) -> None:
     assert attack(built, page, books, "compute_rare") <= 20 + POINTS
+
+
+FAILS_FIRST = """
+P = ctypes.c_void_p
+class Launch(ctypes.Structure):
+    _fields_ = [("function", P), ("sizes", ctypes.c_uint * 7), ("stream", P), ("params", P)]
+kernel, stream = find(b"busy_200ms"), P()
+assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
+sizes = (ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0)
+launches = (Launch * 2)(*[Launch(kernel.value, sizes, stream.value, None) for _ in range(2)])
+assert cuda.cuLaunchCooperativeKernelMultiDevice(launches, 2, 0) == 101  # a driver launches one a device
+assert cuda.cuCtxSynchronize() == 0
+assert cuda.cuLaunchCooperativeKernelMultiDevice(launches, 1, 0) == 0
+assert cuda.cuCtxSynchronize() == 0
+print("done")
+"""
+
+
+def test_c3_a_launch_that_fails_teaches_no_cost(built: Built, page: Page, books: Path) -> None:
+    limit(page, 100)
+    with Script(environment(built, books, page=page.path), FAILS_FIRST) as script:
+        assert script.end() == "done\n"
+    assert page.words[wire.H_DEVICE_NS] >= 150 * MS  # 0.1 ms when the failed one was measured: it had taken no time
 
 
 SELDOM_LONG = """

@@ -38,6 +38,7 @@ class Attack:
     limit: str = "memory"  # or compute, or turn
     is_promised: bool = True  # carpool says that it withstands this
     is_outside: bool = False  # run without carpool
+    is_alone: bool = False  # in a job of its own, whose limits it changes
     why: str
 
 
@@ -121,6 +122,15 @@ ATTACKS = (
     Attack(title="kernels in a loop", name="compute_plain", limit="compute", why=PAID),
     Attack(title="a backlog of kernels, no waits", name="compute_backlog", limit="compute", why=PAID),
     Attack(title="cuLaunchKernelEx", name="compute_extended", limit="compute", why=PAID),
+    Attack(title="cooperative kernels", name="compute_cooperative", limit="compute", why=PAID),
+    Attack(title="cuLaunchKernelEx, cooperative", name="compute_cooperative_extended", limit="compute", why=PAID),
+    Attack(title="five forms of a launch in turn", name="compute_forms", limit="compute", why=PAID),
+    Attack(
+        title="kernels for several devices in one call",
+        name="compute_devices",
+        limit="compute",
+        why="a driver launches one kernel a device, and the job has one",
+    ),
     Attack(title="kernels in graphs", name="compute_graph", limit="compute", why="a graph is paid as a whole"),
     Attack(title="kernels of a second context", name="compute_context", limit="compute", why=PAID),
     Attack(title="grids that push each other out", name="compute_collisions", limit="compute", why=SETTLED),
@@ -202,6 +212,33 @@ ATTACKS = (
         why="the daemon goes on, and the job goes on without turns",
     ),
     Attack(
+        title="memory around a resize to less",
+        name="resized_down",
+        is_alone=True,
+        why="the new cap counts from the next boundary on",
+    ),
+    Attack(
+        title="launches with more than the new cap",
+        name="turn_resized_down",
+        limit="turn",
+        is_alone=True,
+        why="it gets no turn until it holds less",
+    ),
+    Attack(
+        title="a backlog while the share is made smaller",
+        name="compute_resized_down",
+        limit="compute",
+        is_alone=True,
+        why="the new price counts from the next launch on",
+    ),
+    Attack(
+        title="a larger cap asked for by who has left the job",
+        name="resized_left",
+        is_promised=False,
+        is_alone=True,
+        why="without the job's variables and parents it is taken for a person",
+    ),
+    Attack(
         title="a program not started by carpool",
         name="plain",
         is_promised=False,
@@ -237,9 +274,11 @@ def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
         tempfile.TemporaryDirectory(prefix="cpv-") as directory,
         open_node(policy="fair", device=name, settings=own_books(device, directory)) as node,
     ):
-        for limits, option in ((("memory", "turn"), str(CAP_BYTES)), (("compute",), f"{SHARE_PERCENT}%")):
-            inside = [each for each in ATTACKS if each.name and not each.is_outside and each.limit in limits]
-            carpool = [sys.executable, "-m", "carpool.cli.main", "run", f"--{limits[0]}", option, "--"]
+        for inside in attacks_by_job():
+            limit = (
+                ["--compute", f"{SHARE_PERCENT}%"] if inside[0].limit == "compute" else ["--memory", str(CAP_BYTES)]
+            )
+            carpool = [sys.executable, "-m", "carpool.cli.main", "run", *limit, "--"]
             command = [*carpool, *program, *[attack.name for attack in inside]]
             yield from run_attacks(command, node.environment, inside)
         outside = [attack for attack in ATTACKS if attack.is_outside]
@@ -248,6 +287,16 @@ def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
     for attack in ATTACKS:
         if not attack.name:
             yield Outcome(attack=attack, verdict=NOT_TRIED, why=f"not held: {attack.why}")
+
+
+def attacks_by_job() -> list[list[Attack]]:
+    """One job for all attacks on its memory and its turns, one for those on its share, and one for each that changes
+    the limits of its job."""
+    inside = [attack for attack in ATTACKS if attack.name and not attack.is_outside]
+    together = [attack for attack in inside if not attack.is_alone]
+    shares = [attack for attack in together if attack.limit == "compute"]
+    others = [attack for attack in together if attack.limit != "compute"]
+    return [others, shares, *([attack] for attack in inside if attack.is_alone)]
 
 
 def run_attacks(command: list[str], env: dict[str, str], attacks: list[Attack]) -> Iterator[Outcome]:

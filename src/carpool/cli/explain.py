@@ -8,7 +8,7 @@ import click
 
 from carpool.calls import as_dict
 from carpool.cli.accounts import account_lines, allowance
-from carpool.cli.tables import silence_of
+from carpool.cli.rows import silence_of
 from carpool.client import Client
 from carpool.units import format_bytes
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import click
 
 from carpool.calls import as_dict
-from carpool.cli.tables import NO_JOBS, job_table, remark_on, show
+from carpool.cli.rows import NO_JOBS, has_colours, job_rows, lines_of, remark_on, screen_width
 from carpool.client import Client
 
 
@@ -20,6 +21,7 @@ def ps(with_ended: bool, as_json: bool) -> None:
     \b
     carpool ps --all --json
     """
+    gc.disable()  # this process ends soon; with thousands of jobs its looks for garbage took longer than all else
     node = Client().ps(ended=with_ended)
     if as_json:
         print(json.dumps(as_dict(node)))
@@ -27,7 +29,6 @@ def ps(with_ended: bool, as_json: bool) -> None:
     if not node.jobs:
         print(NO_JOBS)
         return
-    show(job_table(node))
-    for job in node.jobs:
-        if remark := remark_on(job):
-            print(f"{job.id}: {remark}")
+    lines = [*lines_of(job_rows(node, screen_width()), is_coloured=has_colours())]
+    lines += [f"{job.id}: {remark}" for job in node.jobs if (remark := remark_on(job))]
+    print("\n".join(lines))

@@ -12,7 +12,8 @@ from rich.console import Group
 from rich.live import Live
 
 from carpool.calls import as_dict
-from carpool.cli.tables import NO_JOBS, console, device_table, job_table
+from carpool.cli.rows import NO_JOBS
+from carpool.cli.tables import console, device_table, job_table
 from carpool.cli.values import parsed
 from carpool.client import Client
 from carpool.units import parse_duration_ns

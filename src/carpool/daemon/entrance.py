@@ -4,6 +4,9 @@ Anybody may remove what is in a directory: a person, a program that sweeps old f
 So the daemon looks with each of its notes, and whenever somebody wakes it who could not reach it (wire/lock.py). It
 makes again what was removed. It removes nothing that is not its own, not even at its end: a socket is known by its
 inode. If another daemon holds its lock by then, that one has its jobs too, and it gives up.
+
+What lies beside the journal is looked at by a thread: that disk may hang, and turns go on meanwhile. The loop itself
+touches the run directory only, where the jobs' pages are too.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +105,7 @@ class Entrance:
         self._server: asyncio.Server | None = None
         self._connect: Callable[[], asyncio.Protocol] | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._looker = threading.Thread()  # the newest that looks at the journal's disk
         self.on_lost: Callable[[], object] = lambda: None  # another daemon has our place
         self.on_restored: list[Callable[[], object]] = []  # directories are there again, and may be empty
 
@@ -181,9 +186,14 @@ class Entrance:
 
     def look(self) -> None:
         """Make again what was removed; give up if another daemon is in our place."""
-        is_whole = all(lock.is_own() for lock in self._locks.values())
-        is_whole = is_whole and all(path.exists() for path in (*self._places.directories(), self._places.knock))
-        if self._bound is None or (is_whole and self._bound.is_own()):
+        if self._bound is None:
+            return
+        self._look_at_state()
+        is_whole = self._locks[self._places.lock].is_own()
+        is_whole = is_whole and all(
+            path.exists() for path in (*self._places.directories_of_run(), self._places.knock)
+        )
+        if is_whole and self._bound.is_own():
             return
         try:
             self._restore()
@@ -191,16 +201,14 @@ class Entrance:
             log.warning("daemon.unreachable reason=%s", error)  # the next look tries again
 
     def _restore(self) -> None:
-        for directory in self._places.directories():
+        for directory in self._places.directories_of_run():
             make_private(directory)
-        for path in [path for path, lock in self._locks.items() if not lock.is_own()]:
-            again = take_lock(path, self._sign)
-            if again is not None:
-                self._locks.pop(path).close()
-                self._locks[path] = again
-            elif path == self._places.lock:
+        if not self._locks[self._places.lock].is_own():
+            again = take_lock(self._places.lock, self._sign)
+            if again is None:
                 self._make_way()
                 return
+            self._take_up(self._places.lock, again)
         self._hold_directory()
         for restore in self.on_restored:
             restore()
@@ -210,6 +218,39 @@ class Entrance:
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         log.warning("daemon.restored pid=%d run=%s", self._sign.pid, self._places.run)
+
+    def _take_up(self, path: Path, again: Lock) -> None:
+        """Hold this lock from now on, unless the daemon has let go of all of them meanwhile."""
+        before = self._locks.pop(path, None)
+        if before is None:
+            again.close()
+            return
+        before.close()
+        self._locks[path] = again
+
+    def _look_at_state(self) -> None:
+        """Have the journal's directory looked at, if the last look there is over."""
+        if not self._looker.is_alive():
+            words = (asyncio.get_running_loop(), self._locks[self._places.journal_lock])
+            self._looker = threading.Thread(target=self._restore_state, args=words, name="state", daemon=True)
+            self._looker.start()
+
+    def _restore_state(self, loop: asyncio.AbstractEventLoop, lock: Lock) -> None:
+        """Make again what was removed there; a thread does this, and the loop takes up what it made."""
+        path, directories = self._places.journal_lock, self._places.directories_of_state()
+        if lock.is_own() and all(directory.exists() for directory in directories):
+            return
+        try:
+            for directory in directories:
+                make_private(directory)
+            again = take_lock(path, self._sign) if not lock.is_own() else None
+        except (CarpoolError, OSError) as error:
+            log.warning("daemon.unreachable reason=%s", error)  # the next look tries again
+            return
+        if again is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so does the process
+                loop.call_soon_threadsafe(self._take_up, path, again)
+        log.warning("daemon.restored pid=%d state=%s", self._sign.pid, self._places.state)
 
     def _make_way(self) -> None:
         """Another process has our lock. It may yet be refused because of us, so it counts once it listens."""

@@ -56,6 +56,11 @@ class LiveJob:
         return self.job_page.page
 
     @property
+    def is_unborn(self) -> bool:
+        """Whether it has neither a page nor a process: it is in the queue, and there is nothing to look at."""
+        return self.page is None and not self.file.child_pid
+
+    @property
     def members(self) -> dict[int, Member]:
         """Its processes that take turns, by pid; one that the daemon does not see, by its slot's number, negative."""
         return self.turn.members

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from carpool import calls
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.turns import Member
@@ -66,7 +67,7 @@ class Connection(asyncio.Protocol):
     def send(self, message: m.Message) -> None:
         if self._transport is None:
             return
-        data = encode(message)
+        data = encode(message, dumps=calls.to_json) if isinstance(message, m.Reply) else encode(message)
         unsent = self._transport.get_write_buffer_size()
         if unsent > UNSENT_MAX:
             log.warning("peer.dropped reason=it does not read its answers")

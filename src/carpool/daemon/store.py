@@ -30,6 +30,8 @@ def _open_files(directory: Path, store: Path) -> Iterator[os.stat_result]:
     with contextlib.suppress(OSError):
         for link in list(directory.iterdir()):
             with contextlib.suppress(OSError):
+                if not link.readlink().is_relative_to(store):
+                    continue  # not looked at: a program's files may be on a disk that hangs
                 facts = link.stat()
-                if link.readlink().is_relative_to(store) and stat.S_ISREG(facts.st_mode) and not facts.st_nlink:
+                if stat.S_ISREG(facts.st_mode) and not facts.st_nlink:
                     yield facts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from carpool.errors import PeerError
@@ -32,14 +33,19 @@ _REPLY = m.FORMS[m.Reply].kind
 _RETURN, _GRANT = m.FORMS[m.Return].kind, m.FORMS[m.Grant].kind
 
 
-def encode(message: m.Message) -> bytes:
+def _dumps(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def encode(message: m.Message, *, dumps: Callable[[dict[str, object]], bytes] = _dumps) -> bytes:
+    """The frame of a message. A list of thousands of jobs is written by calls.to_json, which jobs have not loaded."""
     cls = type(message)
     form = m.FORMS[cls]
     words = [int(getattr(message, name)) for name in form.words] + [0] * (FRAME_WORDS - len(form.words))
     fields = _BODY_FIELDS[cls]
     if not fields:
         return HEAD.pack(form.kind, 0, 0, *words)
-    body = json.dumps({name: getattr(message, name) for name in fields}, separators=(",", ":")).encode()
+    body = dumps({name: getattr(message, name) for name in fields})
     most = REPLY_MAX if cls is m.Reply else BODY_MAX
     if len(body) > most:
         raise PeerError(f"a {cls.__name__} message of {len(body)} bytes is over the limit of {most}")
@@ -54,7 +60,7 @@ def body_length(head: bytes, *, reply_max: int = BODY_MAX) -> int:
     return int(length)
 
 
-def decode(head: bytes, body: bytes) -> m.Message:
+def decode(head: bytes, body: bytes, *, loads: Callable[[bytes], object] = json.loads) -> m.Message:
     kind, _, _, *words = HEAD.unpack(head)
     cls = _KINDS[kind]
     bools = _BOOL_WORDS[cls]
@@ -63,14 +69,16 @@ def decode(head: bytes, body: bytes) -> m.Message:
     }
     fields = _BODY_FIELDS[cls]
     if fields:
-        values.update(_read_body(cls.__name__, fields, body))
+        values.update(_read_body(cls.__name__, fields, body, loads))
     message: m.Message = cls(**values)
     return message
 
 
-def _read_body(name: str, fields: dict[str, type], body: bytes) -> dict[str, object]:
+def _read_body(
+    name: str, fields: dict[str, type], body: bytes, loads: Callable[[bytes], object]
+) -> dict[str, object]:
     try:
-        found = json.loads(body)
+        found = loads(body)
     except ValueError as error:
         raise PeerError(f"the body of a {name} message is not JSON") from error
     except RecursionError:

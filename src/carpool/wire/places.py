@@ -83,7 +83,14 @@ class Places:
 
     def directories(self) -> tuple[Path, ...]:
         """What a daemon needs, parents first."""
-        return (self.run, self.state, self.jobs, self.bells, self.parked)
+        return (*self.directories_of_run(), *self.directories_of_state())
+
+    def directories_of_run(self) -> tuple[Path, ...]:
+        return (self.run, self.jobs, self.bells)
+
+    def directories_of_state(self) -> tuple[Path, ...]:
+        """Those on a disk that may hang while jobs take turns: a home, often."""
+        return (self.state, self.parked)
 
     def find_daemon(self) -> Sign | None:
         """The daemon that holds one of the locks, whether it can be reached or not."""

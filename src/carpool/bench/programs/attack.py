@@ -17,6 +17,7 @@ import sys
 import attack_compute
 import attack_doors
 import attack_members
+import attack_resize
 import attack_turns
 from attack_driver import (
     AllocationProp,
@@ -421,7 +422,7 @@ def page_written(size):
 
 
 def find_attack(name):
-    for module in (attack_doors, attack_compute, attack_members, attack_turns):
+    for module in (attack_doors, attack_compute, attack_members, attack_resize, attack_turns):
         if hasattr(module, name):
             return getattr(module, name)
     return globals()[name]
@@ -434,7 +435,7 @@ def attack_alone(cap, name):
         found = {"attack": name, kind: find_attack(name)(size), "why": ""}
     except NotHereError as error:
         found = {"attack": name, "held_bytes": 0, "why": str(error)}
-    if name not in ("wait_plain", "hold", "share"):
+    if name not in ("wait_plain", "hold", "share", "turn_holding_too_much"):
         print(json.dumps(found), flush=True)
 
 

@@ -30,6 +30,22 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class LaunchAttribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class LaunchParams(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("dimensions", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+    ]
+
+
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+
+
 def load(cuda, name):
     """A module of its own, and its kernel of this name."""
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
@@ -80,6 +96,61 @@ def compute_extended(_):
         return cuda("cuLaunchKernelEx", ctypes.byref(config), kernel, None, None)
 
     return spend(cuda, launch, KERNEL_S, waits_every=4)
+
+
+def one_config(stream=None, *, is_cooperative=False):
+    config = LaunchConfig(dimensions=(ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0), stream=stream)
+    if is_cooperative:
+        attribute = LaunchAttribute(id=COOPERATIVE, value=(ctypes.c_int * 16)(1))
+        config.attributes, config.count = ctypes.addressof(attribute), 1
+        config.kept = attribute  # as long as the configuration is
+    return config
+
+
+def launch_list(kernel, streams):
+    """One kernel for each of these streams, in one call."""
+    shape = (ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0)
+    return (LaunchParams * len(streams))(*(LaunchParams(kernel, shape, stream, None) for stream in streams))
+
+
+def cooperative_forms(cuda, kernel):
+    """Ways to launch a kernel whose blocks wait for each other."""
+    stream = make_streams(cuda, 1)[0]
+    dimensions, config, one = (1, 1, 1, 1, 1, 1, 0), one_config(is_cooperative=True), launch_list(kernel, [stream])
+    return [
+        lambda: cuda("cuLaunchCooperativeKernel", kernel, *dimensions, stream, None),
+        lambda: cuda("cuLaunchCooperativeKernel_ptsz", kernel, *dimensions, stream, None),
+        lambda: cuda("cuLaunchKernelEx", ctypes.byref(config), kernel, None, None),
+        lambda: cuda("cuLaunchCooperativeKernelMultiDevice", one, 1, 0),
+    ]
+
+
+def compute_cooperative(_):
+    cuda, kernel = prepare()
+    return spend(cuda, cooperative_forms(cuda, kernel)[0], KERNEL_S, waits_every=4)
+
+
+def compute_cooperative_extended(_):
+    cuda, kernel = prepare()
+    return spend(cuda, cooperative_forms(cuda, kernel)[2], KERNEL_S, waits_every=0)
+
+
+def compute_forms(_):
+    """Another form of a launch each time, cooperative ones and others, without a wait."""
+    cuda, kernel = prepare()
+    turn = itertools.cycle([*cooperative_forms(cuda, kernel), lambda: plain_launch(cuda, kernel)])
+    return spend(cuda, lambda: next(turn)(), KERNEL_S, waits_every=0)
+
+
+def compute_devices(_):
+    """Kernels for several devices in one call, all of which are for this one."""
+    cuda, kernel = prepare()
+    count = 8
+    every = launch_list(kernel, make_streams(cuda, count))
+    name = "cuLaunchCooperativeKernelMultiDevice"
+    if cuda(name, every, count, 0):  # as a driver does that launches one kernel a device
+        every, count = launch_list(kernel, make_streams(cuda, 1)), 1
+    return spend(cuda, lambda: cuda(name, every, count, 0), count * KERNEL_S, waits_every=1)
 
 
 def compute_graph(_):
