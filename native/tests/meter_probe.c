@@ -6,6 +6,7 @@
  *   meter_probe heir N      the same in a forked child, where the meter tells its own blocks from inherited ones
  *   meter_probe gentle N    the same, but the forked children allocate nothing: the allocators of Address- and
  *                           ThreadSanitizer may be locked for ever in the child of a threaded program
+ *   meter_probe gentle-heir N   both
  * Threads: those of hammer; each owns its struct worker, main reads it after the join. Lock: none. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -212,8 +213,8 @@ static const char *hammer(int rounds) {
 
 int main(int argc, char **argv) {
     if (argc == 3) {
-        atomic_store(&gentle, strcmp(argv[1], "gentle") == 0);
-        pid_t heir = strcmp(argv[1], "heir") == 0 ? fork() : 0;
+        atomic_store(&gentle, strstr(argv[1], "gentle") != NULL);
+        pid_t heir = strstr(argv[1], "heir") ? fork() : 0;
         int status = 0;
         if (heir)
             return heir < 0 || waitpid(heir, &status, 0) != heir || status != 0;

@@ -759,9 +759,10 @@ def test_y6_an_allocator_that_hides_malloc_from_the_meter_turns_it_off_in_one_li
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", ["gentle", "gentle-heir"])
 @pytest.mark.parametrize("sanitizer", ["undefined", "thread", "address,undefined"])
 def test_the_thread_hammer_is_clean_under_sanitizers(
-    built: Built, page: Page, tmp_path: Path, sanitizer: str
+    built: Built, page: Page, tmp_path: Path, sanitizer: str, who: str
 ) -> None:
     checked = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1"]
     (tmp_path / "nothing.c").write_text("int main(void) { return 0; }\n")
@@ -774,7 +775,7 @@ def test_the_thread_hammer_is_clean_under_sanitizers(
         tmp_path / "checked", *checked, *renames, NATIVE / "meter.c", NATIVE / "tests" / "meter_probe.c"
     )
     done = subprocess.run(
-        [program, "gentle", "3"],
+        [program, who, "3"],
         env=metered(page.path) | {"ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
