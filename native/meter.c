@@ -5,12 +5,15 @@
  *   constructor and after its destructor. Load and unload run on one thread, the fork handler on the child's
  *   only thread. There are no threads of ours.
  * Lock: none. Shared words are atomics. cp_page is written once, before cp_slot is published; a slot belongs to
- *   the process that exchanged its pid into it (G2).
+ *   the process that exchanged its pid into it (G2). A block's bit (Y2) is changed by whoever has the block.
  *
  * Y1  A block counts if its usable size is at least COUNTED_FROM. Giving out and taking back ask the same
  *     question of the same block, so there is no table of blocks.
- * Y2  Blocks from before the constructor, or from before a fork, were never counted here. Giving them back may
- *     take the live count below zero. The count is signed, and a sum takes a negative count for zero.
+ * Y2  What a forked child inherited is counted where it was made, and stays there: giving it back makes the child no
+ *     room, as its parent still holds it. So a child notes which blocks are its own, one bit for each page of its
+ *     memory: no two counted blocks begin in one page. A process that was not forked notes nothing. An inherited block
+ *     that is resized is the child's own from then on. Blocks from before the constructor were never counted. Giving
+ *     those back may take the live count below zero; it is signed, and a sum takes a negative count for zero.
  * Y3  The meter looks at the cap before an allocation and counts after it. Threads and processes that ask in the
  *     same instant may pass together, by at most one allocation each. A lock here would cost every
  *     allocation, and a killed process could hold it.
@@ -29,7 +32,8 @@
  * Y6  The meter is a guest: any trouble turns it off for this process, it says so in one line, and passes calls on. It
  *     says nothing where the page is gone: the job is over. Nor with another C library than glibc: carpool run said it.
  *
- * Not seen: mmap by the program itself, children made by a raw clone (they count into their parent's slot),
+ * Not seen: mmap by the program itself, inherited memory that a child writes to or keeps longer than its parent,
+ * children made by a raw clone (they count into their parent's slot),
  * and a slot whose process executes a program without the meter (its last count stands until it ends). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -106,9 +110,74 @@ static bool cp_is_boot(const void *block) { return (uintptr_t)block - (uintptr_t
 
 static cp_word *cp_my_slot(void) { return atomic_load_explicit(&cp_slot, memory_order_acquire); }
 
+/* A forked child's own blocks (Y2), as bits in regions that are mapped when they are first wanted. Where there is no
+ * memory for one, its blocks are taken for inherited: their bytes stay counted. Not inlined: a process that was not
+ * forked pays three instructions a call for this. */
+#define BLOCK_SHIFT 12 /* COUNTED_FROM: the bytes a bit stands for */
+#define REGION_SHIFT 35
+#define REGIONS (1 << (48 - REGION_SHIFT))
+#define REGION_BYTES (1 << (REGION_SHIFT - BLOCK_SHIFT - 3))
+
+static bool cp_is_forked; /* written by the fork handler */
+static cp_word *_Atomic cp_regions[REGIONS];
+
+__attribute__((cold, noinline)) static cp_word *cp_open_region(size_t region) {
+    int saved = errno;
+    cp_word *made = mmap(NULL, REGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cp_word *seen = NULL;
+    if (made == MAP_FAILED)
+        made = NULL;
+    else if (!atomic_compare_exchange_strong(&cp_regions[region], &seen, made)) { /* another thread was first */
+        munmap(made, REGION_BYTES);
+        made = seen;
+    }
+    errno = saved;
+    return made;
+}
+
+__attribute__((noinline)) static void cp_note_own(const void *block) {
+    uintptr_t bit = (uintptr_t)block >> BLOCK_SHIFT;
+    size_t region = ((uintptr_t)block >> REGION_SHIFT) % REGIONS;
+    cp_word *bits = atomic_load(&cp_regions[region]);
+    if (bits || (bits = cp_open_region(region)))
+        atomic_fetch_or(&bits[bit / 64 % (REGION_BYTES / 8)], (uint64_t)1 << bit % 64);
+}
+
+/* Was it, until now? */
+__attribute__((noinline)) static bool cp_forget_own(const void *block) {
+    uintptr_t bit = (uintptr_t)block >> BLOCK_SHIFT;
+    uint64_t mask = (uint64_t)1 << bit % 64;
+    cp_word *bits = atomic_load(&cp_regions[((uintptr_t)block >> REGION_SHIFT) % REGIONS]);
+    return bits && atomic_fetch_and(&bits[bit / 64 % (REGION_BYTES / 8)], ~mask) & mask;
+}
+
+/* In the child: what its parent noted is not its own. */
+static void cp_forget_all(void) {
+    for (size_t region = 0; cp_is_forked && region < REGIONS; region++) {
+        cp_word *bits = GET(cp_regions[region]);
+        if (bits && madvise(bits, REGION_BYTES, MADV_DONTNEED) != 0)
+            PUT(cp_regions[region], NULL);
+    }
+    cp_is_forked = true;
+}
+
 static size_t cp_counted_size(void *block) {
     size_t size = block ? GET(real_malloc_usable_size)(block) : 0;
     return size >= COUNTED_FROM ? size : 0;
+}
+
+/* What giving it out adds to the count. */
+static size_t cp_size_given(void *block) {
+    size_t size = cp_counted_size(block);
+    if (size && cp_is_forked)
+        cp_note_own(block);
+    return size;
+}
+
+/* What giving it back takes from the count. It is asked before the block is given back: then another thread may get it. */
+static size_t cp_size_taken(void *block) {
+    size_t size = cp_counted_size(block);
+    return size && cp_is_forked && !cp_forget_own(block) ? 0 : size;
 }
 
 static void cp_add(cp_word *slot, size_t after, size_t before) {
@@ -123,7 +192,7 @@ static void cp_add(cp_word *slot, size_t after, size_t before) {
 static void *cp_count(void *block) {
     cp_word *slot = cp_my_slot();
     if (slot)
-        cp_add(slot, cp_counted_size(block), 0);
+        cp_add(slot, cp_size_given(block), 0);
     return block;
 }
 
@@ -285,12 +354,13 @@ EXPORT void *realloc(void *old, size_t size) {
     if (!FOUND(real_realloc))
         return old ? cp_out_of_memory() : cp_boot_alloc(size);
     cp_word *slot = cp_my_slot();
-    size_t before = slot ? cp_counted_size(old) : 0;
-    if (cp_denied(size, before))
-        return cp_out_of_memory();
-    void *block = GET(real_realloc)(old, size);
-    if (slot && (block || size == 0)) /* size 0 gave the old block back; otherwise NULL left it alone */
-        cp_add(slot, cp_counted_size(block), before);
+    size_t held = slot ? cp_counted_size(old) : 0, before = slot ? cp_size_taken(old) : 0;
+    bool denied = size > held && cp_denied(size, before);
+    void *block = denied ? cp_out_of_memory() : GET(real_realloc)(old, size);
+    if (slot && (block || (size == 0 && !denied))) /* size 0 gave the old block back; otherwise NULL left it alone */
+        cp_add(slot, cp_size_given(block), before);
+    else if (before && cp_is_forked)
+        cp_note_own(old);
     return block;
 }
 
@@ -304,7 +374,7 @@ EXPORT void free(void *block) {
         return;
     cp_word *slot = cp_my_slot();
     if (slot)
-        cp_add(slot, 0, cp_counted_size(block));
+        cp_add(slot, 0, cp_size_taken(block));
     GET(real_free)(block);
 }
 
@@ -324,6 +394,7 @@ static void cp_claim(void) {
 static void cp_after_fork(void) {
     int saved = errno;
     atomic_flag_clear(&cp_denial_said);
+    cp_forget_all();
     cp_claim();
     errno = saved;
 }

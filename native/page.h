@@ -35,7 +35,7 @@
 
 /* slot words */
 #define CP_S_PID 0 /* guests, daemon: the process whose slot this is, its owner; 0 is a free slot */
-#define CP_S_LIVE 1 /* guests, agent: bytes held now; signed, because a forked child may free what its parent counted */
+#define CP_S_LIVE 1 /* guests, agent: bytes held now; signed, because what was there before the meter may be freed */
 #define CP_S_PEAK 2 /* guests, agent: the most bytes held since the agent last reset this word */
 #define CP_S_STEPS 3 /* agent, CUDA guest: iterations finished; goes down if some that the agent counted turn out to be none */
 #define CP_S_BOUNDARY_NS 4 /* agent, CUDA guest: time of the newest boundary */

@@ -122,6 +122,12 @@ def test_what_is_not_a_span_of_time_is_refused_with_an_example(text: str) -> Non
         parse_duration_ns(text)
 
 
+def test_a_span_of_time_has_a_bound_that_is_said() -> None:
+    assert parse_duration_ns("87600h") == 87_600 * 3600 * SECOND
+    with pytest.raises(UsageError, match="^'87601h' is too long; the longest time is 87600h, ten years$"):
+        parse_duration_ns("87601h")
+
+
 @pytest.mark.parametrize("parse", [parse_bytes, parse_duration_ns])
 def test_a_number_beyond_all_bounds_is_the_callers_slip(parse: Callable[[str], int]) -> None:
     with pytest.raises(UsageError):

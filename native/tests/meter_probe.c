@@ -3,8 +3,10 @@
  *   meter_probe             one command a line on stdin, one reply "VALUE ERRNO" a line on stdout
  *   meter_probe hammer N    four threads allocate at random for N rounds while another forks; the slot must
  *                           agree with their own sums at every quiet point; exit 1 and a line on stderr if not
+ *   meter_probe heir N      the same in a forked child, where the meter tells its own blocks from inherited ones
  *   meter_probe gentle N    the same, but the forked children allocate nothing: the allocators of Address- and
  *                           ThreadSanitizer may be locked for ever in the child of a threaded program
+ *   meter_probe gentle-heir N   both
  * Threads: those of hammer; each owns its struct worker, main reads it after the join. Lock: none. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -211,7 +213,11 @@ static const char *hammer(int rounds) {
 
 int main(int argc, char **argv) {
     if (argc == 3) {
-        atomic_store(&gentle, strcmp(argv[1], "gentle") == 0);
+        atomic_store(&gentle, strstr(argv[1], "gentle") != NULL);
+        pid_t heir = strstr(argv[1], "heir") ? fork() : 0;
+        int status = 0;
+        if (heir)
+            return heir < 0 || waitpid(heir, &status, 0) != heir || status != 0;
         const char *trouble = hammer(atoi(argv[2]));
         if (trouble)
             fprintf(stderr, "%s\n", trouble);

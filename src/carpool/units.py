@@ -11,6 +11,7 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 MS, SECOND = 1_000_000, 1_000_000_000
 TENANT_MAX = 1_000_000
 BYTES_MAX = 1 << 50  # a pebibyte: anything larger is a slip of the keyboard
+HOURS_MAX = 87_600  # ten years: the same of time
 
 _BYTE_UNITS = {
     "": 1, "b": 1,
@@ -35,13 +36,16 @@ def parse_bytes(text: str) -> int:
     return count
 
 
-def parse_duration_ns(text: str) -> int:
+def parse_duration_ns(text: str, *, advice: str = "write it like 100ms, 2s or 5m") -> int:
     """`100ms`, `2s`, `1.5m`, `1h` or a plain number of seconds, as nanoseconds."""
     match = _NUMBER.fullmatch(text)
     unit = _TIME_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise UsageError(f"'{text}' is not a length of time; write it like 100ms, 2s or 5m")
-    return int(float(match[1]) * unit)
+        raise UsageError(f"'{text}' is not a length of time; {advice}")
+    span = int(float(match[1]) * unit)
+    if span > HOURS_MAX * 3600 * SECOND:
+        raise UsageError(f"'{text}' is too long; the longest time is {HOURS_MAX}h, ten years")
+    return span
 
 
 def parse_share(text: str) -> tuple[int, int]:

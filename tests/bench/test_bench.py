@@ -93,12 +93,20 @@ def test_a_bench_prints_one_json_object_with_its_metrics(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["nothing"], ["boundary", "--repeats", "1"], ["jct", "--jobs", "0"]])
-def test_misuse_is_told_and_starts_nothing(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "Error"),
+        (["boundary", "--repeats", "1"], "Error"),
+        (["jct", "--jobs", "0"], "Error"),
+        (["jct", "--work", "nan"], "carpool: --work is nan; it must be between 1 and 86400\n"),
+    ],
+)
+def test_misuse_is_told_and_starts_nothing(words: list[str], said: str) -> None:
     done = run_bench(*words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "Error" in done.stderr
+    assert said in done.stderr
 
 
 # --- moves -----------------------------------------------------------------------------------------------------

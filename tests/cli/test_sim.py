@@ -195,6 +195,7 @@ def test_wrong_input_is_a_sentence_and_exit_2_and_json_where_that_was_asked(
         (["--generate", "nothing"], "--generate 'nothing' is not known"),
         (["--generate", "lognormal", "--arrival", "often"], "it is burst or poisson"),
         (["--generate", "lognormal", "--sigma", "nan"], "--sigma is nan"),
+        (["--generate", "lognormal", "--mean", "0"], "--mean is 0.0; it must be between 0.001 and "),
         (["--generate", "mixed", "--base", "salus"], "mixed draws from itp or philly"),
     ],
 )

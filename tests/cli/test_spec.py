@@ -94,6 +94,8 @@ def test_units_become_numbers(script: str) -> None:
         ("name", ""),
         ("tenant", " "),
         ("wait_memory", "soon"),
+        ("wait_memory", "0"),
+        ("wait_memory", "99999999999h"),
         ("compute", "half"),
     ],
 )
@@ -133,6 +135,13 @@ def test_a_value_that_cannot_be_read_is_said_with_its_option_or_variable(
     assert refusal("--compute", "half", "/bin/true").startswith("--compute: 'half' is not a share; ")
     assert refusal("--wait-memory", "python", "train.py", "5") == (
         "--wait-memory: 'python' is not a length of time; write --wait-memory=10m, or -- before the program"
+    )
+    for text in ("0", "0.1ns"):
+        assert refusal(f"--wait-memory={text}", "/bin/true") == (
+            f"--wait-memory: '{text}' is no time to wait; leave the option out, or write --wait-memory=10m"
+        )
+    assert refusal("--wait-memory=99999999999h", "/bin/true").startswith(
+        "--wait-memory: '99999999999h' is too long; "
     )
     assert "there is no file absent.ckpt" in refusal("--from", "absent.ckpt", "/bin/true")
     monkeypatch.setenv("CARPOOL_MEMORY", "much")

@@ -94,6 +94,19 @@ def test_a_long_name_takes_no_column_from_sizes_and_devices(
     assert all(len(line) <= max(80, int(columns)) for line in lines)
 
 
+@pytest.mark.parametrize("state", ["queued", "parked", "running", "finished"])
+def test_bytes_are_what_a_job_holds_and_not_what_was_promised_to_it(state: str) -> None:
+    holds_nothing = msgspec.convert({"jobs": [{**JOB, "state": state, "live_bytes": 0}]}, Node)
+    assert rows.job_rows(holds_nothing, 80).cells[0][-1] == "0 B"
+
+
+@pytest.mark.parametrize("columns", ["abc", "-5", "0", "", "1e3", "9" * 30])
+def test_a_width_that_is_none_is_taken_for_80(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert rows.screen_width() == 80
+    assert tables.console().width == 80
+
+
 def test_a_suspended_job_that_could_not_leave_does_not_look_like_one_that_waits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

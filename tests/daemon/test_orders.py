@@ -13,6 +13,7 @@ from carpool.core.node.model import Departure, Needs, Why
 from carpool.core.node.moves import departures
 from carpool.daemon import progress
 from carpool.daemon.files import load_file
+from carpool.daemon.translate import spec_said
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
 from carpool.errors import RefusedError, UsageError
@@ -29,6 +30,25 @@ def test_a_job_for_which_no_byte_is_left_has_a_cap_all_the_same(tmp_path: Path) 
         assert late.page is not None
         assert late.turn.is_granted
         assert late.page.header.cap_bytes == 1
+
+    in_node(tmp_path, act)
+
+
+def test_half_a_character_in_an_order_is_refused_like_any_other_bad_value(tmp_path: Path) -> None:
+    """Arguments of a program may have some; what must be a size, a name or a choice may not."""
+
+    def act(node: Node) -> None:
+        node.adopt("a", live_bytes=MIB, needs=Needs(persistent_bytes=MIB, ephemeral_bytes=0))
+        half = "\ud800"
+        for field in ("cap_bytes", "weight_milli", "share_milli", "may_end"):
+            with pytest.raises(UsageError, match="^the new size cannot be read: "):
+                node.orders.resize({"job": "a", field: half})
+        for field in ("spec", "argv", "environment", "inherited"):
+            with pytest.raises(UsageError, match="^the submission cannot be read: "):
+                node.orders.submit({"spec": {}, "argv": ["true"], "cwd": "/", "environment": {}, field: half})
+        for field in ("on_hog", "on_orphans", "cap_bytes", "steps", "may_park"):
+            with pytest.raises(UsageError, match="^the job's options cannot be read: "):
+                spec_said({"name": "a", field: half})
 
     in_node(tmp_path, act)
 

@@ -405,7 +405,7 @@ def test_a_full_disk_stops_new_jobs_with_a_sentence_and_harms_no_running_one(sma
     fill(node, leave=0)
     for verb in ("run", "submit"):
         done = node.carpool(verb, "--name", "late", "--memory", "1MiB", *TRUE)
-        assert_refused(done, 1, "No space left on device")
+        assert_refused(done, 1, "No space left on device", str(node.places.jobs), "free some space")
     fill(node, leave=8192)  # room for the job's directory and file, not for its page
     assert_refused(node.carpool("run", "--name", "pageless", "--memory", "1MiB", *TRUE), 1, "No space left")
     wait_until(lambda: "cannot be written" in node.status()["journal_trouble"], "the trouble is shown", seconds=30)

@@ -96,6 +96,49 @@ def without_meter(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+WORKERS = """
+import os, sys
+MIB = 1 << 20
+inherited, wanted = int(sys.argv[1]), int(sys.argv[2])
+data = [bytearray(b"1") * (5 * MIB) for _ in range(inherited // 5)]
+(told, tell), (until, go_on) = os.pipe(), os.pipe()
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        os.close(go_on)
+        data.clear()  # a worker drops what it does not need, and loads its own
+        own = []
+        try:
+            while len(own) < wanted // 5:
+                own.append(bytearray(b"2") * (5 * MIB))
+        except MemoryError:
+            pass
+        os.write(tell, b"%d\\n" % (5 * len(own)))
+        os.read(until, 1)  # until all have loaded
+        os._exit(0)
+    children.append(child)
+os.close(tell)
+with os.fdopen(told) as lines:
+    print(*[int(next(lines)) for _ in children])
+os.close(go_on)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def test_forked_workers_that_drop_what_they_inherited_stay_under_the_cap_together(node: Node) -> None:
+    node.start()
+    workers = scripts.write(node.files, "workers", WORKERS)
+    honest = node.run(workers, "60", "25", options=["--memory", "200MiB"]).wait()
+    assert (honest.code, [int(mib) for mib in honest.out.split()]) == (0, [25] * 4), honest.err
+    greedy = node.run(workers, "150", "150", options=["--memory", "200MiB"]).wait()
+    assert greedy.code == 0, greedy.err
+    loaded = [int(mib) for mib in greedy.out.split()]
+    assert 150 + sum(loaded) <= 200 + 4 * 5, "each may pass by one piece, if all ask in the same instant"
+    assert "carpool: memory cap reached: this job may hold 200.0 MiB" in greedy.err
+
+
 def test_without_the_c_meter_bytes_are_still_measured_and_capped(node: Node, without_meter: str) -> None:
     assert cpu.meter_path() is not None, "the meter is built here; make native"
     node.environment["PYTHONPATH"] = without_meter

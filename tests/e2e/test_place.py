@@ -430,7 +430,7 @@ def test_settings_that_somebody_chooses_win_over_a_daemon_that_a_runner_brought_
     status = user.client.status()
     assert chosen.err == (
         f"carpool: daemon {status.pid} runs in {user.run} (policy fair, device cpu:1GiB), in place of {back}, which"
-        " was brought back for jobs that still ran\n"
+        " was brought back with the settings of the one before it\n"
     )
     assert (status.device, user.daemons(), user.client.job("kept").id) == ("cpu:1GiB", [status.pid], job)
     again = user.carpool("daemon", "start", "--device", "cpu:2GiB")

@@ -187,9 +187,10 @@ def test_the_peak_outlives_the_block_until_the_agent_resets_it(start: Start, pag
     assert usable <= word(page, probe.pid, wire.S_PEAK) < 3 * MIB
 
 
-def test_four_threads_and_forks_among_them_leave_an_exact_count(built: Built, page: Page) -> None:
+@pytest.mark.parametrize("who", ["hammer", "heir"])
+def test_four_threads_and_forks_among_them_leave_an_exact_count(built: Built, page: Page, who: str) -> None:
     done = subprocess.run(
-        [built.probe, "hammer", "4"],
+        [built.probe, who, "4"],
         env=metered(page.path, built.meter),
         capture_output=True,
         text=True,
@@ -226,9 +227,7 @@ def test_a_forked_child_has_its_own_slot_that_starts_at_zero(start: Start, page:
     assert (live(page, child), live(page, probe.pid)) == (child_bytes, parent_live)
     probe.ask("free 1")
     probe.ask("free 0")
-    assert live(page, child) == -parent_bytes  # freed here, counted in the parent
-    total = sum(page.live_bytes(slot) for slot in page.pids())
-    assert total == parent_live  # the sum takes a negative count for nothing
+    assert live(page, child) == 0  # freed here, counted and held in the parent
     probe.tell("quit")
     probe.ask("free 0")
     assert page.slot_of(child) is None
@@ -529,16 +528,65 @@ def test_y5_with_the_turn_they_wait_on(waiting: Probe, page: Page) -> None:
     assert waiting.answer()[0] >= 8 * MIB
 
 
-def test_y2_a_negative_count_is_no_room_for_others(start: Start, page: Page) -> None:
+def test_y2_a_forked_child_that_drops_what_it_inherited_has_no_more_room_for_it(start: Start, page: Page) -> None:
     page.words[wire.H_CAP] = 16 * MIB
     probe = start()
     probe.ask(f"malloc 0 {10 * MIB}")
     child, _ = probe.ask("fork")
     probe.ask("free 0")
-    assert live(page, child) < -9 * MIB
+    assert live(page, child) == 0
+    assert probe.ask(f"malloc 1 {10 * MIB}") == (0, errno.ENOMEM)
+    assert probe.ask(f"malloc 1 {5 * MIB}")[0]
     other = start()
-    assert other.ask(f"malloc 0 {10 * MIB}") == (0, errno.ENOMEM)
-    assert other.ask(f"malloc 0 {5 * MIB}")[0]
+    assert other.ask(f"malloc 0 {5 * MIB}") == (0, errno.ENOMEM)
+
+
+def test_y2_a_child_has_all_room_again_that_it_gives_back_itself(start: Start, page: Page) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    probe = start()
+    probe.ask(f"malloc 0 {8 * MIB}")
+    child, _ = probe.ask("fork")
+    probe.ask(f"malloc 1 {5 * MIB}")
+    probe.ask("free 0")
+    for _ in range(20):
+        probe.ask("free 1")
+        assert live(page, child) == 0
+        usable, _ = probe.ask(f"malloc 1 {5 * MIB}")
+        assert live(page, child) == usable >= 5 * MIB
+
+
+def test_y2_what_a_child_inherited_and_grows_is_its_own_from_then_on(start: Start, page: Page) -> None:
+    page.words[wire.H_CAP] = 16 * MIB
+    probe = start()
+    probe.ask(f"malloc 0 {4 * MIB}")
+    child, _ = probe.ask("fork")
+    assert probe.ask(f"realloc 0 {13 * MIB}") == (0, errno.ENOMEM)  # its parent keeps the 4 MiB
+    assert live(page, child) == 0
+    usable, _ = probe.ask(f"realloc 0 {8 * MIB}")
+    assert live(page, child) == usable
+    assert probe.ask(f"realloc 0 {14 * MIB}") == (0, errno.ENOMEM)
+    assert live(page, child) == usable
+    probe.ask("free 0")
+    assert live(page, child) == 0
+
+
+def test_y2_a_childs_child_tells_its_own_blocks_from_those_of_both(start: Start, page: Page) -> None:
+    probe = start()
+    probe.ask(f"malloc 0 {4 * MIB}")
+    child, _ = probe.ask("fork")
+    childs, _ = probe.ask(f"malloc 1 {5 * MIB}")
+    grandchild, _ = probe.ask("fork")
+    own, _ = probe.ask(f"malloc 2 {6 * MIB}")
+    for at in (0, 1):
+        probe.ask(f"free {at}")
+        assert (live(page, grandchild), live(page, child)) == (own, childs)
+    probe.ask("free 2")
+    assert live(page, grandchild) == 0
+    probe.tell("quit")
+    probe.ask("free 0")
+    assert live(page, child) == childs
+    probe.ask("free 1")
+    assert live(page, child) == 0
 
 
 def test_g3_a_killed_process_leaves_no_phantom_bytes(start: Start, page: Page) -> None:
@@ -711,9 +759,10 @@ def test_y6_an_allocator_that_hides_malloc_from_the_meter_turns_it_off_in_one_li
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", ["gentle", "gentle-heir"])
 @pytest.mark.parametrize("sanitizer", ["undefined", "thread", "address,undefined"])
 def test_the_thread_hammer_is_clean_under_sanitizers(
-    built: Built, page: Page, tmp_path: Path, sanitizer: str
+    built: Built, page: Page, tmp_path: Path, sanitizer: str, who: str
 ) -> None:
     checked = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1"]
     (tmp_path / "nothing.c").write_text("int main(void) { return 0; }\n")
@@ -726,7 +775,7 @@ def test_the_thread_hammer_is_clean_under_sanitizers(
         tmp_path / "checked", *checked, *renames, NATIVE / "meter.c", NATIVE / "tests" / "meter_probe.c"
     )
     done = subprocess.run(
-        [program, "gentle", "3"],
+        [program, who, "3"],
         env=metered(page.path) | {"ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,

@@ -2,8 +2,9 @@
 more of the device's time than its compute limit, or to use the device without a turn.
 
 The attacks are `programs/attack.py`, run by `carpool run --memory` on a daemon of its own, on this machine's GPU or,
-where there is none, on the stand-in. Some of them carpool withstands, and promises to; the others are the known ways
-past a library that lives inside the program, tried so that nobody has to take our word for which is which.
+where there is none, on the stand-in; one of them on the CPU device. Some of them carpool withstands, and promises to;
+the others are the known ways past a library that lives inside the program, tried so that nobody has to take our word
+for which is which.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from carpool.devices.kinds import find_devices
 from carpool.errors import PeerError, UsageError
 
 CAP_BYTES = 256 << 20
-STUB = "stub:4GiB"
+STUB, CPU = "stub:4GiB", "cpu:1GiB"
 SHARE_PERCENT = 25
 SHARE_SLACK = 10  # points: attacks last two seconds, and a burst of 100 ms is allowed
 ATTACK_SECONDS = 120.0  # each takes a few; the first one also waits for its job to start
@@ -39,6 +40,7 @@ class Attack:
     is_promised: bool = True  # carpool says that it withstands this
     is_outside: bool = False  # run without carpool
     is_alone: bool = False  # in a job of its own, whose limits it changes
+    is_on_cpu: bool = False  # on the CPU device
     why: str
 
 
@@ -101,6 +103,12 @@ ATTACKS = (
     Attack(title="variables deleted in the process", name="environment_deleted", why="they are read at the start"),
     Attack(title="child process", name="child", why="all processes of a job share one account"),
     Attack(title="forked child", name="forked", why="the driver does not work in it"),
+    Attack(
+        title="forked children that drop what they inherited, on the CPU device",
+        name="forked_reload",
+        is_on_cpu=True,
+        why="what a child inherited is counted where it was made",
+    ),
     Attack(title="six processes at once", name="race", why="bytes are added first, then compared"),
     Attack(title="kill -9 while holding memory", name="killed", why="sums skip the dead"),
     Attack(title="memory shared by IPC handle", name="shared", why="it counts where it was made"),
@@ -269,30 +277,37 @@ def choose_device(asked: str) -> tuple[str, DeviceFacts]:
 
 def attack_all(name: str, device: DeviceFacts) -> Iterator[Outcome]:
     """Try every attack, one after another: those inside jobs, those outside, those that can only be told."""
-    program = [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(CAP_BYTES)]
     with (
         tempfile.TemporaryDirectory(prefix="cpv-") as directory,
         open_node(policy="fair", device=name, settings=own_books(device, directory)) as node,
     ):
         for inside in attacks_by_job():
-            limit = (
-                ["--compute", f"{SHARE_PERCENT}%"] if inside[0].limit == "compute" else ["--memory", str(CAP_BYTES)]
-            )
-            carpool = [sys.executable, "-m", "carpool.cli.main", "run", *limit, "--"]
-            command = [*carpool, *program, *[attack.name for attack in inside]]
-            yield from run_attacks(command, node.environment, inside)
+            yield from run_attacks(command_for(inside), node.environment, inside)
         outside = [attack for attack in ATTACKS if attack.is_outside]
-        command = [*program, *[attack.name for attack in outside]]
-        yield from run_attacks(command, outside_environment(device) | own_books(device, directory), outside)
+        env = outside_environment(device) | own_books(device, directory)
+        yield from run_attacks(program_for(outside), env, outside)
+    on_cpu = [attack for attack in ATTACKS if attack.is_on_cpu]
+    with open_node(policy="fair", device=CPU) as node:
+        yield from run_attacks(command_for(on_cpu), node.environment, on_cpu)
     for attack in ATTACKS:
         if not attack.name:
             yield Outcome(attack=attack, verdict=NOT_TRIED, why=f"not held: {attack.why}")
 
 
+def program_for(attacks: list[Attack]) -> list[str]:
+    return [sys.executable, "-S", str(PROGRAMS / "attack.py"), str(CAP_BYTES), *[attack.name for attack in attacks]]
+
+
+def command_for(inside: list[Attack]) -> list[str]:
+    """The same as a job under the limit that these attacks are on."""
+    limit = ["--compute", f"{SHARE_PERCENT}%"] if inside[0].limit == "compute" else ["--memory", str(CAP_BYTES)]
+    return [sys.executable, "-m", "carpool.cli.main", "run", *limit, "--", *program_for(inside)]
+
+
 def attacks_by_job() -> list[list[Attack]]:
     """One job for all attacks on its memory and its turns, one for those on its share, and one for each that changes
     the limits of its job."""
-    inside = [attack for attack in ATTACKS if attack.name and not attack.is_outside]
+    inside = [each for each in ATTACKS if each.name and not each.is_outside and not each.is_on_cpu]
     together = [attack for attack in inside if not attack.is_alone]
     shares = [attack for attack in together if attack.limit == "compute"]
     others = [attack for attack in together if attack.limit != "compute"]

@@ -16,6 +16,7 @@ from rich.table import Table
 from carpool.bench.report import Report, device_title
 from carpool.cli.groups import HelpfulGroup
 from carpool.cli.tables import console, show
+from carpool.cli.values import between
 from carpool.errors import UsageError
 
 # Each bench is loaded when it is run: `carpool run` starts through this file too and should not pay for it.
@@ -125,7 +126,7 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload:
     if quick:
         found = jct_bench.run(say, jobs=2, seed=seed, steps=30, step_s=0.01, workload=workload)
         return finish(found, as_json=as_json, quick=quick)
-    steps, step_s = jct_bench.steps_for(say, work_s=work)
+    steps, step_s = jct_bench.steps_for(say, work_s=between("--work", work, 1.0, 86400.0))
     found = jct_bench.run(say, jobs=jobs, seed=seed, steps=steps, step_s=step_s, workload=workload)
     return finish(found, as_json=as_json, quick=quick)
 

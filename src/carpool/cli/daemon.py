@@ -163,7 +163,7 @@ def _compare(client: Client, config: DaemonConfig) -> None:
     elif replace_brought_back(client.places, config):
         print(
             f"carpool: {_running(client)} (policy {config.policy}, device {config.device}), in place of {status.pid},"
-            " which was brought back for jobs that still ran",
+            " which was brought back with the settings of the one before it",
             file=sys.stderr,
         )
     else:

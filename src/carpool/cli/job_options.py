@@ -170,16 +170,16 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
 
 
 def _wait_memory_ns(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if origin("--wait-memory") != "--wait-memory":
-        return parsed("--wait-memory", parse_duration_ns, text)
-    try:
-        return parse_duration_ns(text)
-    except UsageError as error:
-        raise UsageError(
-            f"--wait-memory: '{text}' is not a length of time; write --wait-memory=10m, or -- before the program"
-        ) from error
+    return parsed("--wait-memory", _parse_wait_ns, text) if text is not None else None
+
+
+def _parse_wait_ns(text: str) -> int:
+    is_typed = origin("--wait-memory") == "--wait-memory"  # then it may have taken the program for its value
+    advice = {"advice": "write --wait-memory=10m, or -- before the program"} if is_typed else {}
+    wait_ns = parse_duration_ns(text, **advice)
+    if wait_ns < 1:
+        raise UsageError(f"'{text}' is no time to wait; leave the option out, or write --wait-memory=10m")
+    return wait_ns
 
 
 def _check_program(program: str) -> None:

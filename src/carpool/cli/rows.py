@@ -16,6 +16,7 @@ from carpool.calls import Job, Node
 from carpool.units import MS, SECOND, format_bytes, format_ns
 
 PLAIN_WIDTH = 80
+WIDTH_DIGITS = 6  # no screen is so wide: a slip of the keyboard
 STEP_WIDTH = 100  # from here on there is room for the step time
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 ID_MIN = 10
@@ -72,7 +73,7 @@ def job_rows(node: Node, screen: int, widest: dict[str, int] | None = None) -> J
                 *([format_ns(job.remaining_ns) if job.remaining_ns is not None else ""] if has_left else []),
                 format_ns(job.served_ns),
                 format_ns(job.waited_ns),
-                format_bytes(job.live_bytes or job.promised_bytes),
+                format_bytes(job.live_bytes),
             ]
         )
         colours.append(COLOURS.get(job.state, ""))
@@ -116,7 +117,9 @@ def screen_width() -> int:
     """As wide as the terminal; 80 elsewhere, unless COLUMNS says."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
-    return int(os.environ.get("COLUMNS", "0") or 0) or PLAIN_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isascii() and columns.isdigit() and len(columns) < WIDTH_DIGITS else 0
+    return width or PLAIN_WIDTH
 
 
 def has_colours() -> bool:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from carpool.cli.replay import replay
 from carpool.cli.tables import console, show_table
-from carpool.cli.values import parsed
+from carpool.cli.values import between, parsed
 from carpool.errors import UsageError
 from carpool.units import format_count, format_ns, parse_duration_ns, parse_tenants
 
@@ -194,11 +194,12 @@ def _generate(options: dict[str, object], as_json: bool) -> int:
 
     count, seed, kind = _int(options["jobs"] or 100), _int(options["seed"]), str(options["generate"])
     if kind == "lognormal":
+        mean_ns = parsed("--mean", parse_duration_ns, str(options["mean"]))
         jobs = workload.lognormal(
             count,
             seed=seed,
-            sigma=_between("--sigma", options["sigma"], 0.0, 10.0),
-            mean_s=parsed("--mean", parse_duration_ns, str(options["mean"])) / 1e9,
+            sigma=between("--sigma", options["sigma"], 0.0, 10.0),
+            mean_s=between("--mean", mean_ns / 1e9, 0.001, 1e9),
             load=_load(options),
             tenants=_int(options["tenants"]),
             fractions=bool(options["fractions"]),
@@ -223,14 +224,7 @@ def _load(options: dict[str, object]) -> float | None:
     arrival = str(options["arrival"])
     if arrival not in ("burst", "poisson"):
         raise UsageError(f"--arrival is '{arrival}'; it is burst or poisson")
-    return _between("--rate", options["rate"], 1e-6, 1e6) if arrival == "poisson" else None
-
-
-def _between(name: str, value: object, least: float, most: float) -> float:
-    number = float(str(value))
-    if not least <= number <= most:  # NaN is not between anything
-        raise UsageError(f"{name} is {number}; it must be between {least:g} and {most:g}")
-    return number
+    return between("--rate", options["rate"], 1e-6, 1e6) if arrival == "poisson" else None
 
 
 def _study(options: dict[str, object], as_json: bool) -> int:

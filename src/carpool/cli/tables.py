@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from carpool.calls import Device, Node
-from carpool.cli.rows import DIM, LEFT, PLAIN_WIDTH, cut, fitted, job_rows
+from carpool.cli.rows import DIM, LEFT, cut, fitted, job_rows, screen_width
 from carpool.units import format_bytes
 
 if TYPE_CHECKING:  # loaded with the simulator, not with every command
@@ -24,8 +23,7 @@ def console() -> Console:
     """Coloured and as wide as the terminal; plain and 80 wide elsewhere."""
     if sys.stdout.isatty():
         return Console()
-    width = int(os.environ.get("COLUMNS", "0") or 0) or PLAIN_WIDTH
-    return Console(width=width, no_color=True, highlight=False)
+    return Console(width=screen_width(), no_color=True, highlight=False)
 
 
 def show(table: Table) -> None:

@@ -40,3 +40,11 @@ def weight_milli(weight: float) -> int:
     if not 0 < weight <= WEIGHT_MAX:
         raise UsageError(f"--weight {weight} must be above 0 and at most {WEIGHT_MAX}")
     return max(1, round(weight * 1000))
+
+
+def between(option: str, value: object, least: float, most: float) -> float:
+    """A number within these bounds."""
+    number = float(str(value))
+    if not least <= number <= most:  # NaN is not between anything
+        raise UsageError(f"{option} is {number}; it must be between {least:g} and {most:g}")
+    return number

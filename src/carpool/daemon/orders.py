@@ -12,8 +12,6 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from carpool import calls
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.events import (
@@ -34,8 +32,9 @@ from carpool.daemon.files import replace_file
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
-from carpool.daemon.sentences import checkpoint_refusal
+from carpool.daemon.sentences import checkpoint_refusal, unwritten
 from carpool.daemon.starter import Starter
+from carpool.daemon.translate import read_as
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
 from carpool.units import format_count, format_share
@@ -120,10 +119,7 @@ class Orders:
 
     def resize(self, arguments: Mapping[str, object], *, around: LiveJob | None = None) -> calls.JobAnswer:
         """Give a live job more or less than before; `around` is the job inside which somebody asks."""
-        try:
-            asked = msgspec.convert(arguments, calls.Resize)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"the new size cannot be read: {error}") from error
+        asked = read_as(calls.Resize, arguments, what="the new size")
         picture = self._picture(asked.job)
         job, live = picture.id, self._driver.jobs[picture.id]
         if not may_move(picture.state, JobResized):
@@ -215,15 +211,15 @@ class Orders:
         number = live.page.header.checkpoint + 1
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
         order = json.dumps({"number": number, "file": file, "stop": stop}).encode()
-        replace_file(live.directory / "checkpoint.order", order, draft)
+        try:
+            replace_file(live.directory / "checkpoint.order", order, draft)
+        except OSError as error:
+            raise RefusedError(unwritten(f"the order to job {job}", live.directory, error)) from error
         live.page.header.checkpoint = number
         return calls.CheckpointOrder(job=job, number=number, directory=str(live.directory), argv=live.file.argv)
 
     def submit(self, arguments: Mapping[str, object]) -> calls.Submitted:
-        try:
-            asked = msgspec.convert(arguments, calls.Submission)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"the submission cannot be read: {error}") from error
+        asked = read_as(calls.Submission, arguments, what="the submission")
         live = self._registry.new_job(
             asked.spec, asked.argv, asked.cwd, environment=asked.environment, inherited=asked.inherited
         )

@@ -21,10 +21,10 @@ from carpool.daemon.files import End, JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
-from carpool.daemon.sentences import started_by
+from carpool.daemon.sentences import started_by, unwritten
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
-from carpool.errors import PeerError, UsageError
+from carpool.errors import PeerError, RefusedError, UsageError
 from carpool.wire.places import make_private
 from carpool.wire.protocol import PROTOCOL
 
@@ -73,8 +73,10 @@ class Registry:
         live = LiveJob(id=job_id, directory=directory, file=file)
         try:
             live.save()
-        except BaseException:
+        except BaseException as error:
             live.remove()
+            if isinstance(error, OSError):
+                raise RefusedError(unwritten(f"the files of job {job_id}", self._jobs, error)) from error
             raise
         self._driver.jobs[job_id] = live
         return live

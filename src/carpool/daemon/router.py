@@ -122,7 +122,8 @@ class Router:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return
         except OSError as error:
-            peer.send(m.Reply(answer={}, error=f"{error.strerror}: {error.filename}", code=1))
+            where = f": {error.filename}" if error.filename is not None else ""
+            peer.send(m.Reply(answer={}, error=f"{error.strerror or error}{where}", code=1))
             return
         peer.send(m.Reply(answer=calls.as_dict(answer), error="", code=0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from carpool import __version__
 from carpool.core.kernel.ids import SHARE_ONE
@@ -11,7 +12,7 @@ from carpool.daemon.files import read_file
 from carpool.daemon.jobs import LiveJob
 from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
-from carpool.wire.places import CHECKPOINT_REFUSED
+from carpool.wire.places import CHECKPOINT_REFUSED, FULL
 from carpool.wire.protocol import PROTOCOL
 
 REFUSAL_LETTERS_MAX = 1000
@@ -79,3 +80,9 @@ def started_by(version: str, protocol: int) -> str:
     """Why a job that another version of carpool started takes no turns of this one's."""
     theirs, ours = f"carpool {version} (protocol {protocol})", f"{__version__} (protocol {PROTOCOL})"
     return f"it was started by {theirs}, the daemon is {ours}"
+
+
+def unwritten(what: str, directory: Path, error: OSError) -> str:
+    """That something cannot be written, and what to do about it."""
+    remedy = "free some space" if error.errno in FULL else "see that carpool may write there"
+    return f"{what} cannot be written in {directory}: {error.strerror}; {remedy} and try again"

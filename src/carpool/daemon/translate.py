@@ -6,6 +6,7 @@ Other modules of the daemon dispatch messages and events and may know both; none
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -22,13 +23,23 @@ from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
 
+Said = TypeVar("Said")
 
-def spec_said(body: dict[str, object]) -> calls.Spec:
-    """A spec as it travels; a UsageError names what cannot be read."""
+
+def read_as(kind: type[Said], body: Mapping[str, object], *, what: str) -> Said:
+    """What somebody sent as the type that it should be; a UsageError says what of it cannot be read."""
     try:
-        return msgspec.convert(body, calls.Spec)
+        return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the job's options cannot be read: {error}") from error
+        raise UsageError(f"{what} cannot be read: {error}") from error
+    except UnicodeEncodeError as error:  # msgspec's own, of a text where a number or a choice should be
+        half = ascii(error.object[error.start : error.end])
+        raise UsageError(f"{what} cannot be read: {half} is half a character") from error
+
+
+def spec_said(body: Mapping[str, object]) -> calls.Spec:
+    """A spec as it travels; a UsageError names what cannot be read."""
+    return read_as(calls.Spec, body, what="the job's options")
 
 
 def spec_from(said: calls.Spec) -> JobSpec:

@@ -351,5 +351,5 @@ class Page:
 
 
 def as_count(word: int) -> int:
-    """What a signed word counts: nothing if it is below zero, as where a child freed what its parent counted."""
+    """What a signed word counts: nothing if it is below zero, as where what was there before the meter was freed."""
     return 0 if word >> 63 else min(word, COUNT_MAX)

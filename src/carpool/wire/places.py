@@ -14,6 +14,7 @@ there, `state` is what that daemon took.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from carpool.wire.lock import Sign, read_sign
 
 SOCKET_PATH_MAX = 107  # the kernel's limit for the name of a Unix socket
 RUN_PARENT = Path("/var/tmp")
+FULL = {errno.ENOSPC, errno.EDQUOT}  # the disk, or this user's part of it
 CHECKPOINT_REFUSED = "checkpoint.refused"  # in a job's directory: why it can no longer be written, by the job itself
 
 
@@ -156,7 +158,10 @@ def make_private(directory: Path) -> None:
         if not directory.is_dir():
             raise PeerError(f"{directory} is not a directory; remove it or set CARPOOL_DIR to another place")
     except OSError as error:
-        raise PeerError(f"cannot make {directory}: {error.strerror}; set CARPOOL_DIR to another place") from error
+        room = "free some space there, or " if error.errno in FULL else ""
+        raise PeerError(
+            f"cannot make {directory}: {error.strerror}; {room}set CARPOOL_DIR to another place"
+        ) from error
     check_private(directory)
 
 

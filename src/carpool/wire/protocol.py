@@ -55,7 +55,7 @@ H_TRIAL = 15  # CUDA guest: since when one of them runs a kernel never measured,
 
 # slot words: one set a process
 S_PID = 0  # guests, daemon: the process whose slot this is, its owner; 0 is a free slot
-S_LIVE = 1  # guests, agent: bytes held now; signed, because a forked child may free what its parent counted
+S_LIVE = 1  # guests, agent: bytes held now; signed, because what was there before the meter may be freed
 S_PEAK = 2  # guests, agent: the most bytes held since the agent last reset this word
 S_STEPS = 3  # agent, CUDA guest: iterations finished; goes down if some that the agent counted turn out to be none
 S_BOUNDARY_NS = 4  # agent, CUDA guest: time of the newest boundary

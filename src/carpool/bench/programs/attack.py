@@ -16,6 +16,7 @@ import sys
 
 import attack_compute
 import attack_doors
+import attack_host
 import attack_members
 import attack_resize
 import attack_turns
@@ -422,7 +423,7 @@ def page_written(size):
 
 
 def find_attack(name):
-    for module in (attack_doors, attack_compute, attack_members, attack_resize, attack_turns):
+    for module in (attack_doors, attack_compute, attack_host, attack_members, attack_resize, attack_turns):
         if hasattr(module, name):
             return getattr(module, name)
     return globals()[name]
