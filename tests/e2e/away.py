@@ -38,7 +38,7 @@ def _serve(target: str, same: str) -> None:
     subprocess.run(["mount", "--bind", same, target], check=True)
     os.set_blocking(reading, False)
     print("back", flush=True)
-    while not sys.stdin.closed:
+    while True:
         try:
             fcntl.ioctl(root, READY, PACKET.unpack_from(os.read(reading, PACKET_BYTES))[2])
         except BlockingIOError:
@@ -60,15 +60,17 @@ def away(directory: Path) -> Iterator[None]:
     try:
         assert server.stdout.readline() == "away\n"
         yield
-    finally:
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "back\n"
         server.stdin.close()
-        server.stdout.close()
         server.wait(60)
+    finally:
         for each in (directory, directory, same):
             subprocess.run(["umount", "-l", str(each)], check=False, capture_output=True, timeout=60)
+        server.kill()
+        server.wait(60)
+        server.stdout.close()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from carpool.calls import as_dict
+from carpool.calls import Node, as_dict
 from carpool.cli.rows import NO_JOBS, has_colours, job_rows, lines_of, remark_on, screen_width
 from carpool.client import Client
 
@@ -21,8 +21,14 @@ def ps(with_ended: bool, as_json: bool) -> None:
     \b
     carpool ps --all --json
     """
-    gc.disable()  # this process ends soon; with thousands of jobs its looks for garbage took longer than all else
-    node = Client().ps(ended=with_ended)
+    gc.disable()  # thousands of jobs are objects that all live to the end: a search among them finds nothing
+    try:
+        _print_jobs(Client().ps(ended=with_ended), as_json=as_json)
+    finally:
+        gc.enable()
+
+
+def _print_jobs(node: Node, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(as_dict(node)))
         return

@@ -1,7 +1,6 @@
 """Jobs as rows of a table, and as the lines that `ps` prints.
 
-Without rich, which lays a table out in half a millisecond a row: who asks what runs waited a second for the table of
-two thousand queued jobs, on a machine that is busy with starting them.
+Without rich: it lays one row out after another, and that is most of what `ps` of thousands of jobs costs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ LEFT_WIDTH = 88  # from here on there is room for the time that is left beside t
 ID_MIN = 10
 NO_JOBS = "no jobs; start one: carpool run -- python train.py"
 LEFT = {"job", "state", "device", "runs now"}  # columns of words; figures stand to the right
-SILENT_STEPS, SILENT_NS = (
-    10,
-    200 * MS,
-)  # so many usual steps, each at least so long, without a boundary are worth a word
+SILENT_STEPS = 10  # so many usual steps without a boundary are worth a word …
+SILENT_NS = 200 * MS  # … each counted as at least so long
 START_NS = 30 * SECOND  # as long may a program take to its first boundary before it is asked whether it has one
 DIM = "dim"
 COLOURS = {

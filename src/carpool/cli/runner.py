@@ -358,12 +358,14 @@ def _write_to(log: Path) -> None:
 def _wait_file(directory: Path, places: Places) -> JobFile | None:
     """The job's file. Where somebody removed the run directory since the daemon started this process, the daemon is
     woken and makes it again: a job that was accepted runs."""
-    deadline = time.monotonic() + RESTORE_SECONDS
+    deadline, wake_at = time.monotonic() + RESTORE_SECONDS, 0.0
     while (file := load_file(directory)) is None and time.monotonic() < deadline:
         daemon = places.find_daemon()
         if daemon is None:
             break
-        daemon.send(WAKE)
+        if time.monotonic() > wake_at:
+            wake_at = time.monotonic() + RESTART_SECONDS
+            daemon.send(WAKE)
         time.sleep(RETRY_SECONDS)
     return file
 
@@ -371,10 +373,17 @@ def _wait_file(directory: Path, places: Places) -> JobFile | None:
 def main() -> int:
     """Entry of a submitted job's runner; its arguments are the job's directory and the path of its log. A daemon that
     was started before an upgrade has opened the log itself, and names none."""
-    directory, places = Path(sys.argv[1]), find_places()
+    directory = Path(sys.argv[1])
+    try:
+        places = find_places()
+    except CarpoolError as error:
+        sys.stderr.write(f"carpool: {error}\n")
+        return error.exit_code
     file = _wait_file(directory, places)
     if file is None or file.environment is None:
-        sys.stderr.write(f"carpool: {directory} is not the directory of a submitted job\n")
+        sys.stderr.write(
+            f"carpool: {directory} is not the directory of a submitted job, or was removed and not made again\n"
+        )
         return 1
     for log in sys.argv[2:]:
         try:

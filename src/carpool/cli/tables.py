@@ -50,8 +50,8 @@ def show_table(table: PlainTable) -> None:
 
 
 def job_table(node: Node, widest: dict[str, int] | None = None) -> Table:
-    """Jobs as `top` shows them; `widest` keeps the widths from one table to the next. `ps` prints the same as lines,
-    which takes a hundredth of the time (rows.py)."""
+    """Jobs as `top` shows them; `widest` keeps the widths from one table to the next. `ps` prints the same rows;
+    rows.py says why without rich."""
     rows = job_rows(node, console().width, widest)
     table = _table(rows.names, rows.widths)
     for row, colour in zip(rows.cells, rows.colours, strict=True):

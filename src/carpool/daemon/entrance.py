@@ -3,7 +3,7 @@
 Anybody may remove what is in a directory: a person, a program that sweeps old files, two daemons of older versions.
 So the daemon looks with each of its notes, and whenever somebody wakes it who could not reach it (wire/lock.py). It
 makes again what was removed. It removes nothing that is not its own, not even at its end: a socket is known by its
-inode. If another daemon holds its lock by then, that one has its jobs too, and it gives up.
+inode. If another daemon holds the lock of the run directory by then, that one has its jobs too, and it gives up.
 
 What lies beside the journal is looked at by a thread: that disk may hang, and turns go on meanwhile. The loop itself
 touches the run directory only, where the jobs' pages are too.
@@ -105,7 +105,7 @@ class Entrance:
         self._server: asyncio.Server | None = None
         self._connect: Callable[[], asyncio.Protocol] | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._looker = threading.Thread()  # the newest that looks at the journal's disk
+        self._is_looking = self._is_look_due = False  # a thread looks at the journal's disk; it is to do so again
         self.on_lost: Callable[[], object] = lambda: None  # another daemon has our place
         self.on_restored: list[Callable[[], object]] = []  # directories are there again, and may be empty
 
@@ -188,17 +188,17 @@ class Entrance:
         """Make again what was removed; give up if another daemon is in our place."""
         if self._bound is None:
             return
-        self._look_at_state()
-        is_whole = self._locks[self._places.lock].is_own()
-        is_whole = is_whole and all(
-            path.exists() for path in (*self._places.directories_of_run(), self._places.knock)
-        )
-        if is_whole and self._bound.is_own():
-            return
         try:
-            self._restore()
-        except (CarpoolError, OSError) as error:
+            self._look_at_state()
+            if not self._is_whole(self._bound):
+                self._restore()
+        except (CarpoolError, OSError, RuntimeError) as error:  # the last: no thread can be started
             log.warning("daemon.unreachable reason=%s", error)  # the next look tries again
+
+    def _is_whole(self, bound: BoundSocket) -> bool:
+        """Whether all that it is reached by is there, and is its own."""
+        paths = (*self._places.directories_of_run(), self._places.knock)
+        return self._locks[self._places.lock].is_own() and all(path.exists() for path in paths) and bound.is_own()
 
     def _restore(self) -> None:
         for directory in self._places.directories_of_run():
@@ -229,28 +229,44 @@ class Entrance:
         self._locks[path] = again
 
     def _look_at_state(self) -> None:
-        """Have the journal's directory looked at, if the last look there is over."""
-        if not self._looker.is_alive():
+        """Have the journal's directory looked at; once more, if a look there is under way."""
+        self._is_look_due = self._is_looking
+        if not self._is_looking:
             words = (asyncio.get_running_loop(), self._locks[self._places.journal_lock])
-            self._looker = threading.Thread(target=self._restore_state, args=words, name="state", daemon=True)
-            self._looker.start()
+            threading.Thread(target=self._look_aside, args=words, name="state", daemon=True).start()
+            self._is_looking = True
 
-    def _restore_state(self, loop: asyncio.AbstractEventLoop, lock: Lock) -> None:
-        """Make again what was removed there; a thread does this, and the loop takes up what it made."""
+    def _look_aside(self, loop: asyncio.AbstractEventLoop, lock: Lock) -> None:
+        """A thread does this; the loop takes up what it made."""
+        again = self._restore_state(lock)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so does the process
+            loop.call_soon_threadsafe(self._state_seen, again)
+
+    def _restore_state(self, lock: Lock) -> Lock | None:
+        """Make again what was removed there; returns the lock if it was taken again."""
         path, directories = self._places.journal_lock, self._places.directories_of_state()
-        if lock.is_own() and all(directory.exists() for directory in directories):
-            return
         try:
+            is_lost = not lock.is_own()
+            if not is_lost and all(directory.exists() for directory in directories):
+                return None
             for directory in directories:
                 make_private(directory)
-            again = take_lock(path, self._sign) if not lock.is_own() else None
+            again = take_lock(path, self._sign) if is_lost else None
         except (CarpoolError, OSError) as error:
-            log.warning("daemon.unreachable reason=%s", error)  # the next look tries again
-            return
+            log.warning("daemon.state_lost reason=%s", error)  # the next look tries again
+            return None
+        if is_lost and again is None:
+            log.warning("daemon.state_taken %s", _who_has(path, read_sign(path), self._sign))
+        else:
+            log.warning("daemon.restored pid=%d state=%s", self._sign.pid, self._places.state)
+        return again
+
+    def _state_seen(self, again: Lock | None) -> None:
+        self._is_looking = False
         if again is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and so does the process
-                loop.call_soon_threadsafe(self._take_up, path, again)
-        log.warning("daemon.restored pid=%d state=%s", self._sign.pid, self._places.state)
+            self._take_up(self._places.journal_lock, again)
+        if self._is_look_due:
+            self.look()
 
     def _make_way(self) -> None:
         """Another process has our lock. It may yet be refused because of us, so it counts once it listens."""

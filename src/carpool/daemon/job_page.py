@@ -26,11 +26,13 @@ class JobPage:
         self._slots: dict[int, Slot] = {}  # made once: a hand-over asks for a few
 
     def make(self, directory: Path) -> None:
+        """A new page; it says what the one before it said, if there was one."""
         path = directory / "page"
         path.unlink(missing_ok=True)
         self.close()
         self.page = Page.create(path)
         self.page.guard()
+        self._tell_again()
 
     def open(self, directory: Path) -> None:
         """Take up the page of a job that outlived its daemon; PeerError if it cannot be used."""
@@ -49,6 +51,10 @@ class JobPage:
         self.close()
         with contextlib.suppress(OSError):
             self.page = Page.renew(path)
+        self._tell_again()
+
+    def _tell_again(self) -> None:
+        """The core says each of these once."""
         if self._spec is not None:
             self.set_capacity(self._capacity_bytes, self._spec)
         if self._cap_bytes is not None:

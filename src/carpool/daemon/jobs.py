@@ -56,8 +56,8 @@ class LiveJob:
         return self.job_page.page
 
     @property
-    def is_unborn(self) -> bool:
-        """Whether it has neither a page nor a process: it is in the queue, and there is nothing to look at."""
+    def is_unstarted(self) -> bool:
+        """Whether it has neither a page nor a process, so only the core knows of it."""
         return self.page is None and not self.file.child_pid
 
     @property

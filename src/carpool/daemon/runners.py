@@ -84,7 +84,7 @@ class Runners:
         if message.child_pid:
             self._programs.watch(live, message.child_pid)
         elif self._driver.scheduler.state_of(live.id) is not JobState.QUEUED:
-            self._starter.send_start(live)
+            self._starter.start_again(live)
 
 
 def _check_program(peer: Connection, pid: int) -> None:

@@ -72,7 +72,6 @@ class Starter:
         live.file.version, live.file.protocol = __version__, m.PROTOCOL
         try:
             check_cap(facts, live.file.spec, live.file.argv)
-            make_private(live.directory)  # somebody may have removed it while the job was queued
             self._make_page(live)
             live.save()
             if live.page is not None:
@@ -112,19 +111,25 @@ class Starter:
             live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
     def _make_page(self, live: LiveJob) -> None:
+        make_private(live.directory)  # somebody may have removed it while the job was queued
         live.job_page.make(live.directory)
         live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
-    def send_start(self, live: LiveJob) -> None:
-        """Tell its runner to start the program. If somebody removed its page meanwhile, it gets another: no process
-        has the first one."""
-        if live.runner is not None and live.page is not None and not live.page.path.exists():
-            try:
-                make_private(live.directory)
+    def start_again(self, live: LiveJob) -> None:
+        """Its runner comes again before it has started the program. If somebody removed the job's page meanwhile,
+        there is another: no process has the first one."""
+        try:
+            if live.page is not None and not live.page.path.exists():
                 self._make_page(live)
-            except (OSError, PeerError) as error:
-                live.runner.send(m.Refuse(reason=f"job {live.id} is not started: its page cannot be made: {error}"))
-                return
+        except (OSError, PeerError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            reason = f"its page cannot be made: {why} ({live.directory}); free some space and submit it again"
+            if live.runner is not None:
+                live.runner.send(m.Refuse(reason=f"job {live.id} is not started: {reason}"))
+            return
+        self.send_start(live)
+
+    def send_start(self, live: LiveJob) -> None:
         if live.runner is not None and live.page is not None:
             moments.pass_by("Start.before")
             live.runner.send(m.Start(job=live.id, environment=self._environment(live, live.page.path)))

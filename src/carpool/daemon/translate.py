@@ -143,7 +143,7 @@ def grant_from(effect: GrantLease, serial: int = 0) -> m.Grant:
 def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.Job:
     """A job as people see it: the core's picture, with what its page and its processes say at this moment."""
     facts = plain(picture)
-    if live is not None and live.is_unborn:
+    if live is not None and live.is_unstarted:
         facts["argv"] = live.file.argv
     elif live is not None:
         gradients = sum(member.gradient_bytes for member in live.members.values())
