@@ -5,6 +5,7 @@ A stand-in for torch is enough here: modules that call each other, optimizers th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -56,7 +57,11 @@ class Program:
         data = SimpleNamespace(get_worker_info=lambda: "worker" if self.is_worker else None)
         self.level: int | None = None
         self.torch = SimpleNamespace(
-            _C=SimpleNamespace(_functorch=SimpleNamespace(maybe_current_level=lambda: self.level)),
+            _C=SimpleNamespace(
+                _functorch=SimpleNamespace(maybe_current_level=lambda: self.level),
+                DisableTorchFunction=contextlib.nullcontext,
+                _DisableTorchDispatch=contextlib.nullcontext,
+            ),
             is_grad_enabled=lambda: self.has_grad,
             utils=SimpleNamespace(data=data),
             autograd=SimpleNamespace(backward=None),
