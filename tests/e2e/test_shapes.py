@@ -154,8 +154,8 @@ class Shared:
     def _start(self, shape: Shape) -> Running:
         options = ["--name", shape.name, "--memory", "700MiB"]
         environment = with_compiler(self.node.environment) if shape.has_compiler else self.node.environment
-        # torchrun would choose one thread for two ranks. Once a rank was aborted by C++ at its end ("terminate called
-        # without an active exception"), and nobody knew in which thread: where Python's threads were is written now.
+        # torchrun would choose one thread for two ranks.
+        # A rank may be aborted from C++ at its end (CONTRIBUTING.md): then Python's stacks are in the message.
         added = {**environment, "OMP_NUM_THREADS": "2", "PYTHONFAULTHANDLER": "1"}
         with with_environment(self.node, added):
             return Running(shape=shape, started=self.node.run(*shape.command, options=options))

@@ -38,6 +38,25 @@ for _ in range(3):
 print("a further step", flush=True)
 """
 
+WAITING = """
+import sys
+from pathlib import Path
+import torch
+from carpool.agent.checkpoint import saving
+from carpool.agent.checkpoint.replay_guard import ReplayGuard
+from carpool.agent.checkpoint.read_recorder import Mode, ReadRecorder
+from carpool.agent.checkpoint.read_log import ReadLog
+saving.TRIES_MAX = 10
+saving = saving.Saving(torch, ReadRecorder(torch, ReadLog(), Mode.RECORD), ReplayGuard("", ""), Path(sys.argv[1]))
+saving._seen = 0
+held = torch.zeros(3)
+held[1:] = torch.ones(2, requires_grad=True).exp()
+for _ in range(9):
+    saving.on_step()
+print((Path(sys.argv[1]) / "checkpoint.answer").exists())
+saving.on_step()
+"""
+
 
 @pytest.fixture
 def page(tmp_path: Path) -> pages.Page:
@@ -114,3 +133,15 @@ def test_a_program_that_was_told_to_stop_ends_without_anybodys_help(
     assert answer_in(tmp_path)["reason"] == ""
     assert file.exists()
     assert (done.returncode, "a further step" in done.stdout) == (-ended_by, False), done.stderr
+
+
+def test_x3_what_stays_in_the_way_is_refused_with_the_number_of_steps(page: pages.Page, tmp_path: Path) -> None:
+    give_order(page, json.dumps({"number": 1, "file": str(tmp_path / "file"), "stop": False}))
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n", "it is tried again"
+    assert answer_in(tmp_path)["reason"] == (
+        "torch::autograd::CopySlices, which waits for its backward pass, keeps values in C++ that Python cannot read;"
+        " use detach() on what is kept, or order the checkpoint after backward() (tried at 10 steps)"
+    )
+    assert not (tmp_path / "file").exists()

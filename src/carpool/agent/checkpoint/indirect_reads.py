@@ -72,7 +72,7 @@ def _masked(torch: Any, recorder: ReadRecorder, real: Callable[..., Any]) -> Cal
 def as_recorded(torch: Any, recorder: ReadRecorder, kind: int, name: str, result: Any) -> Any:
     """Note the shape of a result, or give it the recorded one."""
     if not issubclass(type(result), torch.Tensor):
-        recorder.unskippable = recorder.unskippable or f"it calls {name} with several results"
+        recorder.cannot_skip(f"it calls {name} with several results")
         return result
     if recorder.is_recording:
         recorder.log.note(kind, list(result.shape))
@@ -90,7 +90,7 @@ def _taken(recorder: ReadRecorder, why: str, real: Callable[..., Any]) -> Callab
     @functools.wraps(real)
     def taken(*args: Any, **kwargs: Any) -> Any:
         if not recorder.depth and (why.endswith("bytes") or is_program_file(sys._getframe(1).f_code.co_filename)):
-            recorder.unskippable = recorder.unskippable or why
+            recorder.cannot_skip(why)
         return real(*args, **kwargs)
 
     return taken

@@ -77,7 +77,7 @@ def _wrap_save(torch: Any, recorder: ReadRecorder, guard: ReplayGuard) -> None:
         if is_path:
             guard.saves(where)
         elif not recorder.depth:
-            recorder.unskippable = recorder.unskippable or "it saves tensors into something that is no file"
+            recorder.cannot_skip("it saves tensors into something that is no file")
         with recorder.own_work():
             return real(what, where, *args, **kwargs)
 

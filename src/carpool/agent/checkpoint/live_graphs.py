@@ -7,6 +7,10 @@ real from the step after which the oldest of them was made (`made_after`).
 
 A graph whose nodes keep what cannot be seen from here is an obstacle, with its reason: values that a hook brings
 back, objects, the state of C++ code.
+
+Autograd counts nodes by thread. On a GPU `backward(create_graph=True)` makes nodes in autograd's own threads, with
+numbers that say nothing here. So the steps of a program that calls it cannot be skipped. Not covered:
+`torch.autograd.grad(create_graph=True)` inside a module's own call, which makes such nodes too.
 """
 
 from __future__ import annotations
@@ -20,21 +24,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GRAPH_NODES_MAX = 20_000
+ADVICE = "use detach() on what is kept, or order the checkpoint after backward()"
 OPAQUE = ("CppFunction", "CopySlices")  # the types of nodes whose values Python cannot see
-PLAIN = (int, float, complex, bool, str, type(None))
+AS_TEXT = (int, float, complex, bool, str, type(None))  # what a node keeps of these types is compared as text
 LEAVES_FROM = 1 << 63  # the nodes of leaves have the highest number there is, whenever they were made
 
 
 @dataclass(slots=True)
-class Made:
-    """When the nodes of this process were made, by the number that autograd gives each."""
+class NodeNumbers:
+    """The numbers that autograd gives the nodes of this process: they tell when each was made."""
 
     at_steps: array[int] = field(default_factory=lambda: array("Q"))  # the next number, at each step
-    replayed: int = 0  # a lower one is of a replay, and keeps no true values, but for those that were put back
+    first_true: int | None = None  # lower ones are of a replay, and keep no true values, but for those put back
     put_back: frozenset[int] = frozenset()
 
+    def note_step(self, number: int) -> None:
+        """At a step: nodes made from now on have this number or a higher one."""
+        self.at_steps.append(number)
+
+    def end_replay(self, number: int) -> None:
+        """Where the state is put back: nodes made until now keep what skipped computation gave."""
+        self.first_true = number
+
+    def put_back_at(self, numbers: list[int]) -> None:
+        """These nodes have got the values that the recorded run had in them."""
+        self.put_back = frozenset(numbers)
+
     def is_true(self, number: int) -> bool:
-        return number >= self.replayed or number in self.put_back
+        return self.first_true is None or number >= self.first_true or number in self.put_back
 
 
 @dataclass(slots=True)
@@ -47,15 +64,15 @@ class LiveGraph:
     numbers: list[int] = field(default_factory=list)
     obstacle: str = ""
 
-    def made_after(self, made: Made) -> int:
+    def made_after(self, numbers: NodeNumbers) -> int:
         """The step after which the oldest of its nodes was made."""
-        return bisect_right(made.at_steps, min(self.numbers, default=LEAVES_FROM))
+        return bisect_right(numbers.at_steps, min(self.numbers, default=LEAVES_FROM))
 
     def contents(self) -> dict[str, Any]:
         return {"roots": self.roots, "nodes": self.nodes}
 
 
-def live_roots(torch: Any, tensors: dict[str, Any], made: Made) -> list[str]:
+def live_roots(torch: Any, tensors: dict[str, Any], numbers: NodeNumbers) -> list[str]:
     """The tensors that lead to a node with values."""
     ends = {name: tensor.grad_fn for name, tensor in tensors.items() if tensor.grad_fn is not None}
     before: dict[Any, list[Any]] = {}  # which nodes lead to a node
@@ -66,7 +83,7 @@ def live_roots(torch: Any, tensors: dict[str, Any], made: Made) -> list[str]:
         node = todo.pop()
         if len(seen) > GRAPH_NODES_MAX:  # what was not searched counts as live
             return list(ends)
-        if made.is_true(node._sequence_nr()) and _holds_values(torch, node):
+        if numbers.is_true(node._sequence_nr()) and _holds_values(torch, node):
             live.append(node)
         for each, _ in node.next_functions:
             if each is not None:
@@ -99,14 +116,19 @@ def graph_below(torch: Any, tensors: dict[str, Any], roots: list[str]) -> LiveGr
             edges.append((places.get(each), entry))
         _note(torch, graph, node, edges)
         if len(places) > GRAPH_NODES_MAX:
-            graph.obstacle = f"a backward pass that it has not made has more than {GRAPH_NODES_MAX} steps"
+            graph.obstacle = (
+                f"a forward pass of over {GRAPH_NODES_MAX:,} operations waits for its backward pass;"
+                " call backward(), or detach() what is kept"
+            )
     return graph
 
 
 def _note(torch: Any, graph: LiveGraph, node: Any, edges: list[tuple[int | None, int]]) -> None:
     name, plain = f"node {len(graph.nodes)} {node.name()}", list[str]()
     if type(node).__name__ in OPAQUE:
-        graph.obstacle = f"a backward pass that it has not made keeps what cannot be seen ({node.name()})"
+        graph.obstacle = (
+            f"{node.name()}, which waits for its backward pass, keeps values in C++ that Python cannot read; {ADVICE}"
+        )
         return
     number = node._sequence_nr()
     if number < LEAVES_FROM:
@@ -117,7 +139,10 @@ def _note(torch: Any, graph: LiveGraph, node: Any, edges: list[tuple[int | None,
         elif _is_plain(torch, value):
             plain.append(f"{key}={value!r}")
         else:
-            graph.obstacle = f"a backward pass that it has not made keeps a {type(value).__name__} ({node.name()})"
+            kind = type(value).__name__
+            graph.obstacle = (
+                f"{node.name()}, which waits for its backward pass, keeps a value of type {kind}; {ADVICE}"
+            )
             return
     graph.nodes.append(f"{node.name()} {plain} {edges}")
 
@@ -157,7 +182,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(torch: Any, value: Any) -> bool:
-    return type(value) in (*PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format) or value == ()
+    return type(value) in (*AS_TEXT, torch.dtype, torch.device, torch.layout, torch.memory_format) or value == ()
 
 
 def _holds_values(torch: Any, node: Any) -> bool:

@@ -31,7 +31,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from carpool.agent.checkpoint import indirect_reads
-from carpool.agent.checkpoint.live_graphs import Made
+from carpool.agent.checkpoint.live_graphs import NodeNumbers
 from carpool.agent.checkpoint.read_log import ReadLog
 from carpool.agent.checkpoint.skipped_calls import SkippedCalls
 from carpool.agent.checkpoint.tensor_names import is_program_file
@@ -60,6 +60,7 @@ READS = (
 FUNCTIONS = ("equal", "allclose", "is_nonzero")  # of torch itself, with the same meaning
 REAL_FIRST = 3  # rounds over all optimizers that are computed at the beginning of a replay …
 REAL_LAST = 2  # … and before its end
+CREATE_GRAPH = 3  # its place among the arguments of torch.autograd.backward
 OPTIMIZERS_MAX = 8  # a program with more of them uses them one after the other, not all in one round
 
 
@@ -73,13 +74,13 @@ class Mode(Enum):
 class ReadRecorder:
     """The log of this process and the wrappers around torch that feed it or are fed by it."""
 
-    def __init__(self, torch: Any, log: ReadLog, mode: Mode, *, last: int = 0, real_from: int = 0) -> None:
+    def __init__(self, torch: Any, log: ReadLog, mode: Mode, *, last: int = 0, real_from: int | None = None) -> None:
         self._torch = torch
         self.log = log
         self.mode = mode
         self.steps = 0  # of all optimizers
         self.last = last  # of a replay: the step at which the state is put back
-        self.real_from = real_from  # of a replay: the step from which all is computed, for what is kept of it
+        self.real_from = real_from  # of a replay: the step from which all is computed, if anything is kept of it
         self.depth = 0  # inside a module call, a backward pass, an optimizer step, or our own work
         self.is_computing = False  # inside a module call, a backward pass or an optimizer step
         self.is_real = True
@@ -91,9 +92,13 @@ class ReadRecorder:
         self._graded: dict[int, Any] = {}
         self._codes: set[CodeType] = set()  # that read inside a computation
         self._skipped = SkippedCalls(torch)
-        self.made = Made()
+        self.node_numbers = NodeNumbers()
         self.main = main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []  # what a forked process gets back
+
+    def cannot_skip(self, why: str) -> None:
+        """Only computing every step again can replay this program. The first reason is kept."""
+        self.unskippable = self.unskippable or why
 
     # --- reads --------------------------------------------------------------------------------------------
 
@@ -124,7 +129,7 @@ class ReadRecorder:
         if code not in self._codes:
             self._codes.add(code)
             if is_program_file(code.co_filename):
-                self.unskippable = self.unskippable or f"{code.co_qualname} reads tensors inside a module or a step"
+                self.cannot_skip(f"{code.co_qualname} reads tensors inside a module or a step")
 
     def _answer(self, kind: int, name: str, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self.own_work():
@@ -193,7 +198,7 @@ class ReadRecorder:
             finally:
                 self.depth, self.is_computing = 0, False
             if not self.unskippable and not self._skipped.are_tensors(result):
-                self.unskippable = f"calling its {type(module).__name__} gives more than tensors"
+                self.cannot_skip(f"calling its {type(module).__name__} gives more than tensors")
             if key is not None:
                 self._skipped.learn(key, result)
             return result
@@ -203,6 +208,8 @@ class ReadRecorder:
     def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("create_graph") or any(args[CREATE_GRAPH : CREATE_GRAPH + 1]):
+                self.cannot_skip("it calls backward with create_graph")
             if self.depth or get_ident() != self.main:
                 return real(*args, **kwargs)
             if self._is_skipping:
@@ -223,7 +230,7 @@ class ReadRecorder:
         @functools.wraps(real)
         def grad(*args: Any, **kwargs: Any) -> Any:
             if not self.depth:
-                self.unskippable = self.unskippable or "it calls torch.autograd.grad"
+                self.cannot_skip("it calls torch.autograd.grad")
             return real(*args, **kwargs)
 
         return grad
@@ -234,7 +241,7 @@ class ReadRecorder:
             if self.depth or get_ident() != self.main:
                 return real(optimizer, *args, **kwargs)
             if any(value is not None for value in (*args, *kwargs.values())):
-                self.unskippable = self.unskippable or "its optimizer's step takes a closure"
+                self.cannot_skip("its optimizer's step takes a closure")
             if self._is_skipping:
                 return None
             self.depth, self.is_computing = 1, True
@@ -265,7 +272,7 @@ class ReadRecorder:
             return
         number = optimizer.__dict__.get("_carpool_number", 255)
         self.steps += 1
-        self.made.at_steps.append(self._torch.autograd._get_sequence_nr())
+        self.node_numbers.note_step(self._torch.autograd._get_sequence_nr())
         self.before_saving()
         if self.mode is Mode.RECORD:
             self.log.note_step(number)
@@ -274,8 +281,10 @@ class ReadRecorder:
         with self.own_work():
             self.log.next_step(number)
         rounds = min(max(1, self._optimizers), OPTIMIZERS_MAX)
-        real_last = min(self.last - REAL_LAST * rounds, self.real_from)
-        self.is_real = self.steps < REAL_FIRST * rounds or self.steps >= real_last
+        first_real = self.last - REAL_LAST * rounds
+        if self.real_from is not None:
+            first_real = min(first_real, self.real_from)
+        self.is_real = self.steps < REAL_FIRST * rounds or self.steps >= first_real
         self.on_step()
 
     # --- what a skipped computation leaves behind -----------------------------------------------------------
@@ -295,7 +304,8 @@ class ReadRecorder:
     def stop_skipping(self) -> None:
         """Where the state is put back: what was kept for skipped computation is none of it."""
         self._skipped, self._graded = SkippedCalls(self._torch), {}
-        self.made.replayed = self._torch.autograd._get_sequence_nr()
+        if self.mode is Mode.SKIP:  # what was computed again is true
+            self.node_numbers.end_replay(self._torch.autograd._get_sequence_nr())
 
     def begin_trial(self) -> None:
         """The state was put back: from here everything is computed, and compared."""

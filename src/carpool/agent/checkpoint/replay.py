@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from carpool.agent.checkpoint.conditions import compare_sources
+from carpool.agent.checkpoint.live_graphs import LiveGraph
 from carpool.agent.checkpoint.read_recorder import Mode
 from carpool.agent.checkpoint.replay_guard import ReplayGuard
 from carpool.agent.checkpoint.saving import Saving
@@ -42,28 +43,27 @@ class Replay:
     def _snapshot(self) -> Snapshot:
         return Snapshot(self._torch, self._saving.before, sys._getframe())
 
-    def _snapshot_with_graph(self) -> Snapshot:
-        """As the recorded run had it where its state was taken."""
+    def _snapshot_with_graph(self) -> tuple[Snapshot, LiveGraph]:
+        """As the recorded run had them where its state was taken."""
         snapshot = self._snapshot()
-        graph = snapshot.hold_graph(self._file.contents["state"]["graph"]["roots"])
-        self._recorder.made.put_back = frozenset(graph.numbers)
-        return snapshot
+        return snapshot, snapshot.hold_graph(self._file.contents["state"]["graph"]["roots"])
 
     def _arrive(self) -> None:
         contents = self._file.contents
         self._recorder.stop_skipping()
         compare_sources(contents["sources"])
+        snapshot, _ = self._snapshot_with_graph()
         if self._recorder.mode is Mode.SKIP:
-            snapshot = self._snapshot_with_graph()
             snapshot.compare_graph(contents["state"])
-            if snapshot.formless():
-                raise RefusedError(f"after the replay {snapshot.formless()}")
+            if snapshot.why_no_bytes():
+                raise RefusedError(f"after the replay {snapshot.why_no_bytes()}")
             snapshot.put_back(self._file)
         else:
-            snapshot = self._snapshot_with_graph()
             snapshot.compare_values(contents["state"])
             snapshot.compare_graph(contents["state"])
-        if self._snapshot_with_graph().digest() != contents["digest_first"]:
+        snapshot, graph = self._snapshot_with_graph()
+        self._recorder.node_numbers.put_back_at(graph.numbers)
+        if snapshot.digest() != contents["digest_first"]:
             raise RefusedError(f"its state at step {contents['first']} has another hash than that in the file")
         self._recorder.begin_trial()
 

@@ -27,8 +27,8 @@ from carpool.errors import RefusedError
 from carpool.wire import page
 from carpool.wire.checkpoint import CheckpointWriter
 
-TRIES_WITHOUT = 8  # steps at which it waits for one without a forward pass under way; then that is written too …
-TRIES_MAX = 64  # … or at this many, if that is one that cannot be written
+GRAPHLESS_TRIES = 8  # steps at which it waits for one where no forward pass waits: that file is smaller
+TRIES_MAX = 64  # steps after which what is in the way is refused
 REST_SECONDS = 10.0  # for the command that gave the order to cancel the job
 KILL_AFTER_SECONDS = 10.0  # as the daemon does it
 
@@ -89,31 +89,31 @@ class Saving:
         return self.recorder.log.trouble or self._guard.trouble or thread_in_the_way()
 
     def _begin(self, path: Path) -> None:
-        snapshot = Snapshot(self._torch, self.before, sys._getframe())
         obstacle = self._obstacle()
-        made = self.recorder.made
-        roots = snapshot.live_roots(made) if not obstacle else []
-        self._tries += 1
-        if roots and self._tries < TRIES_WITHOUT:
-            return
-        graph = snapshot.hold_graph(roots)
-        passing = graph.obstacle
-        if made.replayed:  # then it may be left of the replay, in variables that will soon have other values
-            passing = passing or snapshot.nameless()
-        if passing and not obstacle and self._tries < TRIES_MAX:
-            return
-        obstacle = obstacle or passing or snapshot.obstacle()
         if obstacle:
             raise RefusedError(obstacle)
-        if snapshot.shows_weights():
-            self.recorder.unskippable = (
-                self.recorder.unskippable or "it keeps an array of numpy's that shows its weights"
-            )
+        snapshot, numbers = Snapshot(self._torch, self.before, sys._getframe()), self.recorder.node_numbers
+        roots = snapshot.live_roots(numbers)
+        self._tries += 1
+        if roots and self._tries < GRAPHLESS_TRIES:
+            return
+        graph = snapshot.hold_graph(roots)
+        transient = graph.obstacle
+        if numbers.first_true is not None:  # it may be left of the replay, in variables that soon have other values
+            transient = transient or snapshot.why_no_name()
+        if transient and self._tries < TRIES_MAX:
+            return
+        if transient:
+            raise RefusedError(f"{transient} (tried at {TRIES_MAX} steps)")
+        if obstacle := snapshot.obstacle():
+            raise RefusedError(obstacle)
+        if snapshot.is_seen_by_numpy():
+            self.recorder.cannot_skip("it keeps an array of numpy's that shows its weights")
         writer = CheckpointWriter(path)
         self._draft = Draft(writer, {})
         self._draft.contents = {
             "first": self.recorder.steps,
-            "made_after": graph.made_after(made),
+            "made_after": graph.made_after(numbers),
             "state": snapshot.write(writer),
             "digest_first": snapshot.digest(),
         }

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 PLAIN = (int, float, bool, str, type(None))
-EXAMPLES_BYTES_MAX = 256 << 20  # kept together; what goes beyond is all zeros
+# Kept together; what goes beyond is all zeros. These bytes are on the job's device, and count under its cap until the
+# state is put back.
+EXAMPLES_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,10 @@ class SkippedCalls:
         return ("plain", value) if type(value) in PLAIN else ("other", id(value))
 
     def _like(self, tensor: Any) -> Like:
-        self._bytes += tensor.nbytes
-        example = tensor.detach().clone() if self._bytes <= EXAMPLES_BYTES_MAX else None
+        size = tensor.numel() * tensor.element_size()
+        is_kept = tensor.layout is self._torch.strided and self._bytes + size <= EXAMPLES_BYTES_MAX
+        self._bytes += size if is_kept else 0
+        example = tensor.detach().clone() if is_kept else None
         return Like(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad, example)
 
     def _make(self, like: Like) -> Any:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from carpool.agent import cuda
-from carpool.agent.checkpoint.live_graphs import LiveGraph, Made, graph_below, live_roots
+from carpool.agent.checkpoint.live_graphs import LiveGraph, NodeNumbers, graph_below, live_roots
 from carpool.agent.checkpoint.tensor_names import Named, Namer, storage_of
 from carpool.errors import RefusedError
 from carpool.wire.checkpoint import CheckpointFile, CheckpointWriter
@@ -35,10 +35,10 @@ class Snapshot:
 
     def obstacle(self) -> str:
         """Why this state cannot be moved faithfully; empty if it can."""
-        return self.formless() or self.nameless()
+        return self.why_no_bytes() or self.why_no_name()
 
-    def formless(self) -> str:
-        """One of its tensors that cannot be written, as a reason."""
+    def why_no_bytes(self) -> str:
+        """Why one of its tensors cannot be written; empty if all can."""
         for path, tensor in self._named.tensors.items():
             if tensor.layout is not self._torch.strided or tensor.is_quantized or tensor.device.type == "meta":
                 return f"its tensor {path} ({tensor.layout}, {tensor.device}) has no plain bytes"
@@ -46,9 +46,9 @@ class Snapshot:
                 return f"its tensor {path} is a {type(tensor).__name__}"
         return ""
 
-    def nameless(self) -> str:
-        """The same of a tensor that no variable leads to. Not asked after a replay: a backward pass that was skipped
-        did not free what was kept for it, and the recorded run had none."""
+    def why_no_name(self) -> str:
+        """Why a tensor cannot be named: no variable leads to it. Not asked where a replay ends: a skipped backward
+        pass frees nothing, and the recorded run had none of these."""
         nameless = [each for each in self._named.nameless if storage_of(each) not in self._storages]
         if nameless:
             first = nameless[0]
@@ -58,14 +58,14 @@ class Snapshot:
             )
         return ""
 
-    def shows_weights(self) -> bool:
+    def is_seen_by_numpy(self) -> bool:
         """Whether the program keeps an array of numpy's in which it sees its weights change: no read tells that."""
         weights = {storage_of(each) for each in self._named.tensors.values() if each.requires_grad and each.is_leaf}
-        return any(storage_of(each) in weights for each in self._named.windows)
+        return any(storage_of(each) in weights for each in self._named.numpy_bases)
 
-    def live_roots(self, made: Made) -> list[str]:
+    def live_roots(self, numbers: NodeNumbers) -> list[str]:
         """The tensors on which a forward pass hangs that still waits for its backward pass."""
-        return live_roots(self._torch, self._named.tensors, made)
+        return live_roots(self._torch, self._named.tensors, numbers)
 
     def hold_graph(self, roots: list[str]) -> LiveGraph:
         """Count what hangs on these tensors to the state."""
@@ -190,10 +190,13 @@ class Snapshot:
 
     def compare_graph(self, saved: dict[str, Any]) -> None:
         """The nodes to which values are put back must be those that had them."""
-        if self._graph.nodes != saved["graph"]["nodes"] or self._graph.obstacle:
+        if self._graph.obstacle:
+            raise RefusedError(f"after the replay {self._graph.obstacle}")
+        here, there = self._graph.nodes, saved["graph"]["nodes"]
+        if here != there:
             raise RefusedError(
-                "what it keeps for a backward pass that it has not made is not the same after the replay"
-                f"{'; try --recompute' if not self._graph.obstacle else f': {self._graph.obstacle}'}"
+                f"the {len(here)} operations that wait for a backward pass after the replay are not the {len(there)}"
+                " that did before; try --recompute"
             )
 
     def compare_values(self, saved: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class Named:
     generators: dict[str, Any] = field(default_factory=dict)  # of random numbers
     compared: dict[str, int | bool | None] = field(default_factory=dict)
     put_back: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict)  # where, under which key, what
-    windows: list[Any] = field(default_factory=list)  # tensors that an array of numpy's shows
+    numpy_bases: list[Any] = field(default_factory=list)  # tensors whose memory an array of numpy's shares
     nameless: list[Any] = field(default_factory=list)  # tensors that nothing led to
 
 
@@ -221,7 +221,7 @@ class Namer:
         """One of numpy's: it may be a window on a tensor, or hold tensors."""
         self._push(f"{path}.base", array.base, IGNORE)
         if issubclass(type(array.base), self._torch.Tensor):
-            self._found.windows.append(array.base)
+            self._found.numpy_bases.append(array.base)
         if array.dtype.hasobject and array.dtype.names is None:
             for index, each in enumerate(array.flat):
                 self._push(f"{path}.flat[{index}]", each, IGNORE)
