@@ -1094,15 +1094,18 @@ API cuLaunchCooperativeKernel(CUfunction f, DIMS, CUstream s, void **params) {
     (void)shared;
     return launch(f, s, params, SHAPE(gx, gy, gz), SHAPE(bx, by, bz));
 }
-/* No more than one kernel a device, as NVIDIA's words say; each in its stream's own context. */
+/* At most one kernel for each device, as the driver's manual has it; each in its stream's own context. */
 API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
     (void)flags;
     CUresult result = list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0, seen = 0; i < count && !result; seen |= 1u << list[i++].hStream->context->device) {
+    unsigned seen = 0;
+    for (unsigned i = 0; i < count && !result; i++) {
         if ((uintptr_t)list[i].hStream <= 2)
             return CUDA_ERROR_INVALID_HANDLE;
-        if (seen >> list[i].hStream->context->device & 1)
+        unsigned bit = 1u << list[i].hStream->context->device;
+        if (seen & bit)
             return CUDA_ERROR_INVALID_DEVICE;
+        seen |= bit;
     }
     for (unsigned i = 0; i < count && !result; i++) {
         if ((result = cuCtxPushCurrent_v2(list[i].hStream->context)) == CUDA_SUCCESS) {

@@ -5,6 +5,7 @@ A job may lower its own limits, so each asks for that itself. It is in a job of 
 
 import ctypes
 import os
+import select
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from attack_compute import KERNEL_S, plain_launch, prepare, spend
 from attack_driver import Driver, NotHereError, word
 
 PATIENCE_SECONDS = 20.0
-QUIET_SECONDS = 3.0
+TRYING_SECONDS = 3.0
 GIVEN_PERCENT, LEFT_PERCENT = 25, 10
 
 
@@ -84,7 +85,7 @@ def resized_left(size):
         os._exit(0)
     os.waitpid(first, 0)
     os.close(done)
-    os.read(until, 1)  # until that process has ended
+    select.select([until], [], [], PATIENCE_SECONDS)  # until that process has ended
     cuda = Driver()
     return sum(size for _ in range(2) if take(cuda, size) is not None)
 
@@ -116,7 +117,7 @@ def turn_holding_too_much(size):
         print(error, flush=True)
         raise
     print("resized", flush=True)
-    compute(cuda, kernel, QUIET_SECONDS)
+    compute(cuda, kernel, TRYING_SECONDS)
     return []
 
 
