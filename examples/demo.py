@@ -35,7 +35,8 @@ try:
     from carpool.bench import node as nodes
     from carpool.bench import timeline
     from carpool.bench.timeline import Panel
-    from carpool.cli.tables import COLOURS, console
+    from carpool.cli.rows import COLOURS
+    from carpool.cli.tables import console
     from carpool.client import Client
     from carpool.devices import cpu
     from carpool.errors import CarpoolError, PeerError
