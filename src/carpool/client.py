@@ -264,8 +264,9 @@ class Client:
     ) -> calls.Submitted:
         """Run a program as a job in the background, in this directory and environment unless told otherwise. It has
         this process's umask, limits, priority, processors and ignored or blocked signals."""
-        if not argv:
-            raise UsageError("there is no program to submit; give its command line, like ['python', 'train.py']")
+        if not argv or isinstance(argv, str):  # a text is a sequence of its letters
+            what = f"{argv!r} is one text" if argv else "there is no program to submit"
+            raise UsageError(f"{what}; give the command line as a list, like ['python', 'train.py']")
         where = str(Path(cwd if cwd is not None else Path.cwd()).absolute())
         spec = spec if spec is not None else calls.Spec(name=name_of(argv))
         if not spec.fingerprint:

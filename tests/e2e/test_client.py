@@ -73,6 +73,8 @@ def test_orders_are_given_and_refused_as_on_the_command_line(node: Node) -> None
         client.wait(job, seconds=0.2)
     with pytest.raises(UsageError, match="no program to submit"):
         client.submit([])
+    with pytest.raises(UsageError, match="'python train.py' is one text; give the command line as a list"):
+        client.submit("python train.py")
     assert client.cancel(job) == job
     assert client.wait(job, seconds=60).reason.startswith("cancelled: by carpool.Client")
 
