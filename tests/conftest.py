@@ -14,9 +14,11 @@ import pytest
 from tests.e2e.alone import Alone
 from tests.native.gpu import Built, build
 
-# Programs inherit it: a shell ignores Ctrl-C for what it starts in the background.
+# Programs inherit it: a shell ignores Ctrl-C and Ctrl-\ for what it starts in the background.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Programs inherit this too. Some virtual machines say that they have AMX and do not: oneDNN's products of bfloat16
 # die there of an illegal instruction, with carpool and without.

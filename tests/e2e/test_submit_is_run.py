@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_submitted_program_finds_what_it_would_find_under_run(node: Node, tmp_
     for field, expected in in_run.items():
         assert in_submit[field] == expected, field
     assert in_run["umask"] == 0o027
-    assert in_run["nice"] == 5
+    assert in_run["nice"] == os.getpriority(os.PRIO_PROCESS, 0) + 5
     assert in_run["limits"]["RLIMIT_NOFILE"] == [777, 10_000]
     assert in_run["environment"]["MARK"] == "mine"
     assert in_run["cwd"] == str(tmp_path)

@@ -102,7 +102,7 @@ def test_nobody_takes_the_seat_of_a_neighbours_process(node: Node) -> None:
         answer = claim(node, job=job, pid=claimed, slot=slot)
         assert isinstance(answer, m.Refuse), (claimed, slot, answer)
         assert "process" in answer.reason and "bug" not in answer.reason, answer
-    thief = f"import os; os.environ['CARPOOL_JOB'] = {job!r}\n{LOOP}"
+    thief = f"from carpool.agent import boot; boot.words['CARPOOL_JOB'] = {job!r}\n{LOOP}"
     claims = node.run(PYTHON, "-c", thief, options=["--name", "thief"])
     wait_until(lambda: "is of job thief-" in claims.err, "it is refused")
     check_goes_on(node, "victim")
