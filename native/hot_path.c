@@ -503,7 +503,7 @@ static PyObject *soon_call(PyObject *self, PyObject *const *args, size_t nargsf,
     if (state != NULL && state->held && state->is_instant && !state->depth && PyThread_get_thread_ident() == state->taker) {
         uint64_t recall = state->slot[CP_S_RECALL];
         state->update_began_ns = clock_ns(CLOCK_MONOTONIC);
-        if (state->update_ns < BELL_SOON_NS) {
+        if (state->update_ns < BELL_SOON_NS && !bell_without("knock")) {
             atomic_fetch_or(&state->slot[CP_S_FLAGS], CP_FLAG_SOON);
             if (recall != 0 && recall <= state->slot[CP_S_STEPS] + 1)
                 bell_knock(&state->bell, state->slot);
@@ -559,7 +559,7 @@ static int wait_rung(TurnState *state, PyObject *rehearse)
     Py_END_ALLOW_THREADS
     while (is_knocked && !is_rung) {
         bell_step_aside(&state->bell);
-        for (int times = 0; times < REHEARSALS && !is_rung; times++) {
+        for (int times = 0; times < REHEARSALS && !is_rung && !bell_without("rehearse"); times++) {
             PyObject *done = PyObject_CallNoArgs(rehearse);
             if (done == NULL)
                 return -1;
