@@ -19,7 +19,7 @@ help:
 	@echo "make bench   all benchmarks         make docs    redraw the state diagrams, list the rules"
 	@echo "make house   how well the code can be seen: figures with their bounds, and docs/house.svg"
 	@echo "make golden  record again what the schedulers answer (tests/golden); only when an answer is meant to change"
-	@echo "make results run every study of docs/results.md again and print its tables"
+	@echo "make results run every study of docs/results.md again, print its tables, name stale figures"
 
 setup: $(STAMP)
 
@@ -82,7 +82,7 @@ bench: setup
 	@for name in boundary handover jct throughput interposer; do $(BIN)/carpool bench $$name || exit 1; done
 
 results: setup
-	@for name in salus fgd muri philly itp; do $(BIN)/carpool sim --study $$name || exit 1; done
+	@$(BIN)/python -m carpool.testing.results
 
 docs: setup
 	@$(BIN)/python -m carpool.testing.diagrams

@@ -46,6 +46,8 @@ class Run:
     state: str = "to come"
     steps: int = 0
     has_device: bool = False
+    peak_bytes: int | None = None
+    waited_for: str = ""  # why it waited when somebody looked last, in carpool's words
 
     @property
     def is_running(self) -> bool:
@@ -86,6 +88,7 @@ class Arm:
                 arrived_s=job.arrives_s,
                 ended_s=ended_s,
                 turns=tuple((at, min(end, ended_s)) for at, end in had),
+                peak_bytes=run.peak_bytes,
             )
 
         return Panel(title=title, rows=tuple(map(row, self.runs)))

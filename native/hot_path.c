@@ -18,10 +18,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "bell.h"
 #include "page.h"
@@ -42,6 +46,9 @@ PyAPI_FUNC(PyObject *) PyMethod_New(PyObject *function, PyObject *self);
 #define Py_RETURN_NONE return Py_IncRef(Py_None), Py_None
 
 #define POINTS_MAX 8 /* a program with more optimizers pays Python's price for the rest */
+
+enum { AFTER_STEP, AFTER_YIELD, AFTER_BLOCK, PAUSE_KINDS }; /* as in agent/turns/pauses.py */
+enum { LIKELY = 2 };
 
 /* --- TurnState ---------------------------------------------------------------------------------------------------- */
 
@@ -66,6 +73,13 @@ typedef struct {
     int64_t update_began_ns, update_ns; /* the newest update of the optimizer: its start, and how long the last took */
     unsigned long long sampled_at;
     long long steady_bytes;
+    long long pause_from, pause_cpu_ns; /* the running pause; the processor time at its begin, 0 if nobody looked */
+    char pauses[PAUSE_KINDS];           /* how likely an idle pause is after each kind of point (T6) */
+    char pause_kind, is_timed, is_shown;
+    int turn_steps;    /* iterations of this turn, counted up to CP_CHANGE_STEPS; those say what the change of turn cost */
+    char is_compared;  /* this turn's first ones are compared with the usual iteration, which is known */
+    int64_t iterated_ns, usual_ns, excess_ns; /* the last boundary or grant; a usual iteration; what the first ones took beyond */
+    int64_t compared_ns; /* the usual iteration as it was when the turn began: what is learnt in a turn is not compared in it */
 } TurnState;
 
 static PyTypeObject *turn_state_type;
@@ -80,6 +94,8 @@ static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
     if (state == NULL)
         return NULL;
     state->bell.peer = state->bell.own = state->bell.line = -1;
+    state->pauses[AFTER_STEP] = state->pauses[AFTER_YIELD] = LIKELY - 1;
+    state->pauses[AFTER_BLOCK] = LIKELY;
     if (PyObject_GetBuffer(words, &state->view, PyBUF_WRITABLE) < 0) {
         Py_DECREF(state);
         return NULL;
@@ -108,6 +124,81 @@ static void state_dealloc(TurnState *state)
     PyBuffer_Release(&state->view);
     Py_XDECREF(state->words);
     release((PyObject *)state);
+}
+
+/* --- what a change of turn costs; agent/turns/hot_path.py has the rules (PlainTurnState) ---------------------------- */
+
+enum { USUAL_SHIFT = 4, LESS_SHIFT = 7, EXCESS_MAX = 16 }; /* as USUAL_PART, LESS_PART and EXCESS_MAX there */
+
+static void note_turn_began(TurnState *state, int64_t now)
+{
+    state->iterated_ns = now;
+    state->excess_ns = 0;
+    state->compared_ns = state->usual_ns;
+    state->is_compared = state->usual_ns != 0;
+    state->turn_steps = state->is_compared ? 0 : CP_CHANGE_STEPS;
+}
+
+static void book_change(TurnState *state)
+{
+    if (state->base != 0) {
+        state->slot[CP_S_CHANGE_NS] += (uint64_t)state->excess_ns;
+        state->slot[CP_S_CHANGES] += 1;
+    }
+}
+
+static void note_iteration(TurnState *state, int64_t now)
+{
+    int64_t took = now - state->iterated_ns, usual = state->usual_ns;
+    state->iterated_ns = now;
+    if (state->turn_steps >= CP_CHANGE_STEPS) { /* always so while it is alone */
+        state->usual_ns = usual == 0 ? took : usual + (((took < 2 * usual ? took : 2 * usual) - usual) >> USUAL_SHIFT);
+        return;
+    }
+    int64_t beyond = took - state->compared_ns, most = EXCESS_MAX * state->compared_ns;
+    state->excess_ns += beyond < most ? beyond : most;
+    if (took < usual - (usual >> LESS_SHIFT))
+        state->usual_ns = usual + ((took - usual) >> USUAL_SHIFT);
+    if (++state->turn_steps == CP_CHANGE_STEPS)
+        book_change(state);
+}
+
+static void note_turn_ended(TurnState *state, int64_t drained)
+{
+    bool is_short = state->turn_steps > 0 && state->turn_steps < CP_CHANGE_STEPS;
+    if (state->is_compared && is_short)
+        book_change(state);
+    if (state->is_compared && state->turn_steps > 0 && state->base != 0)
+        state->slot[CP_S_CHANGE_NS] += (uint64_t)drained;
+    state->is_compared = 0;
+    state->turn_steps = CP_CHANGE_STEPS;
+}
+
+static PyObject *state_turn_began(TurnState *state, PyObject *args)
+{
+    long long now;
+    if (!PyArg_ParseTuple(args, "L:turn_began", &now))
+        return NULL;
+    note_turn_began(state, now);
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_iterated(TurnState *state, PyObject *args)
+{
+    long long now;
+    if (!PyArg_ParseTuple(args, "L:iterated", &now))
+        return NULL;
+    note_iteration(state, now);
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_turn_ended(TurnState *state, PyObject *args)
+{
+    long long drained;
+    if (!PyArg_ParseTuple(args, "L:turn_ended", &drained))
+        return NULL;
+    note_turn_ended(state, drained);
+    Py_RETURN_NONE;
 }
 
 static PyObject *state_get_base(TurnState *state, void *unused)
@@ -217,6 +308,14 @@ static PyMemberDef state_members[] = {
     {"away_ns", T_LONGLONG, offsetof(TurnState, away_ns), 0, "how long the turn was away by StepHook, in all"},
     {"sampled_at", T_ULONGLONG, offsetof(TurnState, sampled_at), 0, "the step at which the memory was last looked at"},
     {"steady_bytes", T_LONGLONG, offsetof(TurnState, steady_bytes), 0, "who holds more at a boundary has grown; 0: unknown"},
+    {"pause_from", T_LONGLONG, offsetof(TurnState, pause_from), 0, "since when it pauses; 0: it computes"},
+    {"pause_cpu_ns", T_LONGLONG, offsetof(TurnState, pause_cpu_ns), 0, "processor time when the pause began; 0: unknown"},
+    {"pause_kind", T_BYTE, offsetof(TurnState, pause_kind), 0, "after which kind of point"},
+    {"after_step", T_BYTE, offsetof(TurnState, pauses[AFTER_STEP]), 0, "how likely an idle pause is after a boundary"},
+    {"after_yield", T_BYTE, offsetof(TurnState, pauses[AFTER_YIELD]), 0, "the same after a yield point"},
+    {"after_block", T_BYTE, offsetof(TurnState, pauses[AFTER_BLOCK]), 0, "the same after an explicit turn"},
+    {"is_timed", T_BOOL, offsetof(TurnState, is_timed), 0, "whether processor time is read when a pause begins"},
+    {"is_shown", T_BOOL, offsetof(TurnState, is_shown), 0, "whether nothing is on the device in a pause, so others may know"},
     {NULL},
 };
 
@@ -231,6 +330,9 @@ static PyMethodDef state_methods[] = {
     {"take_bell_down", (PyCFunction)state_take_bell_down, METH_NOARGS, "Nobody rings here any more, nor from here."},
     {"pass_on", (PyCFunction)state_pass_on, METH_NOARGS, "Ring the next job; the pass that was used, or 0."},
     {"hear", (PyCFunction)state_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},
+    {"turn_began", (PyCFunction)state_turn_began, METH_VARARGS, "turn_began(now): the turn is held from now on."},
+    {"iterated", (PyCFunction)state_iterated, METH_VARARGS, "iterated(now): an iteration ended that Python counted."},
+    {"turn_ended", (PyCFunction)state_turn_ended, METH_VARARGS, "turn_ended(drained_ns): the turn goes."},
     {"forget", (PyCFunction)state_forget, METH_NOARGS, "Let Python take care of every point again."},
     {NULL},
 };
@@ -239,6 +341,61 @@ static PyMethodDef state_methods[] = {
 static bool may_compute(const TurnState *state)
 {
     return state->is_off || (state->held && state->slot[CP_S_RECALL] < CP_LAPSED);
+}
+
+static void show_pause(TurnState *state, uint64_t from, bool is_foretold)
+{
+    if (state->is_shown && state->base != 0)
+        state->slot[CP_S_PAUSE_FROM] = from | (is_foretold ? CP_PAUSE_FORETOLD : 0);
+}
+
+static bool is_likely(const TurnState *state)
+{
+    return state->pauses[(unsigned)state->pause_kind % PAUSE_KINDS] >= LIKELY;
+}
+
+/* How long this thread wanted a processor and had none, since it began; 0 on a kernel that does not count it. */
+static int64_t delay_ns(void)
+{
+    char text[96];
+    int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    text[length < 0 ? 0 : length] = 0;
+    const char *second = strchr(text, ' ');
+    return second == NULL ? 0 : strtoll(second, NULL, 10);
+}
+
+/* A boundary: nothing is on the device from here to the next begin point (agent/turns/pauses.py). */
+static void begin_pause(TurnState *state, int64_t now)
+{
+    state->pause_from = now & ~(int64_t)CP_PAUSE_BITS;
+    state->pause_kind = AFTER_STEP;
+    state->pause_cpu_ns = state->is_timed ? clock_ns(CLOCK_PROCESS_CPUTIME_ID) + delay_ns() : 0;
+    show_pause(state, (uint64_t)state->pause_from, is_likely(state));
+}
+
+/* Whether there is no pause, or only a short one, which is over now; a long one is left to Python. */
+static bool end_pause(TurnState *state)
+{
+    if (state->pause_from == 0 || state->is_off || state->depth || PyThread_get_thread_ident() != state->taker)
+        return true;
+    if (clock_ns(CLOCK_MONOTONIC) - state->pause_from > CP_STALL_NS)
+        return false;
+    char *likely = &state->pauses[(unsigned)state->pause_kind % PAUSE_KINDS];
+    *likely -= *likely > 0;
+    state->is_timed = state->is_timed && *likely > 0;
+    state->pause_from = 0;
+    show_pause(state, 0, false);
+    return true;
+}
+
+/* Whether somebody could use the pause that began just now, and it will likely be idle. */
+static bool is_pause_wanted(const TurnState *state)
+{
+    const Word *header = state->view.buf;
+    return header[CP_H_WAITERS] != 0 && is_likely(state);
 }
 
 static PyType_Slot state_slots[] = {
@@ -381,8 +538,10 @@ static int64_t count_step(TurnState *state, PyObject *optimizer)
         int64_t now = clock_ns(CLOCK_MONOTONIC);
         state->slot[CP_S_STEPS] = steps;
         state->slot[CP_S_BOUNDARY_NS] = (uint64_t)now;
+        note_iteration(state, now);
         state->update_ns = now - state->update_began_ns;
-        bool is_due = state->slot[CP_S_RECALL] != 0 || (steps & CP_RESAMPLE_MASK) == 0;
+        begin_pause(state, now);
+        bool is_due = state->slot[CP_S_RECALL] != 0 || (steps & CP_RESAMPLE_MASK) == 0 || is_pause_wanted(state);
         return is_due ? (int64_t)steps : 0;
     }
     return -1;
@@ -423,12 +582,15 @@ static int hand_over(TurnState *state, uint64_t steps, PyObject *rehearse)
     uint64_t recall = slot[CP_S_RECALL];
     if (!state->held || !state->is_instant || recall == 0 || recall >= CP_LAPSED || steps < recall)
         return 0;
+    if (is_pause_wanted(state) || state->stall_ns > CP_STALL_NS)
+        return 0; /* it wants no other turn yet */
     if (state->steady_bytes && (int64_t)slot[CP_S_LIVE] > state->steady_bytes)
         return 0; /* what it needs now is told before others decide by it */
     bool is_heard;
     uint64_t pass = bell_pass_on(&state->bell, slot, &is_heard);
     if (pass == 0)
         return 0;
+    note_turn_ended(state, 0);
     state->held = 0;
     state->is_waiting = 1;
     state->left_ns = clock_ns(CLOCK_MONOTONIC);
@@ -441,7 +603,10 @@ static int hand_over(TurnState *state, uint64_t steps, PyObject *rehearse)
     state->held = 1;
     slot[CP_S_LEASE] = CP_LEASE_HELD;
     slot[CP_S_PEAK] = slot[CP_S_LIVE];
-    state->away_ns += clock_ns(CLOCK_MONOTONIC) - state->left_ns;
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    state->away_ns += now - state->left_ns;
+    begin_pause(state, now);
+    note_turn_began(state, now);
     return steps - state->sampled_at <= CP_RESAMPLE_MASK;
 }
 
@@ -496,7 +661,8 @@ static bool watch_thread(Point *call)
 
 static bool begin(Point *call)
 {
-    return (call->state != NULL && may_compute(call->state)) || call_python(call->slow);
+    TurnState *state = call->state;
+    return (state != NULL && may_compute(state) && end_pause(state)) || call_python(call->slow);
 }
 
 /* A data-loading worker takes no turns: its calls pass. */
@@ -558,6 +724,17 @@ static bool may_give_back(const TurnState *state)
     return state->slot[CP_S_RECALL] != 0 || (header[CP_H_WAITERS] != 0 && state->stall_ns > CP_STALL_NS);
 }
 
+/* The thread that takes the turns waits for input from now on; 0: no more. Not with the graph of a step in memory. */
+static void show_input_wait(TurnState *state, uint64_t from)
+{
+    if (state == NULL || state->is_off || state->depth || PyThread_get_thread_ident() != state->taker)
+        return;
+    bool is_clean = state->steady_bytes == 0 || (int64_t)state->slot[CP_S_LIVE] <= state->steady_bytes;
+    bool is_shown = from != 0 && is_clean;
+    uint64_t begun = (from & ~(uint64_t)CP_PAUSE_BITS) | CP_PAUSE_INPUT;
+    show_pause(state, is_shown ? begun : 0, is_shown && state->stall_ns > CP_STALL_NS);
+}
+
 static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Point *call = (Point *)self;
@@ -568,18 +745,22 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
         return NULL;
     if (is_worker)
         return PyObject_Vectorcall(call->real, args, nargsf, kwnames);
-    if ((call->state == NULL || may_give_back(call->state)) && !call_python(call->slow))
+    if ((call->state == NULL || may_give_back(call->state) || !end_pause(call->state)) && !call_python(call->slow))
         return NULL;
     int64_t began = clock_ns(CLOCK_MONOTONIC), busy = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    show_input_wait(call->state, (uint64_t)began);
     PyObject *item = PyObject_Vectorcall(call->real, args, nargsf, kwnames);
-    if (item == NULL)
-        return NULL; /* the end of the data is no reason to ask for a turn */
+    if (item == NULL) { /* the end of the data is no reason to ask for a turn */
+        show_input_wait(call->state, 0);
+        return NULL;
+    }
     call->count++;
     /* A fetch that computes in this thread is work, not a wait for input. */
     int64_t waited = clock_ns(CLOCK_MONOTONIC) - began - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - busy);
     TurnState *state = call->state;
     if (state != NULL && state->held && waited <= CP_STALL_NS && may_compute(state)) {
         state->stall_ns += (waited - state->stall_ns) >> 2; /* rounds down, as Python does */
+        show_input_wait(state, 0);
         return item;
     }
     PyObject *done = PyObject_CallFunction(call->after, "L", (long long)waited);

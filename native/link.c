@@ -82,21 +82,22 @@ static bool carry(void *data, size_t size, bool is_out) {
     return true;
 }
 
-__attribute__((format(printf, 2, 3))) static bool send_text(uint16_t kind, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static bool send_text(struct cp_frame head, const char *format, ...) {
     char text[512];
     va_list facts;
     va_start(facts, format);
     vsnprintf(text, sizeof text, format, facts);
     va_end(facts);
-    struct cp_frame head = {.kind = kind, .length = (uint32_t)strlen(text)};
+    head.length = (uint32_t)strlen(text);
     return carry(&head, sizeof head, true) && carry(text, head.length, true);
 }
 
 static bool send_frame(struct cp_frame frame) { return carry(&frame, sizeof frame, true); }
 
 static bool send_measured(uint64_t held, uint64_t step_ns) {
-    return send_frame((struct cp_frame){
-        .kind = CP_M_MEASURED, .word = {[CP_MEASURED_PERSISTENT_BYTES] = held, [CP_MEASURED_STEP_NS] = step_ns}});
+    struct cp_frame head = {
+        .kind = CP_M_MEASURED, .word = {[CP_MEASURED_PERSISTENT_BYTES] = held, [CP_MEASURED_STEP_NS] = step_ns}};
+    return send_text(head, CP_MEASURED_BODY, 0); /* nobody looks at the loops of a program that is not Python */
 }
 
 static bool send_return(uint64_t steps, bool wants_more) {
@@ -135,7 +136,7 @@ static bool attach(cp_word *slot, bool holding) {
     set_patience(CP_ATTACH_SECONDS);
     atomic_fetch_or(&slot[CP_S_FLAGS], CP_FLAG_PACED);
     bool is_answered = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-                       send_text(CP_M_ATTACH, CP_ATTACH_BODY, cp_job, (int)getpid(),
+                       send_text((struct cp_frame){.kind = CP_M_ATTACH}, CP_ATTACH_BODY, cp_job, (int)getpid(),
                                  (int)((slot - cp_header()) / CP_SLOT_WORDS), holding ? "true" : "false", cp_version,
                                  CP_PROTOCOL) &&
                        next_frame(&answer, text, sizeof text);
@@ -255,9 +256,10 @@ static bool wait_granted(cp_word *slot) {
         if (frame.kind == CP_M_GRANT)
             return true;
         if (frame.kind == CP_M_PARK)
-            send_text(CP_M_PARKED, CP_PARKED_BODY, "its program is not PyTorch: nobody knows what points to its memory", "");
+            send_text((struct cp_frame){.kind = CP_M_PARKED}, CP_PARKED_BODY,
+                      "its program is not PyTorch: nobody knows what points to its memory", "");
         if (frame.kind == CP_M_UNPARK)
-            send_text(CP_M_UNPARKED, CP_UNPARKED_BODY, "");
+            send_text((struct cp_frame){.kind = CP_M_UNPARKED}, CP_UNPARKED_BODY, "");
         if (frame.kind == CP_M_TRIM) /* it has no cache of ours: it holds what it holds */
             send_measured(atomic_load(&slot[CP_S_LIVE]), 0);
     }

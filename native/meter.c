@@ -31,6 +31,9 @@
  *     keeps the process from hearing of its turn, or that it must make room.
  * Y6  The meter is a guest: any trouble turns it off for this process, it says so in one line, and passes calls on. It
  *     says nothing where the page is gone: the job is over. Nor with another C library than glibc: carpool run said it.
+ * Y7  A warm parent (src/carpool/agent/warm) has no job's page and counts on one of its own. A program that it forks takes
+ *     its job's page (carpool_join) with nothing counted. The bytes of an import that the parent made are added when the
+ *     program imports the same (carpool_took), so its cap is reached where it would be in a cold start.
  *
  * Not seen: mmap by the program itself, inherited memory that a child writes to or keeps longer than its parent,
  * children made by a raw clone (they count into their parent's slot),
@@ -395,12 +398,33 @@ static void cp_after_fork(void) {
     int saved = errno;
     atomic_flag_clear(&cp_denial_said);
     cp_forget_all();
-    cp_claim();
+    if (cp_page)
+        cp_claim();
     errno = saved;
 }
 
 /* A page that is gone is that of a job that is over: what it left behind is nobody's, and nothing is said of it. */
 static bool cp_is_job_over(const char *path) { return access(path, F_OK) != 0 && errno == ENOENT; }
+
+/* The page of this process's job; NULL, and why, if there is none to count on. */
+static cp_word *cp_find_page(const char *path, const char **why) {
+    static bool is_following;
+    void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
+    free(probe);
+    if (!GET(real_malloc) || !GET(real_malloc_usable_size)) {
+        *why = "another library serves malloc before the meter can see it";
+        return NULL;
+    }
+    cp_word *page = path ? cp_map_page(path, why)
+                         : mmap(NULL, CP_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!page || (void *)page == MAP_FAILED)
+        return NULL;
+    if (is_following || (is_following = cp_follow_forks(cp_after_fork)))
+        return page;
+    *why = "a fork could not be followed"; /* whoever has the page mapped is taken for counted (daemon/limits.py) */
+    munmap(page, CP_PAGE_BYTES);
+    return NULL;
+}
 
 __attribute__((constructor)) static void cp_load(void) {
     const char *path = getenv(CP_ENV_PAGE), *wait = getenv(CP_ENV_WAIT_MEMORY_NS), *why = NULL;
@@ -412,23 +436,42 @@ __attribute__((constructor)) static void cp_load(void) {
     cp_door.sun_family = AF_UNIX;
     if (door && strlen(door) < sizeof cp_door.sun_path)
         memcpy(cp_door.sun_path, door, strlen(door));
-    void *volatile probe = malloc(1); /* finds the reals, if it reaches us at all */
-    free(probe);
-    if (!GET(real_malloc) || !GET(real_malloc_usable_size))
-        why = "another library serves malloc before the meter can see it";
-    else if ((cp_page = cp_map_page(path, &why)) && !cp_follow_forks(cp_after_fork))
-        why = "a fork could not be followed";
-    else if (cp_page)
+    cp_page = cp_find_page(path, &why);
+    if (cp_page)
         cp_claim();
-    if (why && cp_page) { /* whoever has the page mapped is taken for counted (daemon/limits.py) */
-        munmap(cp_page, CP_PAGE_BYTES);
-        cp_page = NULL;
-    }
     if (why && __register_atfork && !cp_is_job_over(path)) { /* musl: carpool run has said it */
         char line[512];
         snprintf(line, sizeof line, "carpool: %s (shared page %.300s); %s\n", why, path, NOT_COUNTED);
         cp_say(line);
     }
+}
+
+/* What a warm parent holds more than at its first call, from which on it counts (Y7). */
+EXPORT uint64_t carpool_counted(void);
+uint64_t carpool_counted(void) {
+    const char *why = NULL;
+    if (!cp_page && (cp_page = cp_find_page(NULL, &why)))
+        cp_claim();
+    return cp_page ? cp_held(false) : 0;
+}
+
+/* A program that was forked from a warm parent has its job's variables now. */
+EXPORT void carpool_join(void);
+void carpool_join(void) {
+    cp_word *before = cp_page;
+    atomic_store(&cp_slot, NULL);
+    cp_page = NULL;
+    if (before)
+        munmap(before, CP_PAGE_BYTES);
+    cp_load();
+}
+
+/* It imports what its parent had imported. */
+EXPORT void carpool_took(uint64_t bytes);
+void carpool_took(uint64_t bytes) {
+    cp_word *slot = cp_my_slot();
+    if (slot)
+        cp_add(slot, bytes, 0);
 }
 
 /* A thread that is inside a hook just now may still add one block to the slot; its next owner wipes it. */

@@ -4,15 +4,15 @@
 #define CARPOOL_PAGE_H
 
 /* versions */
-#define CP_LAYOUT 3 /* of the page; raise it when a word of it changes */
+#define CP_LAYOUT 4 /* of the page; raise it when a word of it changes */
 
 /* page */
 #define CP_MAGIC 0x314C4F4F50524143ull /* the bytes "CARPOOL1", little-endian */
-#define CP_PAGE_BYTES 65536 /* of the file */
-#define CP_SLOT_WORDS 16 /* of a slot, and of the header */
+#define CP_PAGE_BYTES 131072 /* of the file */
+#define CP_SLOT_WORDS 32 /* of a slot, and of the header; those without a name are spare */
 #define CP_TEXT_BYTES 512 /* at the end: the daemon's sentence about its newest denial (H_DENIED_NS), ended by a zero */
-#define CP_TEXT_AT 65024 /* where that sentence begins */
-#define CP_SLOTS 508 /* slots in the page; slot 0 is the header */
+#define CP_TEXT_AT 130560 /* where that sentence begins */
+#define CP_SLOTS 510 /* slots in the page; slot 0 is the header */
 #define CP_FIRST_LENT 448 /* slots from here on are lent by the daemon, to processes without the meter */
 
 /* header words */
@@ -50,6 +50,11 @@
 #define CP_S_STALL_HELD_NS 13 /* agent: the part of S_STALL_NS during which it had its turn */
 #define CP_S_DEVICE_NS 14 /* CUDA guest: device time it paid for; without a compute limit, how long it had its turn */
 #define CP_S_SPILLED 15 /* CUDA guest: bytes in managed memory, beyond the cap or the card (--oversubscribe); not in S_LIVE */
+#define CP_S_PAUSE_FROM 16 /* agent: since when it has nothing on the device, with the bits of PAUSE_…; 0: it computes */
+#define CP_S_PAUSE_NS 17 /* agent: how long it had its turn at such points and did nothing, waits for input not counted */
+#define CP_S_TAKEN_NS 18 /* daemon: when it last took the turn of this process at such a point */
+#define CP_S_CHANGES 19 /* agent: turns whose first iterations were compared with its usual ones */
+#define CP_S_CHANGE_NS 20 /* agent: what they took longer in all, and the wait for the device at the turns' ends; signed */
 
 /* lease */
 #define CP_LEASE_NONE 0 /* it has no turn and wants none */
@@ -69,6 +74,9 @@
 /* bits */
 #define CP_LAPSED 0x8000000000000000ull /* in S_RECALL: the turn was taken away; ask before computing again */
 #define CP_NAMESPACE_SHIFT 32 /* in S_FLAGS: where the number of the pid namespace begins */
+#define CP_PAUSE_INPUT 1 /* in S_PAUSE_FROM: it waits for input */
+#define CP_PAUSE_FORETOLD 2 /* …: what was before says that it will be idle */
+#define CP_PAUSE_BITS 3 /* …: the two; the rest of it is the time */
 #define CP_PRICE_ONE 1024 /* in H_PRICE: device time costs as much wall time */
 #define CP_OWN_CAP 0x8000000000000000ull /* in H_CAPACITY: the cap is the user's (caps.py) */
 #define CP_TRIAL_PID 4194303 /* in H_TRIAL: the pid; no pid is larger */

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /* versions */
-#define CP_PROTOCOL 4 /* of the messages; raise it when one of them changes */
-#define CP_HOT_PATH_CONTRACT 9 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change */
+#define CP_PROTOCOL 5 /* of the messages; raise it when one of them changes */
+#define CP_HOT_PATH_CONTRACT 10 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when either changes */
 #define CP_FIND_AND_COPY_CONTRACT 2 /* between native/find_and_copy.c and agent/parking/find_and_copy.py; the same */
 #define CP_SWAP_CONTRACT 2 /* between native/swap.c and wire/page.py; the same */
 
@@ -26,6 +26,7 @@
 #define CP_RESAMPLE_STEPS 32 /* a power of two: every so many steps a job looks whether it has grown */
 #define CP_RESAMPLE_MASK 31 /* the bits of a step's number that are 0 then */
 #define CP_GROWTH_PERCENT 5 /* a job that holds so much more than it said has grown */
+#define CP_CHANGE_STEPS 16 /* so many iterations of a turn may be slow because others had the device before */
 #define CP_STALL_NS 3000000 /* input that takes longer than this is worth giving the turn back for */
 #define CP_BELL_LOOK_MS 1000 /* a signal that comes just before poll does not end it, and its handler must not wait for a turn */
 #define CP_KNOCK_NS 200000000 /* between two knocks of an allocation that waits, and two looks of the daemon at it */
@@ -80,6 +81,7 @@ _Static_assert(sizeof(struct cp_frame) == CP_FRAME_BYTES, "a frame has no gaps")
 #define CP_MEASURED_EPHEMERAL_BYTES 1
 #define CP_MEASURED_OVERHEAD_BYTES 2
 #define CP_MEASURED_STEP_NS 3
+#define CP_MEASURED_BODY "{\"steps_total\":%d}"
 
 /* Detach, job to daemon: I go on without taking turns. */
 #define CP_M_DETACH 7

@@ -42,6 +42,7 @@ class Spec(msgspec.Struct, kw_only=True, frozen=True):
     guaranteed_milli: Share = 0
     limit_milli: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     on_orphans: Literal["keep", "end"] = "keep"
+    warm: bool | None = None  # whether it may start warm; None: as the daemon was told
     steps: Count | None = None
     device: str | None = None
     fingerprint: str = ""  # names the program: the same again will need the same memory and time
@@ -101,7 +102,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `move_refused` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `quantum_why` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -142,6 +143,9 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     kept_on: str | None = None
     kept_bytes: int = 0
     move_refused: str = ""
+    change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
+    quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
+    quantum_why: str = ""  # why so long, where that was chosen
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
@@ -150,6 +154,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     orphans: list[int] = []  # pids of those that go on after its first process has ended
     unwritable: str = ""  # why it cannot be written to a file, of a job that was started with --checkpointable
     limit_loss: str = ""  # in which processes a limit of it is not kept, and why; empty while it is kept in all
+    start: str = ""  # how it started: "warm", or "cold: " and why; empty where nobody wanted it warm
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
     @property
@@ -200,6 +205,26 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     now_ns: int = 0
 
 
+class Turn(msgspec.Struct, kw_only=True, frozen=True):
+    """Whose turn it is, and how long such a turn lasts at least while others wait."""
+
+    job: str
+    device: str = ""
+    quantum_ns: int = 0
+    change_ns: int | None = None  # what a change of turn costs the job
+    why: str = ""  # why so long, where that was chosen
+
+
+class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
+    """A process that has imported torch and forks for programs that start warm. It is no job."""
+
+    pid: int
+    python: str = ""
+    programs: int = 0  # that it has started
+    memory_bytes: int = 0  # what it holds; its programs share most of that
+    idle_ns: int = 0  # since it started the last one
+
+
 class Status(msgspec.Struct, kw_only=True, frozen=True):
     """The daemon, its settings and its devices: `carpool daemon status`."""
 
@@ -209,7 +234,8 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     state: str = ""  # that of its journal
     policy: str = ""
     device: str = ""
-    quantum_ns: int = 0
+    quantum_ns: int | None = 0  # None: chosen for each turn, by what a change of turn costs
+    latency_ns: int = 0
     share_policy: str = ""
     hog_after_ns: int = 0
     host_bytes_max: int | None = None
@@ -228,7 +254,10 @@ class Status(msgspec.Struct, kw_only=True, frozen=True):
     descriptor_trouble: str = ""  # nearly all descriptors of the daemon are in use
     observers_dropped: dict[str, str] = {}  # by name: what each raised
     policy_trouble: str = ""  # that the policy failed, or is slow
+    warm: bool = False  # whether its jobs may start warm unless they say otherwise
+    warm_parents: list[WarmParent] = []
     devices: list[DeviceStatus] = []
+    turns: list[Turn] = []  # those that are held now
 
 
 class JobAnswer(msgspec.Struct, kw_only=True, frozen=True):

@@ -248,6 +248,8 @@ class Guarded(Policy):
     def __init__(self, policy: Policy, say: Callable[[str], None]) -> None:
         self.name, self.quantum_ns, self.lanes_max = policy.name, policy.quantum_ns, policy.lanes_max
         self.by_tenant, self.levels, self.runs_on = policy.by_tenant, policy.levels, policy.runs_on
+        self.by_length = policy.by_length
+        self.by_turns = policy.by_turns
         self._policy, self._say = policy, say
         self._is_timed = False
         self._slow_calls = 0
@@ -353,9 +355,14 @@ def _are_places(value: object) -> bool:
 
 WANTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "name": ("a word", _is_word),
-    "quantum_ns": ("a whole number of nanoseconds, 0 or more", lambda value: _is_count(value, 0)),
+    "quantum_ns": (
+        "a whole number of nanoseconds, 0 or more, or None",
+        lambda value: value is None or _is_count(value, 0),
+    ),
     "lanes_max": ("a whole number, 1 or more", lambda value: _is_count(value, 1)),
     "by_tenant": ("True or False", lambda value: isinstance(value, bool)),
+    "by_length": ("True or False", lambda value: isinstance(value, bool)),
+    "by_turns": ("True or False", lambda value: isinstance(value, bool)),
     "levels": ("carpool.policies.Levels", lambda value: isinstance(value, Levels)),
     "runs_on": (f"a tuple of some of {' and '.join(PLACES)}", _are_places),
 }

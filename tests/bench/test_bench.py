@@ -51,6 +51,7 @@ METRICS = {
         "predicted_over_live_fair",
         "prediction_error",
     },
+    "start": {"warm_over_cold", "warm_cpu_over_cold", "seven_warm_over_cold", "pss_added_mib", "parent_s"},
     "interposer": {"launch_added_ns", "alloc_added_ns", "init_added_us"},
     "park": {
         "park_gib_per_s",
@@ -61,6 +62,7 @@ METRICS = {
         "total_over_sequential_2x",
     },
     "sim": {"fgd_default_cpu_s", "placements_per_s", "decision_p99_us"},
+    "idle": {"training_share_beside_server", "request_p50_over_alone", "give_back_p50_ms"},
     "throughput": {"carpool_over_sequential", "uncoordinated_over_sequential", "daemon_core_fraction"},
 }
 

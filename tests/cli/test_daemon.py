@@ -33,7 +33,8 @@ RUNS: dict[str, object] = {
     "state": "/s",
     "policy": "fair",
     "device": "cpu:64MiB",
-    "quantum_ns": 100 * MS,
+    "quantum_ns": None,
+    "latency_ns": 2000 * MS,
     "share_policy": "fixed",
     "hog_after_ns": 2000 * MS,
     "host_bytes_max": 1 << 30,
@@ -48,9 +49,9 @@ SAME = ["--device", "cpu:64MiB", "--host-memory", "1GiB"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--quantum", "7ms"], "with quantum 100 ms (not 7.0 ms);"),
+        (["--quantum", "7ms"], "with quantum chosen (not 7.0 ms);"),
         (["--device", "cpu:32MiB"], "with device cpu:64MiB (not cpu:32MiB);"),
-        (["--policy", "srtf"], "with policy fair (not srtf), quantum 100 ms (not 10 ms);"),
+        (["--policy", "srtf"], "with policy fair (not srtf), quantum chosen (not 10 ms);"),
         (["--share-policy", "burst"], "with share policy fixed (not burst);"),
         (["--hog-after", "3s"], "with hog after 2.0 s (not 3.0 s);"),
         (["--host-memory", "3GiB"], "with host memory 1.00 GiB (not 3.00 GiB);"),
@@ -73,11 +74,11 @@ def test_the_status_names_every_setting_in_80_columns(answering: list[dict[str, 
     times = {"uptime_ns": 10**15, "cpu_s": 12345.6}
     answering.append({**RUNS, **times, "version": "0.1.0", "jobs": 1000, "journal_trouble": "", "devices": []})
     lines = CliRunner().invoke(carpool, ["daemon", "status"]).stdout.splitlines()
-    assert lines[1] == "policy fair, quantum 100 ms, share policy fixed, hog after 2.0 s"
+    assert lines[1] == "policy fair, quantum chosen, latency 2.0 s, share policy fixed, hog after 2.0 s"
     assert lines[2] == "device cpu:64MiB, host memory 1.00 GiB (1.00 MiB used)"
     assert lines[3] == "beside that, jobs that are back keep 2.00 MiB for their next move"
     assert lines[4] == "journal 0 B, at most 64.0 MiB, 0 rows wait to be written"
-    assert lines[5:7] == ["run directory /r", "journal and logs in /s"]
+    assert lines[5:8] == ["start cold, no warm parent", "run directory /r", "journal and logs in /s"]
     assert all(len(line) <= 80 for line in lines)
     weighted = {**RUNS, **times, "version": "0.1.0", "jobs": 0, "journal_trouble": "", "devices": []}
     answering.append({**weighted, "kept_bytes": 0, "tenant_weights_milli": {"ana": 2000, "ben": 500}})
@@ -99,7 +100,7 @@ def test_a_daemon_that_has_just_started_is_not_said_to_use_most_of_a_core(
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--quantum", "0.1s"], ["--policy", "fair"], ["--hog-after", "2"], ["--tenant-weights", "ana=1"]],
+    [[], ["--latency", "2s"], ["--policy", "fair"], ["--hog-after", "2"], ["--tenant-weights", "ana=1"]],
 )
 def test_the_same_configuration_in_other_words_is_no_misuse(
     answering: list[dict[str, object]], options: list[str]

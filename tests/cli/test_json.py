@@ -48,6 +48,9 @@ LIVE_JOB = [
     "kept_on",
     "kept_bytes",
     "move_refused",
+    "change_ns",
+    "quantum_ns",
+    "quantum_why",
     "pids",
     "argv",
     "gradient_bytes",
@@ -56,6 +59,7 @@ LIVE_JOB = [
     "orphans",
     "unwritable",
     "limit_loss",
+    "start",
 ]
 ENDED_JOB = [
     "id",
@@ -97,7 +101,11 @@ ENDED_JOB = [
     "kept_on",
     "kept_bytes",
     "move_refused",
+    "change_ns",
+    "quantum_ns",
+    "quantum_why",
     "argv",
+    "start",
     "refusals",
 ]
 DEVICE = ["id", "capacity_bytes", "promised_bytes", "lanes_bytes", "free_bytes", "live_bytes", "claimant", "lanes"]
@@ -109,6 +117,7 @@ STATUS = [
     "policy",
     "device",
     "quantum_ns",
+    "latency_ns",
     "share_policy",
     "hog_after_ns",
     "host_bytes_max",
@@ -127,7 +136,10 @@ STATUS = [
     "descriptor_trouble",
     "observers_dropped",
     "policy_trouble",
+    "warm",
+    "warm_parents",
     "devices",
+    "turns",
 ]
 STATUS_DEVICE = [
     "id",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from carpool.cli.child import merged_environment
 from carpool.cli.job_options import make_spec
 from carpool.cli.launch import is_description
 from carpool.cli.main import carpool
-from carpool.cli.runner import merged_environment
 from carpool.client import fingerprint, script_of
 from carpool.errors import UsageError
 
@@ -25,6 +25,7 @@ OPTIONS: dict[str, Any] = {
     "wait_memory": None,
     "on_hog": "suspend",
     "on_orphans": "keep",
+    "warm": None,
     "compute": None,
     "no_park": False,
     "oversubscribe": False,

@@ -69,3 +69,21 @@ def test_a_process_is_not_dead_because_no_descriptor_is_left() -> None:
         "Too many open files",
         "40 of 40 descriptors are in use: start the daemon with a higher hard limit (ulimit -Hn)",
     ]
+
+
+def test_a_process_sleeps_if_no_thread_of_it_runs_or_wants_to() -> None:
+    sleeps = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(1, flush=True)"
+    spins = sleeps + "\nwhile 1: 1"
+    for program, is_asleep in ((sleeps, True), (spins, False)):
+        with subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            looks: list[bool] = []
+            while len(looks) < 200 and is_asleep not in looks:
+                looks.append(processes.is_asleep(child.pid))
+                time.sleep(0.01)
+            child.kill()
+        assert is_asleep in looks
+        assert is_asleep or not any(looks)
+    assert not processes.is_asleep(child.pid), "it is gone"
+    assert not processes.is_asleep(processes.UNSEEN)

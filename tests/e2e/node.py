@@ -83,6 +83,11 @@ class Ended:
     def lines(self) -> list[str]:
         return self.out.decode().splitlines()
 
+    @property
+    def complaints(self) -> str:
+        """What it said on stderr, without the word that few programs are started at once."""
+        return "".join(line for line in self.err.splitlines(True) if "waits for its start" not in line)
+
 
 class Started:
     """A command that runs; its output goes to files, so nobody has to read along."""

@@ -71,6 +71,19 @@ def record(node: Node, name: str, *program: str) -> Started:
     return node.run(*program, options=["--name", name, "--checkpointable"])
 
 
+def as_they_come(jobs: dict[str, Started], *, lines: int) -> Iterator[str]:
+    """Those that have written so many lines, first come, first named: few start at once, and short ones soon end."""
+    waiting = dict(jobs)
+
+    def look() -> str | None:
+        return next((name for name, job in waiting.items() if len(job.lines) >= lines), None)
+
+    while waiting:
+        came = wait_until(look, f"{lines} lines of one of {len(waiting)}")
+        del waiting[came]
+        yield came
+
+
 def go_on(node: Node, file: Path, *program: str, how: str = "") -> Started:
     return node.run(*program, options=["--from", str(file), *([how] if how else [])])
 
@@ -99,8 +112,8 @@ def test_both_halves_are_the_undisturbed_run(
     for name, program in programs.items():
         with torch_of(node, program):
             jobs[name] = record(node, name, *program)
-    for name, job in jobs.items():
-        job.wait_lines(30)
+    for name in as_they_come(jobs, lines=30):
+        job = jobs[name]
         answer = order(node, name, tmp_path / name, stop=True)
         assert answer["reason"] == ""
         lines = len(job.lines)

@@ -22,7 +22,7 @@ import pytest
 
 from carpool import calls
 from carpool.client import Client
-from carpool.daemon.files import Start
+from carpool.daemon.start_and_end import Start
 from carpool.errors import CarpoolError
 from carpool.wire.lock import BROUGHT_BACK, make_sign, read_sign
 from carpool.wire.places import Places

@@ -118,7 +118,7 @@ def test_a_released_queue_runs_every_job_once_with_few_starting_at_a_time(node: 
     assert (int(grown[1]) - int(before[1])) * os.sysconf("SC_PAGE_SIZE") < RSS_GROWN_MAX
     wait_until(lambda: len(descriptors(pid)) <= fds + FDS_GROWN_MAX, "its descriptors are closed")
     wait_until(lambda: zombies(pid) <= ZOMBIES_MAX, "its runners are reaped")
-    assert f"waits for its start: {STARTS} programs are being started, and at most {STARTS} are at once" in said
+    assert f"waits for its start: {STARTS} programs are being started, and at most {STARTS} at once" in said
 
 
 def test_a_job_waits_where_descriptors_are_short_and_runs_when_they_are_not(node: Node, tmp_path: Path) -> None:

@@ -213,10 +213,13 @@ def test_a_journal_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_table_compares_averages_and_ends() -> None:
     first = Row(name="gpt", steps=9, arrived_s=0.0, ended_s=20.0, turns=((0.0, 20.0),))
     before = Panel(title="a", rows=(first, Row(name="vae", steps=9, arrived_s=1.0, ended_s=29.0, turns=())))
-    after = Panel(title="b", rows=(first, Row(name="vae", steps=9, arrived_s=1.0, ended_s=5.0, turns=())))
+    after = Panel(
+        title="b", rows=(first, Row(name="vae", steps=9, arrived_s=1.0, ended_s=5.0, turns=(), peak_bytes=7 << 20))
+    )
     text = io.StringIO()
     Console(file=text, width=80).print(timeline.make_table(before, after))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert "vae 9 1.0 s 28.0 s 4.0 s 7.00 x" in lines
+    assert "program steps memory arrived the other shared speed-up" in lines
+    assert "vae 9 7 MiB 1.0 s 28.0 s 4.0 s 7.00 x" in lines
     assert "average 24.0 s 12.0 s 2.00 x" in lines
-    assert "all ended after 29.0 s 20.0 s 1.45 x" in lines
+    assert "all ended after 7 MiB 29.0 s 20.0 s 1.45 x" in lines

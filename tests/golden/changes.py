@@ -22,6 +22,8 @@ class Answers:
     before: list[list[Plain]]
     now: list[list[Plain]]
     wakeups: tuple[int | None, int | None] = (None, None)  # in the log, and now
+    has_idled: bool = False  # a job of the session waited for its input in its turn
+    has_early: bool = False  # one wanted no more when its turn ended, or it was taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,44 @@ def _says_who_of_equals(scheduler: str, policy: str, lines: list[str]) -> bool:
     return scheduler == NODE and policy == "priority" and all("both have priority" in line for line in lines)
 
 
+def _is_judged_when_measured(answers: Answers) -> bool:
+    """Under srtf with a quantum of its own: the same orders, but the next look comes sooner."""
+    before, now = answers.wakeups
+    is_sooner = before is not None and now is not None and now < before
+    is_srtf = answers.scheduler == NODE and answers.policy in ("srtf", "srsf")
+    return is_srtf and is_sooner and answers.before == answers.now
+
+
+def _is_early_first(answers: Answers) -> bool:
+    """A turn is recalled, looked at or given sooner, for a job that wanted no more when its last one ended."""
+    turns = {"GrantLease", "RecallLease", "ExplainWait"}
+    before, now = ([each for each in effects if each[0] not in turns] for effects in (answers.before, answers.now))
+    return answers.scheduler == NODE and answers.has_early and before == now
+
+
+def _is_uncharged(answers: Answers) -> bool:
+    return answers.scheduler == NODE and answers.has_idled
+
+
 CHANGES = (
+    Change(
+        name="judged when measured",
+        why="under srtf a job was measured and kept its turn for all of a long quantum; now it is compared at once",
+        is_this=_is_judged_when_measured,
+        ends_session=True,
+    ),
+    Change(
+        name="early goes first",
+        why="a job that wanted no more when its last turn ended waits for nobody's quantum when it asks again (D7)",
+        is_this=_is_early_first,
+        ends_session=True,
+    ),
+    Change(
+        name="an idle turn is not charged",
+        why="a wait for input with the turn held was charged; time with a turn and nothing done is not (A6)",
+        is_this=_is_uncharged,
+        ends_session=True,
+    ),
     Change(
         name="equals take turns",
         why="under priority the older of two equals had the device until it ended; now they take turns of 100 ms",
@@ -131,6 +170,11 @@ def as_in_log(sentence: str) -> str:
 def meant(answers: Answers) -> Change | None:
     """The change that explains this difference; None if nobody meant it."""
     return next((change for change in CHANGES if change.is_this(answers)), None)
+
+
+def meant_picture(has_idled: bool) -> Change | None:
+    """The change that explains other figures in a picture."""
+    return next(change for change in CHANGES if change.is_this is _is_uncharged) if has_idled else None
 
 
 def meant_words(scheduler: str, policy: str, before: list[str], now: list[str]) -> Change | None:

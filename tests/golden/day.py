@@ -11,7 +11,8 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.settings import Settings
 from carpool.policies import names_for
 from carpool.sim.engine import Plan, simulate
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 from carpool.sim.traces import TraceJob
 from carpool.sim.workload import lognormal, mixed, script_of
 from carpool.units import GIB, SECOND

@@ -19,7 +19,7 @@ import msgspec
 
 from carpool.errors import CarpoolError
 from tests.golden import logs, under_test
-from tests.golden.changes import Answers, as_in_log, meant, meant_words
+from tests.golden.changes import Answers, as_in_log, meant, meant_picture, meant_words
 from tests.golden.under_test import RAISED, Plain, fact_as_plain
 
 LINES_MAX = 20
@@ -75,11 +75,11 @@ def check(session: logs.Session, fields: logs.Fields, done: Replay) -> str:
         if is_record:
             change = meant(walk.answers) if walk.answers is not None else None
         else:
-            change = meant_words(walk.kind, walk.said["policy"], wanted, got)
+            change = meant_words(walk.kind, walk.said["policy"], wanted, got) or meant_picture(walk.has_idled)
         if change is None:
             return _describe(done.log, done.sessions, walk, wanted, got)
         done.meant[change.name] += 1
-        if is_record and change.ends_session:
+        if change.ends_session and (is_record or change.is_said is None):
             break
     return ""
 
@@ -96,6 +96,7 @@ class _Walk:
         self.number = 0
         self.event: list[Plain] = []
         self.answers: Answers | None = None  # of the last record that differs
+        self.has_idled = self.has_early = False  # what `Answers` says of the session so far
         self._wakeup: int | None = None
         self._reasons: dict[str, str] = {}
 
@@ -108,6 +109,8 @@ class _Walk:
         name = self.event[0]
         values = dict(zip(self.fields[name], self.event[1:], strict=True))
         got = self._tell(name, values)
+        self.has_idled |= bool(values.get("stall_held_ns"))
+        self.has_early |= values.get("wants_more") is False or any(each[0] == "RevokeLease" for each in effects)
         effects = under_test.with_names(self.scheduler, effects)
         wakeup = self.scheduler.next_wakeup()
         if effects == got and wakeup == self._wakeup:
@@ -119,6 +122,8 @@ class _Walk:
             before=effects,
             now=got,
             wakeups=(self._wakeup, wakeup),
+            has_idled=self.has_idled,
+            has_early=self.has_early,
         )
         return [*self._named(effects), f"wakeup {self._wakeup}"], [*self._named(got), f"wakeup {wakeup}"]
 

@@ -94,7 +94,7 @@ def test_a_wakeup_that_differs_is_a_difference() -> None:
 
 
 def test_a_sentence_that_differs_is_a_difference() -> None:
-    fields, session = first_session("chaos")
+    fields, session = first_session("core")
     number = next(number for number, line in enumerate(session.lines) if b'"reasons":{"' in line)
     session.lines[number] = changed(session.lines[number], b'":"', b'":"not ')
     difference = check(session, fields, Replay(log="chaos", sessions=1))

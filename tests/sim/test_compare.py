@@ -124,7 +124,7 @@ def test_what_is_asked_for_and_not_used_is_noted() -> None:
     choice = Choice(nodes=parse_cluster("1x2x16GiB"), policies=("fifo",), quantum_ns=SECOND)
     notes = compare(trace(urgent, job("bb", service=4)), choice).notes
     assert "the priorities of the trace count only under policy priority" in notes
-    assert any(note.startswith("--quantum counts only turn by turn") for note in notes)
+    assert any(note.startswith("--quantum, --latency and --change count only turn by turn") for note in notes)
     used = Choice(nodes=parse_cluster("1x1x16GiB"), policies=("priority",), quantum_ns=SECOND)
     notes = compare(trace(urgent, job("bb", service=4)), used).notes
     assert not any("count" in note and "only" in note for note in notes), notes

@@ -18,7 +18,8 @@ from carpool.errors import UsageError
 from carpool.journal import reader
 from carpool.journal.writer import Journal
 from carpool.sim import journal
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 from carpool.units import GIB, MIB, MS, SECOND, parse_tenants
 
 SETTINGS = [field.name for field in fields(Settings)]

@@ -36,8 +36,9 @@ from carpool.core.node.model import History, HogStep, JobSpec, JobState, Needs
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
 from carpool.sim.outcome import Outcome
+from carpool.sim.scripts import Machine, Script
 from carpool.sim.workload import lognormal, script_of
 from carpool.units import GIB, MIB, MS, SECOND
 

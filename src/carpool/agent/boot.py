@@ -21,9 +21,6 @@ class TorchWatcher:
 
     _is_asking = False  # another such finder may ask us in its turn
 
-    def __init__(self, go_alone: Callable[[str], None]) -> None:
-        self.go_alone = go_alone
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -60,21 +57,27 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         real_exec(module)
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
-        try:
-            from carpool.agent import warm_up
-            from carpool.agent.checkpoint import replay_guard
-            from carpool.agent.turns import torch_hooks
-
-            warm_up.make_first_calls(module)
-            if replay_guard.current is not None:
-                from carpool.agent.checkpoint import install
-
-                install.install_checkpoints(module, replay_guard.current)
-            torch_hooks.install(module)
-        except Exception as error:  # noqa: BLE001 - our trouble is not the program's
-            watcher.go_alone(f"{type(error).__name__}: {error}")
+        install_hooks(module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
+
+
+def install_hooks(torch: ModuleType) -> None:
+    """The program has imported torch."""
+    try:
+        from carpool.agent import warm_up
+        from carpool.agent.checkpoint import replay_guard
+        from carpool.agent.turns import torch_hooks
+
+        warm_up.make_first_calls(torch)
+        if replay_guard.current is not None:
+            from carpool.agent.checkpoint import install
+
+            install.install_checkpoints(torch, replay_guard.current)
+        torch_hooks.install(torch)
+    except Exception as error:  # noqa: BLE001 - our trouble is not the program's
+        for go_alone in _tellers:
+            go_alone(f"{type(error).__name__}: {error}")
 
 
 def lacks_room() -> str:
@@ -109,13 +112,27 @@ def lacks_room() -> str:
     )
 
 
-def watch(go_alone: Callable[[str], None]) -> None:
-    """Called by the injected sitecustomize at interpreter start; `go_alone` says why this program takes no turns."""
+_tellers: list[Callable[[str], None]] = []  # sitecustomize's, at most one
+
+
+def note_words() -> None:
+    """Note what the environment says of the job: the program's own code may clear it."""
     global words
     words = {name: value for name, value in os.environ.items() if name.startswith("CARPOOL_")}
+
+
+def remember(go_alone: Callable[[str], None]) -> None:
+    """`go_alone` says why this program takes no turns."""
+    _tellers[:] = [go_alone]
+
+
+def watch(go_alone: Callable[[str], None]) -> None:
+    """Called by the injected sitecustomize at interpreter start."""
+    note_words()
+    remember(go_alone)
     if os.environ.get("CARPOOL_RECORD"):
         from carpool.agent.checkpoint import replay_guard
 
         replay_guard.begin()
     if "torch" not in sys.modules:
-        sys.meta_path.insert(0, TorchWatcher(go_alone))
+        sys.meta_path.insert(0, TorchWatcher())

@@ -71,6 +71,8 @@ def _held(stats: dict[str, int]) -> int:
 class CudaSource:
     """Live and peak bytes of this process's default GPU (the daemon shows it only one)."""
 
+    is_synchronous = False  # kernels are in flight after their launch
+
     def __init__(self, torch: Any, link: Link) -> None:
         self._cuda = torch.cuda
         self._link = link

@@ -110,12 +110,6 @@ class Link:
     def since_try_ns(self) -> int:
         return time.monotonic_ns() - self._tried_ns
 
-    def note_stall(self, waited_ns: int) -> None:
-        """Show in the page that the program waited for its input."""
-        if self.base:
-            self.words[self.base + page.S_STALL_NS] += waited_ns
-            self.words[self.base + page.S_STALL_HELD_NS] += waited_ns if self.state.held else 0
-
     def _own_socket(self) -> OwnSocket:
         """The connection; LinkLostError if there is none, or the program closed it or the bell (B7)."""
         if self._socket is None:

@@ -25,6 +25,8 @@ _is_cap_said = False  # in this process
 class Source(Protocol):
     """Where live and peak bytes come from."""
 
+    is_synchronous: bool  # whether device work is over when the call that began it returns
+
     def live_bytes(self) -> int:
         """Held now."""
 
@@ -40,6 +42,8 @@ class Source(Protocol):
 
 class MeterSource:
     """The C meter counts in this process's slot of the page."""
+
+    is_synchronous = True
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -64,6 +68,7 @@ class ResidentSource:
     Over-reports (freed blocks stay in the heap), so it is the fallback only.
     """
 
+    is_synchronous = True
     is_enforced = False  # in this process: at its first turn, or when torch was imported
 
     def __init__(self, link: Link) -> None:
@@ -165,6 +170,11 @@ class Memory:
     def is_instant(self) -> bool:
         """Whether a turn can go with nothing to wait for, and come with one word to set (native/hot_path.c)."""
         return isinstance(self._source, MeterSource)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether nothing of the program is on the device once its calls have returned."""
+        return self._source.is_synchronous
 
     def live_bytes(self) -> int:
         return self._source.live_bytes()

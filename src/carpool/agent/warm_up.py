@@ -27,7 +27,10 @@ _read: list[str | None] = []  # the values of the settings when the calls were m
 
 
 def make_first_calls(torch: Any) -> None:
-    """Draws no random number, starts no thread and leaves no tensor behind."""
+    """Draws no random number, starts no thread and leaves no tensor behind. A warm parent has made them for all its
+    programs, with settings that are theirs too (wire/warm.py)."""
+    if _read:
+        return
     with contextlib.suppress(Exception):  # a torch that has one of these elsewhere goes without: as if alone
         if torch.backends.mkl.is_available():
             _read[:] = map(os.environ.get, SETTINGS)

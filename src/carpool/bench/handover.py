@@ -24,13 +24,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from carpool.bench.node import Node, open_node, plain_environment, python, read_stamps, stop, wait_all, wait_files
+from carpool.bench.node import (
+    Node,
+    check_alive,
+    open_node,
+    python,
+    read_stamps,
+    start_plain,
+    stop,
+    wait_all,
+    wait_files,
+)
 from carpool.bench.report import Report, Say, Target, percentile
 
 TINY = {"width": 16, "depth": 1, "batch": 1}
@@ -156,15 +165,10 @@ def _begin(directory: Path) -> tuple[subprocess.Popen[bytes], int]:
     first = directory / "first"
     first.unlink(missing_ok=True)
     command = python("train.py", {**TINY, "steps": ENDLESS, "first": first})
-    child = subprocess.Popen(command, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+    child = start_plain(command)
     try:
-        wait_files([first], lambda: _check_alive(child), seconds=START_SECONDS)
+        wait_files([first], lambda: check_alive([child]), seconds=START_SECONDS)
     except BaseException:
         stop(child)
         raise
     return child, int(first.read_text())
-
-
-def _check_alive(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is not None:
-        wait_all([child], seconds=0)

@@ -1,5 +1,7 @@
 """Mean completion time of a heavy-tailed burst of jobs under fifo, srtf and fair, beside the zero-overhead ideal.
 
+*learnt* is srtf of jobs that declare nothing of their length: the agent reads it from their loops.
+
 The jobs: one real PyTorch training script (`programs/train.py`), lengths drawn lognormal with sigma 1.55 from a
 seed and scaled to a given sum of device time; a short calibration finds this machine's step time. Each policy gets
 a daemon of its own that knows nothing of earlier runs. All jobs are submitted in the same order, declare their steps
@@ -15,11 +17,11 @@ The ideal is computed from these sizes: fifo one after the other in order of arr
 processor sharing, with no cost of switching and, for srtf, lengths known from the start (carpool must first learn
 each job's step time). `share_of_ideal` is the achieved ratio fifo/srtf by the ideal one.
 
-A machine's speed drifts within minutes, so each of srtf and fair runs at once with a fifo of its own, which it is
-compared with: each on one half of the cores, and ten times a second they change sides. What differs all the same is
-told apart: `work_srtf_over_fifo` is all jobs' device time under srtf by that under fifo, `share_of_ideal_own_sizes`
-measures each policy against the ideal of the sizes seen in its own run, and `idle_…` is the share of a run's time in
-which no job computed: turns changing hands, jobs ending, the start.
+A machine's speed drifts within minutes, so each of srtf, learnt and fair runs at once with a fifo of its own, with
+which it is compared: each on one half of the cores, and ten times a second they change sides. What differs all the
+same is told apart: `work_srtf_over_fifo` is all jobs' device time under srtf by that under fifo,
+`share_of_ideal_own_sizes` measures each policy against the ideal of the sizes seen in its own run, and `idle_…` is
+the share of a run's time in which no job computed: turns changing hands, jobs ending, the start.
 
 `--workload FILE` takes the jobs of a file that `carpool sim --generate` made instead: its first jobs, their lengths
 and arrivals scaled alike to the given sum of device time. A job that comes later gets its starting signal later.
@@ -47,12 +49,13 @@ from carpool.bench.report import Report, Say, Target, percentile
 from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import PeerError, UsageError
 from carpool.sim.ideal import Work, mean_completion_least, shared_completions
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 from carpool.sim.traces import read_user
 from carpool.units import GIB, MIB, parse_bytes
 
-POLICIES = ("fifo", "srtf", "fair")
-ROUNDS = (("fifo", "srtf"), ("fifo", "fair"))  # at once, each on a half of the cores
+LEARNT = "learnt"
+ROUNDS = (("fifo", "srtf"), ("fifo", "fair"), ("fifo", LEARNT))  # at once, each on a half of the cores
 SIGMA = 1.55
 STEPS_MIN = 3  # two are needed to measure a job at all
 MODEL = {"width": 128, "depth": 2, "batch": 4}
@@ -97,17 +100,17 @@ def run(say: Say, *, jobs: int, seed: int, steps: int, step_s: float = 0.0, work
         burst = Burst(steps=draw_steps(jobs, seed, steps), arrivals=[0.0] * jobs)
     lengths = burst.steps
     say(f"jct: {len(lengths)} jobs of {min(lengths)} to {max(lengths)} steps, {sum(lengths)} in all")
-    beside_srtf, beside_fair = (_run_round(say, policies, burst) for policies in ROUNDS)
-    return _report({**beside_fair, **beside_srtf}, beside_fair["fifo"], burst, seed)
+    rounds = {arms[-1]: _run_round(say, arms, burst) for arms in ROUNDS}
+    return _report(rounds, burst, seed)
 
 
-def _run_round(say: Say, policies: Sequence[str], burst: Burst) -> dict[str, Outcome]:
-    arms = [partial(_run_policy, policy, burst) for policy in policies]
-    outcomes = dict(zip(policies, run_at_once(arms, seconds=RUN_SECONDS), strict=True))
-    for policy, found in outcomes.items():
-        predicted = predict(policy, burst, found.sizes)
+def _run_round(say: Say, arms: Sequence[str], burst: Burst) -> dict[str, Outcome]:
+    runs = [partial(_run_arm, arm, burst) for arm in arms]
+    outcomes = dict(zip(arms, run_at_once(runs, seconds=RUN_SECONDS), strict=True))
+    for arm, found in outcomes.items():
+        predicted = predict(arm, burst, found.sizes)
         say(
-            f"jct: {policy}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
+            f"jct: {arm}: mean completion {found.jct:.2f} s (predicted {predicted:.2f} s),"
             f" all done in {found.makespan:.2f} s, work {sum(found.sizes):.2f} s, {found.turns} changes of turn"
         )
     return outcomes
@@ -175,20 +178,26 @@ def ideal_means(sizes: Sequence[float], arrivals: Sequence[float]) -> tuple[floa
 # --- the prediction --------------------------------------------------------------------------------------------
 
 
-def predict(policy: str, burst: Burst, sizes: Sequence[float]) -> float:
-    """The simulator's mean completion time for jobs of these sizes; like the live ones they declare their steps."""
+def policy_of(arm: str) -> str:
+    return "srtf" if arm == LEARNT else arm
+
+
+def predict(arm: str, burst: Burst, sizes: Sequence[float]) -> float:
+    """The simulator's mean completion time for jobs of these sizes, which say of themselves what the live ones do."""
+    is_declared = arm != LEARNT
     scripts = [
         Script(
             id=f"job-{number}",
             submit_ns=round(arrival * 1e9),
-            spec=JobSpec(name=f"job-{number}", steps=steps, cap_bytes=parse_bytes(MEMORY)),
+            spec=JobSpec(name=f"job-{number}", steps=steps if is_declared else None, cap_bytes=parse_bytes(MEMORY)),
             needs=NEEDS,
             steps=steps,
             step_ns=max(1, round(size / steps * 1e9)),
+            tells_length=not is_declared,
         )
         for number, (steps, arrival, size) in enumerate(zip(burst.steps, burst.arrivals, sizes, strict=True))
     ]
-    engine = NodeEngine(policy, Machine(devices=(("cpu", DEVICE_BYTES),), switch_ns=SWITCH_NS))
+    engine = NodeEngine(policy_of(arm), Machine(devices=(("cpu", DEVICE_BYTES),), switch_ns=SWITCH_NS))
     return mean(job.completion_ns for job in engine.run(scripts).jobs) / 1e9
 
 
@@ -204,14 +213,14 @@ def _calibrate(_side: Side) -> float:
         return percentile([last - first for first, last in read_stamps(stamps)], 10) / 1e9
 
 
-def _run_policy(policy: str, burst: Burst, side: Side) -> Outcome:
-    with open_node(policy=policy) as node:
+def _run_arm(arm: str, burst: Burst, side: Side) -> Outcome:
+    with open_node(policy=policy_of(arm)) as node:
         places = [node.directory / f"{number}" for number in range(len(burst.steps))]
         signals = [Path(f"{place}.go") if any(burst.arrivals) else node.directory / "go" for place in places]
         for place, go, count in zip(places, signals, burst.steps, strict=True):
             options = {**MODEL, "steps": count, "go": go, "ready": f"{place}.ready", "stamps": f"{place}.stamps"}
             command = [*python("train.py", options), "--short-end"]
-            node.submit(command, "--steps", str(count), "--memory", MEMORY)
+            node.submit(command, *([] if arm == LEARNT else ["--steps", str(count)]), "--memory", MEMORY)
         wait_files([Path(f"{place}.ready") for place in places], node.check_jobs, seconds=START_SECONDS)
         side.pids = [pid for job in node.jobs() for pid in job["pids"]]
         side.meet()
@@ -261,16 +270,27 @@ def count_turns(jobs: list[list[tuple[int, int]]]) -> int:
 # --- the figures -----------------------------------------------------------------------------------------------
 
 
-def _report(outcomes: dict[str, Outcome], fifo_beside_fair: Outcome, burst: Burst, seed: int) -> Report:
-    fifo, srtf, fair = (outcomes[policy] for policy in POLICIES)
-    ideal_fifo, ideal_shortest, _ = ideal_means(fifo.sizes, burst.arrivals)
+def _share(found: dict[str, Outcome], arm: str, burst: Burst) -> tuple[float, float]:
+    """How many times sooner than under fifo jobs ended on average, achieved and ideal."""
+    ideal_fifo, ideal_shortest, _ = ideal_means(found["fifo"].sizes, burst.arrivals)
+    return found["fifo"].jct / found[arm].jct, ideal_fifo / ideal_shortest
+
+
+def _report(rounds: dict[str, dict[str, Outcome]], burst: Burst, seed: int) -> Report:
+    fifo, srtf = rounds["srtf"]["fifo"], rounds["srtf"]["srtf"]
+    fifo_beside_fair, fair = rounds["fair"]["fifo"], rounds["fair"]["fair"]
+    outcomes = {**rounds["fair"], **rounds[LEARNT], **rounds["srtf"]}
+    ideal_fifo = ideal_means(fifo.sizes, burst.arrivals)[0]
     ideal_beside, _, ideal_shared = ideal_means(fifo_beside_fair.sizes, burst.arrivals)
-    ideal_srtf = ideal_fifo / ideal_shortest
-    achieved = fifo.jct / srtf.jct
+    achieved, ideal_srtf = _share(rounds["srtf"], "srtf", burst)
+    learnt, ideal_learnt = _share(rounds[LEARNT], LEARNT, burst)
     report = Report(bench="jct")
     report.add("jct_fifo_over_srtf", achieved)
     report.add("ideal_fifo_over_srtf", ideal_srtf)
     report.add("share_of_ideal", achieved / ideal_srtf, Target(limit=0.95, is_least=True))
+    report.add("jct_fifo_over_learnt", learnt)
+    report.add("ideal_fifo_over_learnt", ideal_learnt)
+    report.add("share_of_ideal_learnt", learnt / ideal_learnt, Target(limit=0.95, is_least=True))
     report.add("makespan_srtf_over_fifo", srtf.makespan / fifo.makespan, Target(limit=1.01))
     report.add("jct_fifo_over_fair", fifo_beside_fair.jct / fair.jct)
     report.add("ideal_fifo_over_fair", ideal_beside / ideal_shared)
@@ -283,14 +303,14 @@ def _report(outcomes: dict[str, Outcome], fifo_beside_fair: Outcome, burst: Burs
     report.add("jobs", len(fifo.sizes))
     report.add("total_work_s", sum(fifo.sizes))
     errors = []
-    for policy, outcome in outcomes.items():
-        predicted = predict(policy, burst, outcome.sizes)
+    for arm, outcome in outcomes.items():
+        predicted = predict(arm, burst, outcome.sizes)
         errors.append(abs(predicted / outcome.jct - 1))
-        report.add(f"jct_s_{policy}", outcome.jct)
-        report.add(f"predicted_s_{policy}", predicted)
-        report.add(f"predicted_over_live_{policy}", predicted / outcome.jct)
-        report.add(f"idle_{policy}", 1 - sum(outcome.sizes) / outcome.makespan)
-        report.add(f"turns_{policy}", outcome.turns)
+        report.add(f"jct_s_{arm}", outcome.jct)
+        report.add(f"predicted_s_{arm}", predicted)
+        report.add(f"predicted_over_live_{arm}", predicted / outcome.jct)
+        report.add(f"idle_{arm}", 1 - sum(outcome.sizes) / outcome.makespan)
+        report.add(f"turns_{arm}", outcome.turns)
     report.add("prediction_error", max(errors), Target(limit=0.10))
     report.notes.append("one seed proves nothing by itself: the ideal beside it is for the same sizes")
     return report

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -245,16 +246,23 @@ def run_at_once(arms: Sequence[Callable[[Side], Found]], *, seconds: float) -> l
     return [arm.result() for arm in running]
 
 
+def start_plain(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program outside carpool."""
+    return subprocess.Popen(command, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+
+
+def check_alive(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """PeerError if one of these programs ended badly, or before it was to."""
+    if any(child.poll() is not None for child in children):
+        wait_all(children, seconds=0)
+
+
 def run_plain(commands: Sequence[Sequence[str]], *, seconds: float) -> None:
     """Start these programs at once, outside carpool, and wait for all."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            started.append(
-                subprocess.Popen(
-                    command, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
-                )
-            )
+            started.append(start_plain(command))
         wait_all(started, seconds=seconds)
     finally:
         for child in started:
@@ -300,6 +308,12 @@ def read_stamps(path: Path) -> list[tuple[int, int]]:
     numbers = array("q")
     numbers.frombytes(path.read_bytes())
     return list(zip(numbers[0::2], numbers[1::2], strict=True))
+
+
+def steps_per_s(stamps: Sequence[tuple[int, int]], from_ns: int, to_ns: int) -> float:
+    """How many iterations ended in a second of that span."""
+    ends = [last for _, last in stamps]
+    return (bisect_left(ends, to_ns) - bisect_left(ends, from_ns)) * 1e9 / (to_ns - from_ns)
 
 
 def stolen_ns() -> int:

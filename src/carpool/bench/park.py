@@ -46,7 +46,8 @@ from carpool.core.node.effects import Effect, ParkJob
 from carpool.core.node.events import Event
 from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import AnsweredError, PeerError, RefusedError
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 
 MIB, GIB = 1 << 20, 1 << 30
 MEMORY_DISK = Path("/dev/shm")

@@ -24,6 +24,7 @@ from carpool.journal.reader import read_facts
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e")
 TURN_ENDS = (LeaseReturned, RevokeLease, JobDetached, JobExited)
 DOTS_PER_INCH = 120
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Row:
     arrived_s: float
     ended_s: float
     turns: tuple[tuple[float, float], ...]
+    peak_bytes: int | None = None  # the most memory of the device that it has at once; None if nobody measured it
 
     @property
     def taken_s(self) -> float:
@@ -90,15 +92,20 @@ def make_table(before: Panel, after: Panel) -> Table:
     """Two arms compared, each job's time from arrival to end; at most 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("program", no_wrap=True)
-    for title in ("steps", "arrived", "one after the other", "shared", "speed-up"):
+    for title in ("steps", "memory", "arrived", "one after\nthe other", "shared", "speed-up"):
         table.add_column(title, justify="right", no_wrap=True)
     for one, other in zip(before.rows, after.rows, strict=True):
         figures = _both_ways(one.taken_s, other.taken_s)
-        table.add_row(one.name, str(one.steps), f"{one.arrived_s:.1f} s", *figures)
+        table.add_row(one.name, str(one.steps), _memory(other.peak_bytes), f"{one.arrived_s:.1f} s", *figures)
     table.add_section()
-    table.add_row("average", "", "", *_both_ways(before.average_s, after.average_s), style="bold")
-    table.add_row("all ended after", "", "", *_both_ways(before.makespan_s, after.makespan_s))
+    together = _memory(sum(row.peak_bytes or 0 for row in after.rows) or None)
+    table.add_row("average", "", "", "", *_both_ways(before.average_s, after.average_s), style="bold")
+    table.add_row("all ended after", "", together, "", *_both_ways(before.makespan_s, after.makespan_s))
     return table
+
+
+def _memory(peak_bytes: int | None) -> str:
+    return "" if peak_bytes is None else f"{peak_bytes / MIB:.0f} MiB"
 
 
 def _both_ways(before_s: float, after_s: float) -> tuple[str, str, str]:
@@ -121,7 +128,7 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str, footnote: str) -> N
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_panel(axis, panel)
-    axes[-1].set_xlim(0, 1.09 * max(panel.makespan_s for panel in panels))
+    axes[-1].set_xlim(0, 1.16 * max(panel.makespan_s for panel in panels))
     axes[-1].set_xlabel("seconds since the first program arrived")
     figure.supxlabel(footnote, x=0.012, ha="left", fontsize=8, color="#666666")
     figure.savefig(path, dpi=DOTS_PER_INCH)
@@ -136,7 +143,8 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         axis.plot([row.arrived_s] * 2, [place - 0.28, place + 0.28], color=colour, linewidth=1.6, zorder=1)
         spans = [(start, end - start) for start, end in row.turns]
         axis.broken_barh(spans, (place - 0.36, 0.72), color=colour, linewidth=0, zorder=2)
-        axis.text(row.ended_s, place, f" {row.taken_s:.1f} s", va="center", ha="left", fontsize=8.5, color="#333333")
+        said = f" {row.taken_s:.1f} s" + (f", {_memory(row.peak_bytes)}" if row.peak_bytes else "")
+        axis.text(row.ended_s, place, said, va="center", ha="left", fontsize=8.5, color="#333333")
     axis.set_yticks(range(len(panel.rows)), [row.name for row in panel.rows])
     axis.set_ylim(len(panel.rows) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)

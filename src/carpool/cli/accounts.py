@@ -13,6 +13,7 @@ ROWS = {
     "start": "start-up",
     "run": "running",
     "input": "its own input",
+    "unused": "had its turn, did nothing",
     "turn": "waiting for a turn",
     "limit": "at its compute limit",
     "memory": "waiting for memory",

@@ -135,18 +135,50 @@ def jct(as_json: bool, quick: bool, jobs: int, seed: int, work: float, workload:
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 7), default=3, show_default=True, help="How many programs.")
 @click.option("--steps", type=click.IntRange(3), default=200, show_default=True, help="Iterations of each.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all three arms.")
-def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int) -> int:
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of all arms.")
+@click.option("--together", is_flag=True, help="Jobs at once begin when all are built: no start-ups beside them.")
+@click.option("--pair", is_flag=True, help="Only the two arms that are compared: not those without carpool at once.")
+@click.option("--stalls", is_flag=True, help="Instead: programs that stall for their input, beside others.")
+def throughput(as_json: bool, quick: bool, jobs: int, steps: int, rounds: int, **flags: bool) -> int:
     """Work per second: one after another, all at once, and under carpool.
+
+    With --stalls: how much of its speed alone a program keeps that waits half of the time for its input, and what
+    the simulator says of it.
 
     \b
     carpool bench throughput --jobs 2 --rounds 5
+    carpool bench throughput --together --pair --steps 1000
+    carpool bench throughput --stalls
     """
+    from carpool.bench import stalls as stalls_bench
     from carpool.bench import throughput as throughput_bench
 
+    if flags["stalls"]:
+        cycles, seconds = (1, 1.0) if quick else (rounds, 10.0)
+        return finish(stalls_bench.run(say, cycles=cycles, seconds=seconds), as_json=as_json, quick=quick)
+    arms = throughput_bench.PAIR if flags["pair"] else throughput_bench.ARMS
+    load = throughput_bench.Load(
+        jobs=2 if quick else jobs, steps=4 if quick else steps, is_together=flags["together"]
+    )
+    found = throughput_bench.run(say, load, rounds=1 if quick else rounds, arms=arms)
+    return finish(found, as_json=as_json, quick=quick)
+
+
+@bench.command(short_help="What a training loses to a served model, and how long a request waits.")
+@common_options
+@click.option("--cycles", type=click.IntRange(1), default=6, show_default=True, help="Of the three kinds of windows.")
+@click.option("--seconds", type=float, default=5.0, show_default=True, help="Of a window.")
+def idle(as_json: bool, quick: bool, cycles: int, seconds: float) -> int:
+    """What a training loses to a served model that computes now and then, and how long a request waits.
+
+    \b
+    carpool bench idle --cycles 12
+    """
+    from carpool.bench import idle as idle_bench
+
     if quick:
-        return finish(throughput_bench.run(say, jobs=2, steps=4, rounds=1), as_json=as_json, quick=quick)
-    return finish(throughput_bench.run(say, jobs=jobs, steps=steps, rounds=rounds), as_json=as_json, quick=quick)
+        return finish(idle_bench.run(say, cycles=1, seconds=1.0), as_json=as_json, quick=quick)
+    return finish(idle_bench.run(say, cycles=cycles, seconds=seconds), as_json=as_json, quick=quick)
 
 
 @bench.command(short_help="How fast jobs leave and come back.")
@@ -180,6 +212,23 @@ def park(as_json: bool, quick: bool, mib: int, rounds: int, levels: str, steps: 
     sizes = {int(each): 150 * max(4, int(each)) for each in asked}
     found = park_bench.run(say, moved_mib=mib, rounds=rounds, levels=sizes, steps=steps, repeats=repeats)
     return finish(found, as_json=as_json, quick=quick)
+
+
+@bench.command(short_help="From carpool run to the first training step, cold and warm.")
+@common_options
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Of all four arms.")
+@click.option("--programs", type=click.IntRange(2, 15), default=7, show_default=True, help="That start at once.")
+def start(as_json: bool, quick: bool, rounds: int, programs: int) -> int:
+    """How long a program takes from carpool run to its first training step, cold and warm.
+
+    \b
+    carpool bench start --rounds 9 --json
+    """
+    from carpool.bench import start as start_bench
+
+    if quick:
+        rounds, programs = 1, 2
+    return finish(start_bench.run(say, rounds=rounds, programs=programs), as_json=as_json, quick=quick)
 
 
 @bench.command()

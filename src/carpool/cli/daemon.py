@@ -43,6 +43,10 @@ def _limit(count: Any) -> str:
     return "unlimited" if count is None else format_bytes(count)
 
 
+def _quantum(span_ns: Any) -> str:
+    return "chosen" if span_ns is None else format_ns(span_ns)
+
+
 def _weights(milli: Any) -> str:
     return format_tenants(milli) or "1 each"
 
@@ -50,13 +54,15 @@ def _weights(milli: Any) -> str:
 # What a daemon was told at its start, in the words of its options.
 SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "policy": ("policy", str),
-    "quantum_ns": ("quantum", format_ns),
+    "quantum_ns": ("quantum", _quantum),
+    "latency_ns": ("latency", format_ns),
     "share_policy": ("share policy", str),
     "hog_after_ns": ("hog after", format_ns),
     "device": ("device", str),
     "host_bytes_max": ("host memory", _limit),
     "tenant_weights_milli": ("tenant weights", _weights),
     "journal_bytes_max": ("journal size", format_bytes),
+    "warm": ("start", lambda is_warm: "warm" if is_warm else "cold"),
 }
 
 
@@ -87,8 +93,9 @@ def daemon() -> None:
 @click.option(
     "--quantum",
     default="",
-    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's).",
+    help="How long a job keeps its turn at least: 100ms; 5 is 5 s (default: the policy's, or chosen).",
 )
+@click.option("--latency", default="", help="Where that is chosen: within this all who wait have a turn each (2s).")
 @click.option("--hog-after", default="", help="How late a job may be with its turn before it is a hog (2s).")
 @click.option("--tenant-weights", default="", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
 @click.option(
@@ -109,7 +116,8 @@ def daemon() -> None:
     metavar="DIR",
     help="Where the CPU device's parked jobs are kept; /dev/shm, say, is memory (default: with carpool's state).",
 )
-def start(policy: str, device: str, tenant_weights: str, park_to: str, **options: str) -> None:
+@click.option("--warm", is_flag=True, help="Jobs start warm, unless they say --cold: forked from one that has torch.")
+def start(policy: str, device: str, tenant_weights: str, park_to: str, warm: bool, **options: str) -> None:
     """Start the daemon in the background.
 
     \b
@@ -122,6 +130,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
     for option, parse, text in (
         ("--device", find_devices, device),
         ("--quantum", parse_duration_ns, options["quantum"]),
+        ("--latency", parse_duration_ns, options["latency"]),
         ("--hog-after", parse_duration_ns, options["hog_after"]),
         ("--tenant-weights", parse_tenants, tenant_weights),
         ("--host-memory", parse_bytes, options["host_memory"]),
@@ -137,6 +146,7 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, **options
         device=device,
         tenant_weights=tenant_weights,
         park_to=str(Path(park_to).absolute()) if park_to else "",
+        warm=warm,
         **options,
     )
     if start_daemon(client.places, config):
@@ -221,14 +231,24 @@ def show_status(as_json: bool) -> None:
     )
     print(f"daemon {status.pid}, carpool {status.version}, {jobs}, up {format_ns(uptime)}, used {used}")
     told = [f"{name} {show_setting(getattr(status, key))}" for key, (name, show_setting) in SETTINGS.items()]
-    print(f"{', '.join(told[:4])}\n{', '.join(told[4:6])} ({format_bytes(status.host_bytes)} used)")
+    print(f"{', '.join(told[:5])}\n{', '.join(told[5:7])} ({format_bytes(status.host_bytes)} used)")
+    for turn in status.turns:
+        print(f"{turn.job} has the turn on {turn.device}, {format_ns(turn.quantum_ns)} while others wait")
+        if turn.why:
+            print(f"  {turn.why}")
     if status.tenant_weights_milli:
-        print(f"{told[6]} (1 for all others)")
+        print(f"{told[7]} (1 for all others)")
     if status.kept_bytes:
         kept = format_bytes(status.kept_bytes)
         print(f"beside that, jobs that are back keep {kept} for their next move")
     waiting = f", {format_count(status.journal_waiting_rows, 'row')} wait to be written"
     print(f"journal {format_bytes(status.journal_bytes)}, at most {format_bytes(status.journal_bytes_max)}{waiting}")
+    print(f"{told[-1]}{'' if status.warm_parents else ', no warm parent'}")
+    for parent in status.warm_parents:
+        idle, programs = format_ns(parent.idle_ns), format_count(parent.programs, "program")
+        print(
+            f"warm parent {parent.pid}: {format_bytes(parent.memory_bytes)}, {programs}, idle {idle}, {parent.python}"
+        )
     for warning in warnings_of(status):
         print(f"warning: {warning}")
     print(f"run directory {status.run}\njournal and logs in {status.state}")

@@ -16,7 +16,7 @@ import click
 
 from carpool import __version__
 from carpool._native import STABLE
-from carpool.cli.runner import merged_environment
+from carpool.cli.child import merged_environment
 from carpool.client import Client
 from carpool.daemon.environment import INJECT
 from carpool.devices import cpu, nvml

@@ -10,7 +10,7 @@ from carpool.calls import as_dict
 from carpool.cli.accounts import account_lines, allowance
 from carpool.cli.rows import silence_of
 from carpool.client import Client
-from carpool.units import format_bytes
+from carpool.units import format_bytes, format_ns
 
 
 @click.command(short_help="Say what a job does or waits for, and where its time went.")
@@ -30,8 +30,12 @@ def explain(job: str, as_json: bool) -> None:
     print(f"{found.id}: {found.reason}")
     priority = f", priority {found.priority}" if answer.policy == "priority" else ""
     print(f"  allowed: {allowance(found)}{priority}")
+    if found.start:
+        print(f"  started {found.start}")
     if found.limit_loss:
         print(f"  {found.limit_loss}")
+    if found.quantum_ns and found.quantum_why:
+        print(f"  turn: {format_ns(found.quantum_ns)} while others wait: {found.quantum_why}")
     needs = found.needs
     if needs:
         gradients = found.gradient_bytes

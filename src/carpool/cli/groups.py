@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 import click
 
 
@@ -15,6 +13,8 @@ class HelpfulGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None and not name.startswith("-"):
+            import difflib
+
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

@@ -1,4 +1,7 @@
-"""The options that describe a job, the same for `carpool run` and `carpool submit`, and what they come to."""
+"""The options that describe a job, the same for `carpool run` and `carpool submit`, and what they come to.
+
+What only some options need is imported with them: every start of a program waits for this module.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,10 @@ from typing import Any
 
 import click
 
-from carpool.cli.checkpoint import recorded_environment
 from carpool.cli.launch import ensure_daemon
 from carpool.cli.values import origin, parsed, weight_milli
 from carpool.client import NAME_MAX, Client, fingerprint, name_of, script_of
-from carpool.devices.kinds import kind_named
-from carpool.devices.libraries import find_library
-from carpool.devices.loading import obstacle
 from carpool.errors import RefusedError, UsageError
-from carpool.policies import counts, find_policy, in_full, meaning_of, names_for
 from carpool.units import format_list, parse_bytes, parse_duration_ns, parse_share
 
 STEPS_MAX = 10**15
@@ -30,6 +28,16 @@ ON_HOG = ("warn", "suspend", "kill")
 ON_ORPHANS = ("keep", "end")
 KEPT_INSIDE = ("memory", "compute", "oversubscribe", "wait_memory")  # on a GPU, by the library in the program
 SETTINGS = {"allow_interspersed_args": False}  # what follows the program's name is the program's
+
+
+class PolicyOption(click.Option):
+    """Names the policies that there are when somebody asks for help, and not before."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from carpool.policies import names_for
+
+        self.help = f"For a new daemon: {', '.join(names_for('node'))} or ./mine.py:Mine."
+        return super().get_help_record(ctx)
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,19 +58,20 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             flag_value="24h",
             help="How long (24h) an allocation waits if memory is short; on a GPU, for its own processes.",
         ),
-        click.option(
-            "--on-hog", default="suspend", help="What to do if it keeps its turn far too long: warn, suspend or kill."
-        ),
+        click.option("--on-hog", default="suspend", help="If it keeps its turn far too long: warn, suspend or kill."),
         click.option(
             "--on-orphans",
             default="keep",
-            help="What becomes of processes that outlive its first one: keep (they stay part of the job) or end.",
+            help="Of processes that outlive its first one: keep them, or end.",
+        ),
+        click.option(
+            "--warm/--cold",
+            default=None,
+            help="Fork it from a process that has torch, or not.",
         ),
         click.option("--no-park", is_flag=True, help="Its memory stays on the device, also at suspend."),
         click.option("--oversubscribe", is_flag=True, help="On a GPU: (slow) managed memory for what does not fit."),
-        click.option(
-            "--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% for at least and at most."
-        ),
+        click.option("--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60% (at least, at most)."),
         click.option("--steps", type=int, help="Iterations it will make; policy srtf goes by that."),
         click.option(
             "--device", help="A device of the node, like gpu0; for a new daemon cpu:4GiB, cuda or stub:16GiB."
@@ -70,7 +79,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--checkpointable", is_flag=True, help="Record what carpool checkpoint needs."),
         click.option("--from", "from_file", type=click.Path(path_type=Path), help="Go on from this checkpoint."),
         click.option("--recompute", is_flag=True, help="With --from: compute every step again, and compare."),
-        click.option("--policy", help=f"For a new daemon: {', '.join(names_for('node'))} or ./mine.py:Mine."),
+        click.option("--policy", cls=PolicyOption),
     ]
     for option in reversed(options):
         command = option(command)
@@ -80,11 +89,19 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def prepare(client: Client, argv: list[str], options: dict[str, Any]) -> tuple[dict[str, object], dict[str, str]]:
     """What a job is to be and the environment of its program; a daemon is started if none runs."""
     spec = make_spec(argv, options)
-    environment = {**os.environ, **recorded_environment(options, argv, script_of(argv))}
+    environment = {**os.environ, **_recorded(options, argv)}
     spec["device"] = ensure_daemon(client.places, policy=options["policy"], device=options["device"])
     _check_reached(client, argv[0], options)
     _say_ignored(client, options)
     return spec, environment
+
+
+def _recorded(options: dict[str, Any], argv: list[str]) -> dict[str, str]:
+    if not options["checkpointable"] and options["from_file"] is None and not options["recompute"]:
+        return {}
+    from carpool.cli.checkpoint import recorded_environment
+
+    return recorded_environment(options, argv, script_of(argv))
 
 
 def _say_ignored(client: Client, options: dict[str, Any]) -> None:
@@ -92,6 +109,8 @@ def _say_ignored(client: Client, options: dict[str, Any]) -> None:
     given = [option for option, default in NOT_EVERYWHERE.items() if options[option.removeprefix("--")] != default]
     if not given:
         return
+    from carpool.policies import counts, find_policy, meaning_of
+
     reference = client.status().policy
     with contextlib.suppress(UsageError):  # a file of somebody's that was changed or removed meanwhile
         policy = find_policy(reference)
@@ -103,7 +122,13 @@ def _say_ignored(client: Client, options: dict[str, Any]) -> None:
 def _check_reached(client: Client, program: str, options: dict[str, Any]) -> None:
     """Refuse what carpool's library keeps on a GPU for a program it would not get into: it would start without."""
     asked = [f"--{option.replace('_', '-')}" for option in KEPT_INSIDE if options[option] not in (None, False)]
-    library = find_library("gpu") if asked else None
+    if not asked:
+        return
+    from carpool.devices.kinds import kind_named
+    from carpool.devices.libraries import find_library
+    from carpool.devices.loading import obstacle
+
+    library = find_library("gpu")
     why = obstacle(program, library) if library is not None else None
     if why is None:
         return
@@ -139,9 +164,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         raise UsageError(f"--on-hog {options['on_hog']} is not one of {', '.join(ON_HOG)}")
     if options["on_orphans"] not in ON_ORPHANS:
         raise UsageError(f"--on-orphans {options['on_orphans']} is not one of {', '.join(ON_ORPHANS)}")
-    if options["policy"] is not None:
-        find_policy(options["policy"], place="node")
-        options["policy"] = in_full(options["policy"])
+    _take_policy(options)
     least, most = (
         parsed("--compute", parse_share, options["compute"]) if options["compute"] is not None else (0, 1000)
     )
@@ -160,6 +183,7 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "wait_memory_ns": wait_memory_ns,
         "on_hog": options["on_hog"],
         "on_orphans": options["on_orphans"],
+        "warm": options["warm"],
         "may_park": not options["no_park"],
         "may_oversubscribe": options["oversubscribe"],
         "guaranteed_milli": least,
@@ -167,6 +191,14 @@ def make_spec(argv: list[str], options: dict[str, Any]) -> dict[str, object]:
         "steps": options["steps"],
         "fingerprint": fingerprint(argv, cwd=str(Path.cwd())),
     }
+
+
+def _take_policy(options: dict[str, Any]) -> None:
+    if options["policy"] is not None:
+        from carpool.policies import find_policy, in_full
+
+        find_policy(options["policy"], place="node")
+        options["policy"] = in_full(options["policy"])
 
 
 def _wait_memory_ns(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -60,6 +61,9 @@ class Commands(HelpfulGroup):
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = getattr(importlib.import_module(f"carpool.cli.{cmd_name}"), cmd_name)
+        if not gc.isenabled():  # main has seen to that
+            gc.freeze()
+            gc.enable()
         read_environment(found)
         return found
 
@@ -156,6 +160,7 @@ def main() -> None:
     An error that is neither carpool's nor the operating system's is a bug, and keeps its traceback.
     """
     open_standard_files()
+    gc.disable()  # what is loaded stays: to look for garbage in it takes a tenth of a start
     asked = Asked()
     try:
         code = carpool.main(standalone_mode=False, obj=asked)

@@ -38,7 +38,7 @@ class Row:
     rule: str
     origin: str
     runs_on: tuple[str, ...] = ()
-    quantum_ns: int = 0
+    quantum_ns: int | None = 0  # None: chosen
     lanes_max: int = 0
 
 
@@ -95,7 +95,7 @@ def _show(rows: list[Row]) -> None:
     for column in ("policy", "runs on", "quantum", "lanes", "origin", "rule"):
         table.add_column(column, no_wrap=column == "policy")
     for row in rows:
-        quantum = format_ns(row.quantum_ns) if row.quantum_ns else "–"
+        quantum = "chosen" if row.quantum_ns is None else format_ns(row.quantum_ns) if row.quantum_ns else "–"
         places, lanes = ", ".join(row.runs_on) or "–", str(row.lanes_max or "–")
         table.add_row(row.name, places, quantum, lanes, escape(row.origin), escape(row.rule))
     console().print(table)

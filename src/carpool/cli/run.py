@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import signal
 import sys
 import time
@@ -12,7 +11,6 @@ from typing import Any
 
 import click
 
-from carpool.cli.accounts import no_turns, sentence
 from carpool.cli.job_options import SETTINGS, job_options, prepare, say
 from carpool.cli.runner import Program, Runner
 from carpool.client import Client
@@ -44,7 +42,7 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         code = runner.run()
-        has_computed = _processor_seconds() >= COMPUTED_SECONDS
+        has_computed = runner.processor_seconds() >= COMPUTED_SECONDS
         if runner.was_stopped or summary or has_computed or sys.stderr.isatty():
             is_told = summary or sys.stderr.isatty()
             _say_how_it_went(client, runner, summary=is_told, has_computed=has_computed or summary)
@@ -54,15 +52,11 @@ def run(argv: tuple[str, ...], summary: bool, **options: Any) -> int:
         return 130
 
 
-def _processor_seconds() -> float:
-    """What the program and those that it waited for have used of the processors."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def _say_how_it_went(client: Client, runner: Runner, *, summary: bool, has_computed: bool) -> None:
     """Why somebody else ended the job, and what sharing cost it; nothing if it lost nothing, or nobody knows. That a
     program computed and took no turns is said everywhere: its user thinks that it shares."""
+    from carpool.cli.accounts import no_turns, sentence
+
     job, deadline = runner.job, time.monotonic() + SUMMARY_SECONDS
     with contextlib.suppress(CarpoolError):
         found = client.job(job)

@@ -8,6 +8,9 @@ Signals: the runner blocks all that a program may be sent and takes them one by 
 is passed on to the program; what the terminal sent (Ctrl-C, Ctrl-Z) went to the program anyway, since both are in one
 process group. When one stops the program the runner stops too, so that a shell sees its job stopped; what
 continues the runner continues the program. What the runner was started to ignore (nohup) the program ignores too.
+
+A program that starts warm (warm_start.py) is no child of the runner and in no group of its terminal: what the
+terminal sends is passed on too, to the program's own group.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
+import resource
 import signal
 import sys
 import threading
@@ -23,22 +26,28 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from carpool import __version__
 from carpool.calls import Inherited
+from carpool.cli.child import Child, Wish, merged_environment, start_child, start_warm
 from carpool.cli.inherit import take_over
 from carpool.cli.launch import bring_daemon_back
 from carpool.client import PYTHON_IGNORES, DaemonSocket
-from carpool.daemon.files import End, JobFile, Start, load_file
 from carpool.daemon.processes import birth_of
 from carpool.daemon.python_options import why_kept_out
+from carpool.daemon.start_and_end import End, Start
 from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
 from carpool.wire.lock import WAKE
 from carpool.wire.places import Places, find_places
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
+
+if TYPE_CHECKING:
+    from carpool.cli.warm_start import WarmProgram
+    from carpool.daemon.files import JobFile
 
 FAULTS = {
     signal.SIGSEGV,
@@ -53,6 +62,7 @@ FAULTS = {
 PASSED_ON = signal.valid_signals() - FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
+FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGWINCH}
 SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
@@ -72,20 +82,6 @@ class Program:
     inherited: Inherited | None = None  # of a submitted job: what it has from whoever submitted it
 
 
-def merged_environment(user: Mapping[str, str], added: Mapping[str, object]) -> dict[str, str]:
-    """The user's environment with carpool's words: some set, some put in front, some only where unset."""
-    merged = dict(user)
-    parts = {key: msgspec.convert(added.get(key, {}), dict[str, str]) for key in ("set", "prepend", "default")}
-    merged.update(parts["set"])
-    for name, value in parts["prepend"].items():
-        before = merged.get(name)
-        merged[name] = f"{value}:{before}" if before else value
-    if not any(name.startswith(("OMP_WAIT", "GOMP_")) for name in merged):
-        for name, value in parts["default"].items():
-            merged.setdefault(name, value)
-    return merged
-
-
 class Runner:
     def __init__(self, places: Places, program: Program, say: Callable[[str], None]) -> None:
         self._places = places
@@ -93,7 +89,7 @@ class Runner:
         self._say = say
         self._job = program.job
         self._wire: DaemonSocket | None = None
-        self._child = 0
+        self._child: Child | WarmProgram | None = None
         self._is_over = False
         self._stop_asked = False
         self._has_child = threading.Event()
@@ -108,6 +104,11 @@ class Runner:
     def was_stopped(self) -> bool:
         """Whether the daemon wanted the program to end."""
         return self._stop_asked
+
+    def processor_seconds(self) -> float:
+        """What the program and those that it waited for have used of the processors."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime + (self._child.cpu_s if self._child is not None else 0.0)
 
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n after signal n."""
@@ -126,21 +127,26 @@ class Runner:
         taken = (PASSED_ON - ignored) | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
         try:
-            self._child = self._wait_spawn(started.environment, mask, taken)
+            self._child = self._wait_spawn(started.environment, mask, taken, ignored)
         except (OSError, ValueError) as error:  # the second: words that no system can hand to a program
             why = error.strerror if isinstance(error, OSError) else error
             self._say(f"cannot run {self._program.argv[0]}: {why}")
             return self._tell_end(End(code=127))
-        if not self._child:
+        if self._child is None:
             return self._tell_end(End(code=0, signal=signal.SIGTERM))
-        self._start.child_pid, self._start.child_birth = self._child, birth_of(self._child) or 0
+        pid = self._child.pid
+        self._start.child_pid, self._start.child_birth = pid, birth_of(pid) or 0
         self._start.save(self._directory)
-        self._report(m.Started(pid=self._child))
+        self._report(m.Started(pid=pid))
+        self._child.go()
         self._has_child.set()
         if self._stop_asked:
             self._kill(signal.SIGTERM)  # it may have come before there was anybody to pass it on to
-        status = self._wait_child(taken)
+        status = self._wait_child(self._child, taken)
         self._is_over = True
+        if status is None:
+            self._say(f"the process that kept job {self._job} was killed; how the program ended is not known")
+            return 1
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         return self._tell_end(End(code=0 if number else os.waitstatus_to_exitcode(status), signal=number))
 
@@ -165,7 +171,7 @@ class Runner:
                 argv=self._program.argv,
                 cwd=self._program.cwd,
                 pid=os.getpid(),
-                child_pid=self._child,
+                child_pid=self._child.pid if self._child is not None else 0,
                 version=__version__,
                 protocol=m.PROTOCOL,
             )
@@ -248,9 +254,11 @@ class Runner:
         if why:
             self._say(f"job {self._job} runs unmanaged: {why}")
 
-    def _wait_spawn(self, added: dict[str, object], mask: set[int], taken: set[signal.Signals]) -> int:
+    def _wait_spawn(
+        self, added: dict[str, object], mask: set[int], taken: set[signal.Signals], ignored: set[signal.Signals]
+    ) -> Child | WarmProgram | None:
         """Start the program and who listens for its orders; as long as the machine has no process or memory for them,
-        wait. 0 if somebody ended the job meanwhile."""
+        wait. None if somebody ended the job meanwhile."""
         listener, has_listener = threading.Thread(target=self._listen, daemon=True), False
         pause, is_said = RETRY_SECONDS, False
         while not self._stop_asked:
@@ -258,7 +266,7 @@ class Runner:
                 if not has_listener:
                     listener.start()
                     has_listener = True
-                return self._spawn(added, mask)
+                return self._spawn(added, mask, ignored)
             except (RuntimeError, OSError) as error:  # the first: no thread could be started
                 if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
                     raise
@@ -268,38 +276,53 @@ class Runner:
             info = signal.sigtimedwait(taken, pause)
             if info is not None and info.si_signo in ENDING:
                 self._note_cancel()
-                return 0
+                return None
             pause = min(2 * pause, RESTART_SECONDS)
-        return 0
+        return None
 
-    def _spawn(self, added: dict[str, object], mask: set[int]) -> int:
-        environment = merged_environment(self._program.environment, added)
+    def _spawn(self, added: dict[str, object], mask: set[int], ignored: set[signal.Signals]) -> Child | WarmProgram:
         os.chdir(self._program.cwd)
-        argv = self._program.argv
-        # On the program's own PATH: a background runner has the daemon's, which may be another one.
-        path = shutil.which(argv[0], path=environment.get("PATH")) or argv[0]
-        return os.posix_spawn(path, argv, environment, setsigmask=mask, setsigdef=PYTHON_IGNORES)
+        wish = Wish(
+            argv=self._program.argv,
+            environment=merged_environment(self._program.environment, added),
+            own=frozenset(msgspec.convert(added.get("set", {}), dict[str, str])),
+            mask=frozenset(mask),
+            ignored=frozenset(ignored),
+            stays=bool(self._program.job),
+        )
+        if not added.get("warm"):
+            return start_child(wish)
+        found, self._start.how = start_warm(
+            self._places, wish, is_urgent=lambda: self._stop_asked or bool(signal.sigpending() & ENDING)
+        )
+        return found
 
     # --- while it runs -----------------------------------------------------------------------------------
 
-    def _wait_child(self, taken: set[signal.Signals]) -> int:
+    def _wait_child(self, child: Child | WarmProgram, taken: set[signal.Signals]) -> int | None:
+        """Its status as wait(2) tells it; None if it ended nobody knows how."""
         while True:
-            pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
-            if pid == self._child and os.WIFSTOPPED(status):
+            is_new, status = child.poll()
+            if is_new and status is not None and os.WIFSTOPPED(status):
                 # Whoever has continued it meanwhile will not do it again: a stop takes a waiting SIGCONT away.
                 if os.WSTOPSIG(status) in STOPPING and signal.SIGCONT not in signal.sigpending():
                     _stop_by(os.WSTOPSIG(status))
-            elif pid == self._child:
+            elif is_new:
                 if signal.sigpending() & ENDING & taken:
                     self._note_cancel()
                 return status
             info = signal.sigwaitinfo(taken)
-            # Not what its own write into a closed pipe, or beyond a limit, raised.
-            is_sent = info.si_code != SI_KERNEL and info.si_pid != os.getpid()
-            if info.si_signo != signal.SIGCHLD and is_sent:
-                self._kill(info.si_signo)
             if info.si_signo in ENDING:
                 self._note_cancel()
+            if info.si_signo != signal.SIGCHLD:
+                self._pass_on(info)
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        """Not what its own write into a closed pipe, or beyond a limit, raised."""
+        if info.si_code != SI_KERNEL and info.si_pid != os.getpid():
+            self._kill(info.si_signo, to_group=info.si_signo == signal.SIGCONT)
+        elif not isinstance(self._child, Child) and info.si_signo in FROM_TERMINAL:
+            self._kill(info.si_signo, to_group=True)
 
     def _note_cancel(self) -> None:
         """Somebody ended the job from outside: it is cancelled, not failed. On this wire, so before its end. Each
@@ -326,10 +349,10 @@ class Runner:
             elif isinstance(message, m.Refuse):
                 return
 
-    def _kill(self, number: int) -> None:
+    def _kill(self, number: int, *, to_group: bool = False) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if not self._is_over and self._child:
-                os.kill(self._child, number)
+            if not self._is_over and self._child is not None:
+                self._child.send(number, to_group=to_group)
 
     def _report(self, message: m.Message) -> None:
         """Tell the daemon if it is there; the next one finds out by itself."""
@@ -358,6 +381,8 @@ def _write_to(log: Path) -> None:
 def _wait_file(directory: Path, places: Places) -> JobFile | None:
     """The job's file. Where somebody removed the run directory since the daemon started this process, the daemon is
     woken and makes it again: a job that was accepted runs."""
+    from carpool.daemon.files import load_file  # `carpool run` does without
+
     deadline, wake_at = time.monotonic() + RESTORE_SECONDS, 0.0
     while (file := load_file(directory)) is None and time.monotonic() < deadline:
         daemon = places.find_daemon()

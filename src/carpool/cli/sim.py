@@ -36,8 +36,10 @@ LEFT_OUT_SHOWN = 5
 @click.option("--policy", "policies", metavar="A,B", help="Or ./mine.py:Mine (fifo,srtf,fair, or as recorded).")
 @click.option("--cluster", metavar="SPEC", help="Like 64x8x16GiB: nodes x cards x memory.")
 @click.option("--jobs", type=int, metavar="N", help="The first so many; how many to generate.")
-@click.option("--turns", is_flag=True, help="Turn by turn, on one card.")
+@click.option("--turns", is_flag=True, help="The node's scheduler: turn by turn, on one card.")
 @click.option("--quantum", metavar="TIME", help="Turn by turn: the least length of a turn.")
+@click.option("--latency", metavar="TIME", help="Turn by turn: within this all who wait have a turn (2s).")
+@click.option("--change", metavar="TIME", help="Turn by turn: what a change of turn costs (0).")
 @click.option("--unknown", is_flag=True, help="Turn by turn: needs and lengths are learnt.")
 @click.option("--shares", metavar="A=8,B=4", help="Cards each tenant owns; idle ones are lent.")
 @click.option("--weights", metavar="A=2,B=1", help="Under fair: what each tenant counts (1).")
@@ -62,12 +64,10 @@ LEFT_OUT_SHOWN = 5
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png or .html.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(as_json: bool, **options: object) -> int:
-    """What would sharing do? The live schedulers in virtual time: on several cards the cluster's; on one card, with
-    --turns or --journal the node's.
+    """What would sharing do? The live schedulers, in virtual time.
 
     \b
-    carpool sim --trace philly --policy fifo,srsf,las --cluster 64x8x16GiB
-    carpool sim --trace mine.csv --policy fifo --cluster 1x1x16GiB --plot out.html
+    carpool sim --trace mine.csv --cluster 64x8x16GiB --policy fifo --plot a.html
     carpool sim --journal --add-device 16GiB
     """
     modes: dict[str, Callable[[dict[str, object], bool], int]] = {
@@ -102,7 +102,9 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
         nodes=clusters.parse_cluster(cluster, seed=seed),
         policies=tuple(each.strip() for each in str(options["policies"] or POLICIES_SHOWN).split(",")),
         turns=bool(options["turns"]),
-        quantum_ns=parsed("--quantum", parse_duration_ns, str(options["quantum"])) if options["quantum"] else None,
+        quantum_ns=_span_ns(options, "quantum"),
+        latency_ns=_span_ns(options, "latency"),
+        change_ns=_span_ns(options, "change") or 0,
         is_unknown=bool(options["unknown"]),
         shares_milli=parsed("--shares", parse_tenants, str(options["shares"])) if options["shares"] else {},
         weights_milli=parsed("--weights", parse_tenants, str(options["weights"])) if options["weights"] else {},
@@ -129,6 +131,10 @@ def _trace(options: dict[str, object], as_json: bool) -> int:
     if plot is not None:
         say(f"drawn: {plot}")
     return 0
+
+
+def _span_ns(options: dict[str, object], name: str) -> int | None:
+    return parsed(f"--{name}", parse_duration_ns, str(options[name])) if options[name] else None
 
 
 def _show_stories(found: Comparison) -> None:

@@ -7,6 +7,9 @@ import click
 from carpool.calls import Job
 from carpool.cli.orders import give_order, show_order
 from carpool.errors import RefusedError
+from carpool.units import SECOND
+
+RESTS_NS = SECOND  # who has wanted no turn for less may only pause between two iterations
 
 
 @click.command(short_help="Stop a job at its next boundary and free its memory.")
@@ -30,6 +33,8 @@ def suspend(job: str, no_wait: bool, as_json: bool) -> None:
 
 def _is_away(job: Job) -> bool:
     """Parked; or there is nothing to wait for: it has not started, rests, is over, or cannot be moved."""
+    if job.state == "idle":
+        return job.state_ns >= RESTS_NS
     if job.state in {"starting", "running", "profiling", "parking"}:
         return False
     return job.state != "waiting" or bool(job.move_trouble)

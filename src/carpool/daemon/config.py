@@ -23,19 +23,25 @@ from carpool.wire.places import Places
 
 SLOTS_MAX = 1000
 STARTS_A_CORE = 2  # a start is mostly a processor's work, and now and then a disk's
+CORES_A_START_BESIDE = 2  # where it is work on the device: one for each so many cores while another computes
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fair"  # a reference that can be found from any directory (carpool.policies)
     device: str = "auto"
-    quantum: str = ""  # empty: the policy's own
+    quantum: str = ""  # empty: the policy's own, or chosen by what a change of turn costs
+    latency: str = ""  # where quanta are chosen: within this all who wait have a turn each; empty: the core's own
     hog_after: str = ""  # how late a job may be with its turn before it counts as a hog; empty: the core's own
     tenant_weights: str = ""  # what tenants count under fair, like ana=2,ben=1; 1 for those not named
     share_policy: str = "fixed"  # a share policy, with a number of slots where parts are even: equal:4
     host_memory: str = ""  # of all parked jobs together; empty: as much as the store's disk takes
     journal_size: str = ""  # what the journal's file may have at most; empty: the journal's own bound
-    starts: str = ""  # so many programs are being started at once, at most; empty: STARTS_A_CORE for each core
+    starts: str = (
+        ""  # so many programs are being started at once, at most; empty: by the cores and the kind of device
+    )
     park_to: str = ""  # the directory that gets the store of the CPU device's jobs; empty: that of carpool's state
+
+    warm: bool = False  # jobs may start warm unless they say otherwise
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started."""
@@ -73,15 +79,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         settings = self.settings()
         quantum_ns = settings.quantum_ns
         if quantum_ns is None:
-            quantum_ns = (policy or find_policy(self.policy)).quantum_ns
+            quantum_ns = (policy or find_policy(self.policy)).quantum_ns  # None: chosen
         return {
             "policy": self.policy,
             "device": self.device,
             "quantum_ns": quantum_ns,
+            "latency_ns": settings.latency_ns,
             "share_policy": self.share_policy,
             "hog_after_ns": settings.hog_floor_ns,
             "host_bytes_max": settings.host_bytes_max,
             "journal_bytes_max": self.journal_bytes_max,
+            "warm": self.warm,
             "tenant_weights_milli": {
                 tenant: weight
                 for tenant, weight in sorted(settings.tenant_weights_milli.items())
@@ -91,6 +99,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> Settings:
         late = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
+        if self.latency:
+            late["latency_ns"] = parse_duration_ns(self.latency)
+            if not late["latency_ns"]:
+                raise UsageError("a latency of 0 leaves no time for a turn; say how long a job may wait, like 500ms")
         name, colon, slots = self.share_policy.partition(":")
         known = SHARE_POLICIES.get(name)
         if known is None:
@@ -99,9 +111,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"share policy '{self.share_policy}': a number of jobs goes with equal only, like equal:4"
             )
+        starts_max, starts_beside_max = self._starts()
         return Settings(
             **late,
-            starts_max=self._starts_max(),
+            starts_max=starts_max,
+            starts_beside_max=starts_beside_max,
             share_policy=name,
             share_slots=int(slots) if colon else 0,
             quantum_ns=parse_duration_ns(self.quantum) if self.quantum else None,
@@ -109,10 +123,16 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
             host_bytes_max=parse_bytes(self.host_memory) if self.host_memory else None,
         )
 
-    def _starts_max(self) -> int:
-        if self.starts and (not self.starts.isdecimal() or int(self.starts) < 1):
-            raise UsageError(f"{self.starts} programs cannot be started at once; say a number from 1 on")
-        return int(self.starts) if self.starts else STARTS_A_CORE * len(os.sched_getaffinity(0))
+    def _starts(self) -> tuple[int, int | None]:
+        """How many programs may be being started at once, and how many while a job has a turn."""
+        if self.starts:
+            if not self.starts.isdecimal() or int(self.starts) < 1:
+                raise UsageError(f"{self.starts} programs cannot be started at once; say a number from 1 on")
+            return int(self.starts), None
+        cores = len(os.sched_getaffinity(0))
+        if not any(device.kind.starts_compute for device in find_devices(self.device)):
+            return STARTS_A_CORE * cores, None
+        return cores, max(1, cores // CORES_A_START_BESIDE)
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -5,6 +5,8 @@ the first), and arms the timers. For speed one module turns this order round: ha
 
 Timers, all of them here. A daemon without jobs has none.
   Tick      when the core wants its next one, which it does only while some job waits
+  idle      looks whether a holder for whom others wait pauses and sleeps, ever later as long as it computes
+            (`SharedTurn.look_again_ns`); so does every Tick
   flush     hands what was noted to the journal's thread, FLUSH_SECONDS after it happened
   listen    looks at allocations that wait, every LISTEN_SECONDS while some do. They knock (knocks.py), but for
             those of a CUDA program with --wait-memory: the timer runs while such a job lives
@@ -51,18 +53,18 @@ from carpool.core.node.events import (
     JobExited,
     JobForgotten,
     LeaseAsked,
-    LeaseReturned,
     ProgressSeen,
     Tick,
 )
 from carpool.core.node.model import Account
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import moments, parking, progress
-from carpool.daemon.files import End
 from carpool.daemon.handovers import Handovers
+from carpool.daemon.idle_turns import IdleTurns
 from carpool.daemon.jobs import LiveJob, OverJobs
 from carpool.daemon.observers import LastEvents, Observers
 from carpool.daemon.sentences import refusals
+from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import grant_from, log_line, picture_lost
 from carpool.errors import InternalError
@@ -75,7 +77,6 @@ from carpool.wire.protocol import KNOCK_NS
 log = logging.getLogger("carpool")
 NOTE_SECONDS = 10.0  # at most so much of a job's account is unknown after a quiet daemon was killed
 LOOK_EVERY_NS = 200_000_000  # reading /proc costs more than a tick; short quanta must not pay for it
-IDLE_NS = 1_000_000  # shorter gaps between kernels are not worth taking
 ENDED_KEPT = 200  # ended jobs the core remembers for ps; older ones are in the journal
 
 
@@ -106,6 +107,7 @@ class Driver:
         self._told_ns = 0  # the time of what the core was told last
         self._unheard_ns: int | None = None  # when to find out whether a turn was passed on
         self._handovers = Handovers(starter.places.bells)
+        self.idle = IdleTurns(scheduler, self.jobs, self._handovers, self.tell)
         self._cuts = pages.cuts()  # how many spoilt pages have been looked for
         self.on_note: list[Callable[[], object]] = []
 
@@ -127,9 +129,7 @@ class Driver:
             self._passed = used.grant
             self.jobs[used.grant.job].turn.grant(grant_from(used.grant, used.serial))
             at_ns = min(max(self._told_ns, used.boundary_ns()), time.monotonic_ns())
-            self._tell_now(
-                LeaseReturned(job=used.giver.id, wants_more=True, steps=used.giver.turn.steps()), at_ns=at_ns
-            )
+            self._tell_now(used.giver.returned(wants_more=True), at_ns=at_ns)
         return bool(all_used)
 
     def pass_on(self, job: JobId) -> None:
@@ -194,6 +194,7 @@ class Driver:
                 self._let_go(live, "write into the page", error)
                 return  # which came here again
         self._arm()
+        self.idle.arm()
         self._arm_listener()
         self._arm_noter()
         if self._flusher is None and self.journal.is_dirty:
@@ -230,6 +231,7 @@ class Driver:
     def _wake(self) -> None:
         self._timer = None
         now = time.monotonic_ns()
+        self.idle.take_all()
         if now - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = now
             self.tell(*self._looks(map(self._handovers.who_has, self.scheduler.watched())), Tick())
@@ -326,21 +328,6 @@ class Driver:
         found = [progress.look(self.jobs[job_id]) for job_id in jobs if job_id in self.jobs]
         return [seen for seen in found if seen is not None]
 
-    def take_idle(self, live: LiveJob) -> None:
-        """Take the turn of a job that has it and nothing on the device: it is inside its program's own code, and
-        would see the recall only when it launches again."""
-        idle_ns = live.turn.idle_ns(now=time.monotonic_ns()) if live.turn.is_granted else 0
-        if idle_ns >= IDLE_NS:
-            live.turn.revoke()
-            is_asking, steps = live.turn.is_asking(), live.turn.steps()
-            self.tell(LeaseReturned(job=live.id, wants_more=is_asking, steps=steps, idle_ns=idle_ns))
-
-    def take_idle_beside(self, live: LiveJob) -> None:
-        """Take such turns of all other jobs on its device."""
-        for other in list(self.jobs.values()):
-            if other.file.device == live.file.device and other is not live:
-                self.take_idle(other)
-
     def _carry_out(self, effect: Effect) -> None:
         """Perform an effect. One that fails is the trouble of its own job, which goes on outside the turns."""
         try:
@@ -378,7 +365,8 @@ class Driver:
                 log.debug("%s", effect)
                 live = self.jobs[effect.job]
                 live.turn.recall()
-                self.take_idle(live)
+                if self.scheduler.waiters(live.id):  # else it leaves by itself, and is parked at its next boundary
+                    self.idle.take(live)
             case SetCap():
                 self.jobs[effect.job].job_page.set_cap(effect.cap_bytes)
             case SetCompute():
@@ -484,7 +472,8 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
             moments.pass_by("ended")
-            self.journal.note_job(live.file.number, picture, live.file.argv, refusals=refusals(live))
+            said = {"refusals": refusals(live), "start": live.how_it_started()}
+            self.journal.note_job(live.file.number, picture, live.file.argv, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.tell(JobForgotten(job=self._ended.popleft()))

@@ -10,15 +10,17 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.core.node.events import JobExited
+from carpool.core.node.events import JobExited, LeaseReturned
 from carpool.daemon import processes
-from carpool.daemon.files import JobFile, Start
+from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
+from carpool.daemon.start_and_end import WARM, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
@@ -82,10 +84,18 @@ class LiveJob:
     def learn_start(self) -> bool:
         """Take in what its runner wrote down of its start, if no runner told it; whether one was made."""
         start = Start.load(self.directory)
+        if start is not None:
+            self.file.how = start.how
         if start is not None and not self.file.child_pid:
             self.file.runner_pid, self.file.runner_birth = start.runner_pid, start.runner_birth
             self.file.child_pid, self.file.child_birth = start.child_pid, start.child_birth
         return start is not None or bool(self.file.child_pid)
+
+    def how_it_started(self) -> str:
+        """As `calls.Job.start`. A program that started warm may have begun again, cold, and has noted that."""
+        if self.file.how == WARM:
+            self.learn_start()
+        return self.file.how
 
     def save(self) -> None:
         """Write the job's file; OSError if the disk refuses."""
@@ -107,6 +117,14 @@ class LiveJob:
         turn = self.turn
         is_known = member.is_holding or member.is_asking or turn.lease_of(member) or turn.steps_of(member)
         return not others or bool(is_known)
+
+    def returned(self, *, wants_more: bool) -> LeaseReturned:
+        """The fact that its turn came back."""
+        held_ns, pause_ns = self.turn.idle_totals_ns(now=time.monotonic_ns())
+        steps = self.turn.steps()
+        return LeaseReturned(
+            job=self.id, wants_more=wants_more, steps=steps, stall_held_ns=held_ns, pause_ns=pause_ns
+        )
 
     def detach(self, member: Member, reason: str) -> None:
         """It goes on outside the turns, also for the next daemon."""

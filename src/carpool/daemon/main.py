@@ -19,7 +19,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes
+from carpool.daemon import processes, warm_parents
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -119,7 +119,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
-    starter = Starter(places, devices)
+    starter = Starter(places, devices, is_warm=config.warm)
 
     def give_up() -> None:
         broken.set()
@@ -154,6 +154,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     if broken.is_set():
         return False
     entrance.close(is_stopped=True)
+    warm_parents.end_all(places.run)
     log.info("daemon.stopped pid=%d", os.getpid())
     return True
 

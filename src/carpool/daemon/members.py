@@ -182,7 +182,7 @@ class Members:
         elif not live.turn.is_granted and is_first:
             if live.file.needs is None:  # what it holds before its first turn says what it will hold in it
                 self._driver.look_at(live)
-            self._driver.take_idle_beside(live)
+            self._driver.idle.take_beside(live)
             self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
 
     def _return(self, live: LiveJob, member: Member, *, wants_more: bool) -> None:
@@ -197,7 +197,7 @@ class Members:
         if was_holding:
             live.turn.gave_back()
             self._driver.pass_on(live.id)
-            self._driver.tell(LeaseReturned(job=live.id, wants_more=still_asking, steps=live.turn.steps()))
+            self._driver.tell(live.returned(wants_more=still_asking))
         elif was_asking and not still_asking and self._state_of(live) in AWAY | {JobState.WAITING}:
             self._driver.tell(LeaseReturned(job=live.id, wants_more=False, steps=live.turn.steps()))
 

@@ -28,11 +28,11 @@ from carpool.core.node.model import ASKED_FOR, JobState
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers
 from carpool.daemon.driver import Driver
-from carpool.daemon.files import replace_file
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
+from carpool.daemon.start_and_end import replace_file
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import read_as
 from carpool.devices.base import DeviceFacts

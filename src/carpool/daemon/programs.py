@@ -18,11 +18,12 @@ from dataclasses import replace
 from carpool.core.node.events import JobDetached, JobExited, ProgramStarted
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
-from carpool.daemon.files import End
 from carpool.daemon.jobs import LiveJob, has_runner
 from carpool.daemon.limits import Limits
 from carpool.daemon.python_options import why_kept_out
 from carpool.daemon.sentences import refusals
+from carpool.daemon.start_and_end import End
+from carpool.daemon.start_ups import StartUps
 from carpool.devices.kinds import kind_named
 from carpool.wire import messages as m
 
@@ -39,21 +40,28 @@ class Programs:
     def __init__(self, driver: Driver, limits: Limits) -> None:
         self._driver = driver
         self._limits = limits
+        self._start_ups = StartUps(driver)
 
     def watch(self, live: LiveJob, pid: int) -> None:
         """It runs. One whose command line keeps carpool out takes no turns, and cannot say so itself."""
         if pid != live.file.child_pid:
             live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
+            live.learn_start()  # how it started
         is_new = not live.file.detached and not live.members
-        at_launches = kind_named(live.file.kind).has_turns_at_launches
-        why = why_kept_out(live.file.argv, has_turns_at_launches=at_launches) if is_new else ""
+        kind = kind_named(live.file.kind)
+        why = why_kept_out(live.file.argv, has_turns_at_launches=kind.has_turns_at_launches) if is_new else ""
         live.file.detached = live.file.detached or why  # no pid with it: `with carpool.turn()` may work there
         live.save_or_warn()
         self._limits.look_soon()
         if live.child_pidfd is None:
             self._watch_first(live)
         if self._driver.jobs.get(live.id) is live:
-            self._driver.tell(JobDetached(job=live.id, reason=why) if why else ProgramStarted(job=live.id))
+            if why:
+                self._driver.tell(JobDetached(job=live.id, reason=why))
+            elif kind.starts_compute:
+                self._start_ups.begin(live)
+            else:
+                self._driver.tell(ProgramStarted(job=live.id))
 
     def _watch_first(self, live: LiveJob) -> None:
         """Notice the end of its first process; that it is gone already, by the next round of the loop."""

@@ -21,7 +21,7 @@ from carpool import __version__, calls
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
-from carpool.daemon import processes
+from carpool.daemon import processes, warm_parents
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.log_file import dropped_lines
@@ -29,7 +29,7 @@ from carpool.daemon.observers import Observers
 from carpool.daemon.sentences import checkpoint_refusal
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
-from carpool.daemon.translate import device_answer, ended_answer, job_answer
+from carpool.daemon.translate import device_answer, ended_answer, job_answer, turn_answer
 from carpool.devices.base import DeviceFacts
 from carpool.errors import CarpoolError, RefusedError, UsageError
 from carpool.journal.writer import Journal
@@ -106,6 +106,8 @@ class Queries:
             observers_dropped=dict(self._observers.dropped),
             policy_trouble=self._policy.trouble or self._policy.slowness,
             devices=devices,
+            turns=[turn_answer(job) for job in picture.jobs if job.silent_ns is not None],
+            warm_parents=warm_parents.find(self._starter.places.run),
         )
 
     def _kept_bytes(self, jobs: Iterable[JobPicture]) -> int:

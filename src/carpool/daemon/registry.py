@@ -17,11 +17,12 @@ from carpool.core.node.events import JobDetached, JobSubmitted
 from carpool.core.node.model import HOLDING
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
-from carpool.daemon.files import End, JobFile, load_file
+from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
+from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
 from carpool.errors import PeerError, RefusedError, UsageError
@@ -69,6 +70,7 @@ class Registry:
             environment=environment,
             inherited=inherited,
             on_orphans=said.on_orphans,
+            warm=said.warm,
         )
         live = LiveJob(id=job_id, directory=directory, file=file)
         try:

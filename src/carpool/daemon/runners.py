@@ -30,7 +30,7 @@ class Runners:
                 self._enter(peer, message)
             case m.Started():
                 if peer.job is not None and peer.job.runner is peer:
-                    _check_program(peer, message.pid)
+                    _check_program(peer, peer.job, message.pid)
                     self._programs.watch(peer.job, message.pid)
             case m.Exited():
                 if peer.job is not None and peer.job.runner is peer:
@@ -78,7 +78,7 @@ class Runners:
 
     def _take_runner_back(self, peer: Connection, live: LiveJob, message: m.Enter) -> None:
         if message.child_pid:
-            _check_program(peer, message.child_pid)
+            _check_program(peer, live, message.child_pid)
         live.runner, peer.job = peer, live
         live.note_runner(message.pid)
         if message.child_pid:
@@ -87,12 +87,15 @@ class Runners:
             self._starter.start_again(live)
 
 
-def _check_program(peer: Connection, pid: int) -> None:
+def _check_program(peer: Connection, live: LiveJob, pid: int) -> None:
     """PeerError if a runner says of a process that is not its own that it is the job's: that one may never end. One
-    that is over already is believed, and so is a runner whose numbers are not ours."""
+    that is over already is believed, and so is a runner whose numbers are not ours. A warm parent's fork is no child
+    of the runner, but has the job's page."""
     runner = peer.process()
     is_seen = runner > 0 and processes.inner_pid(runner) == runner
-    if is_seen and processes.is_alive(pid) and not processes.descends_from(pid, runner):
+    if not is_seen or not processes.is_alive(pid) or processes.descends_from(pid, runner):
+        return
+    if processes.page_of(pid) != str(live.directory / "page"):
         raise PeerError(f"process {runner} says that it started process {pid}, which is not its child")
 
 

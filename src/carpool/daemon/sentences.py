@@ -8,8 +8,8 @@ from pathlib import Path
 from carpool import __version__
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.daemon import processes
-from carpool.daemon.files import read_file
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.start_and_end import read_file
 from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
 from carpool.wire.places import CHECKPOINT_REFUSED, FULL

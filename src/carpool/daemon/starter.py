@@ -44,8 +44,9 @@ SHORTAGES = {  # what the machine may have again soon, with what helps
 
 
 class Starter:
-    def __init__(self, places: Places, devices: list[DeviceFacts]) -> None:
+    def __init__(self, places: Places, devices: list[DeviceFacts], *, is_warm: bool = False) -> None:
         self.places = places
+        self._is_warm = is_warm  # whether a job may start warm that does not say
         self._devices = {device.id: device for device in devices}
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
         self._spawned = 0
@@ -137,7 +138,8 @@ class Starter:
 
     def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
         device = self._devices[live.file.device]
-        return job_environment(self.places, device, live.file, page)
+        is_warm = self._is_warm if live.file.warm is None else live.file.warm
+        return job_environment(self.places, device, live.file, page) | {"warm": is_warm}
 
     def _spawn_runner(self, live: LiveJob) -> None:
         """Start its runner, which opens the log itself: where that disk hangs, only this job waits for it."""

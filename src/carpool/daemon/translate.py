@@ -16,9 +16,10 @@ from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.events import NeedsMeasured
 from carpool.core.node.model import JobSpec, JobState, Needs, Why
 from carpool.core.node.words.views import DevicePicture, JobPicture
-from carpool.daemon.files import End, JobFile
+from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, orphanage
+from carpool.daemon.start_and_end import End
 from carpool.errors import UsageError
 from carpool.units import format_bytes
 from carpool.wire import messages as m
@@ -86,6 +87,7 @@ def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> N
             overhead_bytes=sum(each.overhead_bytes for each in measured),
         ),
         step_ns=step_ns or None,
+        steps_total=max((each.steps_total for each in measured), default=0) or None,
     )
 
 
@@ -159,6 +161,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "processes": live.job_page.usage(),
             "orphans": live.living_orphans(),
             "limit_loss": limit_loss(live),
+            "start": live.how_it_started(),
             "reason": "; ".join(filter(None, (orphanage(live), picture.reason))),
         }
     return msgspec.convert(facts, calls.Job)
@@ -196,6 +199,17 @@ def device_answer(
     here = [job for job in jobs if job.device == picture.id and job.id in shown]
     newer = sum(shown[job.id].live_bytes - job.live_bytes for job in here)
     return msgspec.convert(plain(picture) | {"live_bytes": picture.live_bytes + newer}, calls.Device)
+
+
+def turn_answer(picture: JobPicture) -> calls.Turn:
+    """The turn that a job holds."""
+    return calls.Turn(
+        job=picture.id,
+        device=picture.device or "",
+        quantum_ns=picture.quantum_ns or 0,
+        change_ns=picture.change_ns,
+        why=picture.quantum_why,
+    )
 
 
 def plain(value: object) -> dict[str, object]:

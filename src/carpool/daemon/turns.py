@@ -12,13 +12,21 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from carpool.daemon import processes
 from carpool.daemon.job_page import JobPage
 from carpool.wire import messages as m
-from carpool.wire.page import FLAG_IDLE, FLAG_PACED, LAPSED, LEASE_HELD, LEASE_NONE, Slot
+from carpool.wire.page import FLAG_IDLE, FLAG_PACED, LAPSED, LEASE_HELD, LEASE_NONE, PAUSE_FORETOLD, PAUSE_INPUT, Slot
+from carpool.wire.protocol import STALL_NS
+
+IDLE_LOOK_NS = 5_000_000
+IDLE_LOOK_NS_MAX = 250_000_000  # the core asks for a Tick so often while somebody waits
+IDLE_LOOK_PART = 8  # of what it computed is lost at most while its turn is idle and nobody knows
+SHORT_NS = 1_000_000  # shorter gaps between kernels are not worth taking
 
 
 class Peer(Protocol):
@@ -52,6 +60,9 @@ class SharedTurn:
         self.members: dict[int, Member] = {}  # by pid
         self._is_granted = False
         self._is_recalled = False
+        self._guest_idle_ns = 0  # idle turns that were taken from CUDA programs: nobody counts them in the page
+        self._idle_told_ns = (0, 0)
+        self._busy_ns = 0  # how long it was found computing since it was last found idle, while others waited
         self._stop_at = 0  # the step at which the members of a recalled job stop
 
     @property
@@ -99,7 +110,10 @@ class SharedTurn:
         self._is_granted = self._is_recalled = False
         for member in self.members.values():
             member.is_holding = False
-            self.set_recall(member, LAPSED)
+            slot = self._page.slot(member.slot)
+            if slot is not None:
+                slot.taken_ns = time.monotonic_ns()
+                slot.recall = LAPSED
 
     # --- what happened to it ---------------------------------------------------------------------------------
 
@@ -160,21 +174,78 @@ class SharedTurn:
         """When a process of it last reached a boundary; 0 if none did."""
         return max((slot.boundary_ns for slot in self._slots()), default=0)
 
-    def stalls_ns(self) -> tuple[int, int]:
-        """How long it waited for its input, in all and while it had its turn; of several processes the longest."""
-        return max(((slot.stall_ns, slot.stall_held_ns) for slot in self._slots()), default=(0, 0))
+    def waits_ns(self, *, now: int) -> tuple[int, int, int]:
+        """How long it waited for its input, in all and while it had its turn, and how long it had its turn and did
+        nothing else. The wait that goes on now is in it."""
+        slots = self._slots()
+        stall_ns, held_ns = max(((slot.stall_ns, slot.stall_held_ns) for slot in slots), default=(0, 0))
+        pause_ns = min((slot.pause_ns for slot in slots), default=0) + self._guest_idle_ns
+        now_ns = self.idle_ns(now=now) if self._is_granted and not any(slot.has(FLAG_IDLE) for slot in slots) else 0
+        if any(slot.pause_from & PAUSE_INPUT for slot in slots):
+            return stall_ns + now_ns, held_ns + now_ns, pause_ns
+        return stall_ns, held_ns, pause_ns + now_ns
+
+    def idle_totals_ns(self, *, now: int) -> tuple[int, int]:
+        """How long it had a turn and did nothing, in all: waited for input, and paused."""
+        _, held_ns, pause_ns = self.waits_ns(now=now)
+        self._idle_told_ns = max(self._idle_told_ns[0], held_ns), max(self._idle_told_ns[1], pause_ns)
+        return self._idle_told_ns
+
+    def has_idled(self, *, now: int) -> bool:
+        """Whether it did since that was last asked."""
+        return sum(self.waits_ns(now=now)[1:]) - sum(self._idle_told_ns) >= SHORT_NS
+
+    def take_idle(self, *, now: int) -> bool:
+        """Take its turn if nobody of it uses it now; whether it did."""
+        idle_ns = self.idle_ns(now=now) if self._is_granted else 0
+        if idle_ns and any(slot.has(FLAG_IDLE) for slot in self._slots()):
+            self._guest_idle_ns += idle_ns
+        if idle_ns:
+            self.idle_totals_ns(now=now)
+            self.revoke()
+            self._busy_ns = 0
+        return bool(idle_ns)
+
+    def found_busy(self) -> None:
+        """A look found that it computes."""
+        self._busy_ns += self.look_again_ns() or 0
+
+    def look_again_ns(self) -> int | None:
+        """When to look next whether a turn for which others wait is idle: the longer it was found computing, the
+        later, so that a job which never pauses is hardly looked at. None: the looks of every Tick are enough."""
+        is_foretold = any(slot.pause_from & PAUSE_FORETOLD for slot in self._slots())  # and it is just not asleep yet
+        span = max(SHORT_NS if is_foretold else IDLE_LOOK_NS, self._busy_ns // IDLE_LOOK_PART)
+        return span if span < IDLE_LOOK_NS_MAX else None
+
+    def changes(self) -> tuple[int, int]:
+        """How many changes of turn its processes compared, and what these cost them in all."""
+        slots = self._slots()
+        return sum(slot.changes for slot in slots), sum(slot.change_ns for slot in slots)
 
     def is_paced(self) -> bool:
         """Whether the CUDA guest takes the turns of a process of it, and keeps to the compute limit there."""
         return any(slot.has(FLAG_PACED) for slot in self._slots())
 
     def idle_ns(self, *, now: int) -> int:
-        """How long all who hold its turn have had nothing on the device, as the CUDA guest knows; 0 if they have."""
-        holding = [self._page.slot(member.slot) for member in self.members.values() if member.is_holding]
-        slots = [slot for slot in holding if slot is not None]
-        if not slots or not all(slot.has(FLAG_IDLE) for slot in slots):
+        """How long all who hold its turn have had nothing on the device; 0 if one has, or soon may have."""
+        holding = [member for member in self.members.values() if member.is_holding]
+        spans = [self._idle_ns_of(member, now) for member in holding]
+        return min(spans, default=0)
+
+    def _idle_ns_of(self, member: Member, now: int) -> int:
+        """Of one process. The CUDA guest knows what is on the device; the agent shows where its program is in its
+        loop, and the kernel whether it sleeps there."""
+        slot = self._page.slot(member.slot)
+        if slot is None:
             return 0
-        return max(0, now - max(slot.boundary_ns for slot in slots))
+        if slot.has(FLAG_IDLE):
+            span = now - slot.boundary_ns
+            return span if span >= SHORT_NS else 0
+        from_ns = slot.pause_from
+        is_idle = from_ns and (from_ns & PAUSE_FORETOLD or now - from_ns >= STALL_NS)
+        if not is_idle or not processes.is_asleep(member.pid):
+            return 0
+        return max(1, now - from_ns) if slot.pause_from == from_ns else 0
 
     def _slots(self) -> list[Slot]:
         found = [self._page.slot(member.slot) for member in self.members.values()]

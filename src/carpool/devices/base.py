@@ -24,6 +24,7 @@ class DeviceKind:
     knocks: bool  # an allocation that waits for memory knocks at the daemon, which decides how long it waits
     parks_to_disk: bool  # parked jobs are in files, so they take no part of the host's budget
     can_move_jobs: bool  # a running process can go on, on another device of this kind
+    starts_compute: bool  # a program that starts up computes on the device, beside whoever has the turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ KIND = DeviceKind(
     knocks=True,
     parks_to_disk=True,
     can_move_jobs=True,
+    starts_compute=True,
 )
 DEVICES_MAX = 64
 ROOT = Path("/")

@@ -16,6 +16,7 @@ KIND = DeviceKind(
     knocks=False,
     parks_to_disk=False,
     can_move_jobs=False,
+    starts_compute=False,
 )
 
 

@@ -108,9 +108,11 @@ class Journal:
         rows[: len(dropped)] = [(dropped[0][0], GAP, "", b"%d" % missing)]
         self.dropped_rows += new
 
-    def note_job(self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "") -> None:
+    def note_job(
+        self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "", start: str = ""
+    ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
-        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "refusals": refusals}
+        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "refusals": refusals, "start": start}
         self._keep(
             EndedJob(
                 job=picture.id,

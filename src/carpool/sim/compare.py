@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from carpool.core.cluster.model import ClusterSettings
 from carpool.core.cluster.placement.requests import NodeSpec
+from carpool.core.node.accounts import TURN_NS
 from carpool.core.node.settings import Settings
 from carpool.errors import CarpoolError, UsageError
 from carpool.policies import POLICIES, counts, find_policy, meaning_of
 from carpool.sim.clusters import bytes_of, cards_of
 from carpool.sim.engine import Plan, simulate
 from carpool.sim.measures import Bounds, Measures, bound, measure, ratio
-from carpool.sim.node_engine import Machine, NodeEngine
+from carpool.sim.node_engine import NodeEngine
 from carpool.sim.outcome import JobOutcome, Outcome
 from carpool.sim.pairs import as_median_pair, pair_busy_milli, rates_for
+from carpool.sim.scripts import Machine
 from carpool.sim.story import Story
 from carpool.sim.traces import WHOLE_CARD, Trace, TraceJob
 from carpool.sim.workload import script_of
@@ -38,6 +40,8 @@ class Choice:
     policies: tuple[str, ...]
     turns: bool = False  # turn by turn on one device, even if the cluster has more
     quantum_ns: int | None = None
+    latency_ns: int | None = None  # None: the daemon's own
+    change_ns: int = 0  # what a change of turn costs each job
     is_unknown: bool = False  # turn by turn: needs and lengths are learnt, not known from earlier runs
     shares_milli: Mapping[str, int] = field(default_factory=dict)
     weights_milli: Mapping[str, int] = field(default_factory=dict)  # of tenants; for fair only
@@ -230,7 +234,10 @@ def _run_node(
     device_bytes = choice.nodes[0].card_bytes or 1 << 50
     machine = Machine(devices=(("card0", device_bytes),))
     busy = pair_busy_milli() if find_policy(policy).lanes_max > 1 else WHOLE_CARD
-    scripts = [script_of(job, is_known=not choice.is_unknown, busy_milli=busy) for job in jobs]
+    scripts = [
+        replace(script_of(job, is_known=not choice.is_unknown, busy_milli=busy), change_ns=choice.change_ns)
+        for job in jobs
+    ]
     watch = story.watch if story.job else None
     engine = NodeEngine(policy, machine, settings=node_settings(policy, jobs, choice), watch=watch)
     story.ask = lambda at: engine.why_waits(story.job, at)
@@ -239,14 +246,19 @@ def _run_node(
 
 
 def node_settings(policy: str, jobs: Sequence[TraceJob], choice: Choice) -> Settings:
-    """The daemon's settings; the quantum is the policy's own, or a share of all the work if that is longer."""
-    own = find_policy(policy).quantum_ns
-    quantum = choice.quantum_ns
-    if quantum is None:
-        quantum = max(own, sum(job.service_ns for job in jobs) // QUANTA_IN_ALL) if own else own
-    default = Settings()
-    watch_ns = max(default.watch_ns, quantum)
-    return Settings(quantum_ns=quantum, watch_ns=watch_ns, tenant_weights_milli=choice.weights_milli)
+    """The daemon's settings; the quantum is the policy's own, or chosen as the daemon does. It is a share of all the
+    work if that is longer, unless it was said what is to be chosen by."""
+    own, default = find_policy(policy).quantum_ns, Settings()
+    quantum = own if choice.quantum_ns is None else choice.quantum_ns
+    if choice.quantum_ns is None and own != 0 and not (own is None and (choice.latency_ns or choice.change_ns)):
+        share_ns = sum(job.service_ns for job in jobs) // QUANTA_IN_ALL
+        quantum = share_ns if share_ns > (own or TURN_NS) else own
+    return Settings(
+        quantum_ns=quantum,
+        latency_ns=choice.latency_ns or default.latency_ns,
+        watch_ns=max(default.watch_ns, quantum or 0),
+        tenant_weights_milli=choice.weights_milli,
+    )
 
 
 def _run_cluster(
@@ -306,6 +318,10 @@ def _counter(progress: Progress | None, policy: str, total: int) -> Callable[[in
     return lambda ended: progress(policy, ended, total)
 
 
+def _said(quantum_ns: int | None) -> str:
+    return "chosen" if quantum_ns is None else format_ns(quantum_ns) if quantum_ns else "none"
+
+
 def _notes(choice: Choice, jobs: Sequence[TraceJob], *, is_node: bool) -> list[str]:
     notes = []
     if any(find_policy(policy).lanes_max > 1 for policy in choice.policies):
@@ -315,12 +331,13 @@ def _notes(choice: Choice, jobs: Sequence[TraceJob], *, is_node: bool) -> list[s
         )
     if is_node:
         quanta = {name: node_settings(name, jobs, choice).quantum_ns for name in choice.policies}
-        said = ", ".join(f"{name} {format_ns(quantum) if quantum else 'none'}" for name, quantum in quanta.items())
+        said = ", ".join(f"{name} {_said(quantum)}" for name, quantum in quanta.items())
         notes.append(f"turn by turn on one device; quantum: {said}")
         if "srsf" in choice.policies:
             notes.append("srsf on one device is srtf")
-    if choice.quantum_ns is not None and not is_node:
-        notes.append("--quantum counts only turn by turn (on one card, or with --turns); a cluster gives whole cards")
+    if not is_node and (choice.quantum_ns is not None or choice.latency_ns or choice.change_ns):
+        only = "count only turn by turn (on one card, or with --turns); a cluster gives whole cards"
+        notes.append(f"--quantum, --latency and --change {only}")
     rules = [find_policy(policy) for policy in choice.policies]
     if any(job.priority for job in jobs) and not any(counts(rule, "--priority") for rule in rules):
         meaning = meaning_of("--priority", place="node" if is_node else "cluster")

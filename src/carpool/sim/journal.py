@@ -24,6 +24,7 @@ from carpool.core.node.events import (
     LeaseAsked,
     LeaseReturned,
     NeedsMeasured,
+    ProgressSeen,
 )
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
@@ -33,7 +34,8 @@ from carpool.errors import InternalError, UsageError
 from carpool.journal import reader
 from carpool.journal.reader import Call, Recording
 from carpool.policies import Guarded, Policy, find_policy
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 from carpool.units import SECOND
 
 
@@ -181,6 +183,7 @@ class _Facts:
     asked_ns: dict[JobId, int] = field(default_factory=dict)
     closed_ns: dict[JobId, int] = field(default_factory=dict)
     needs: dict[JobId, Needs] = field(default_factory=dict)
+    change_ns: dict[JobId, tuple[int, int]] = field(default_factory=dict)  # changes of turn, and their cost in all
     known: set[str] = field(default_factory=set)  # fingerprints of programs that ran in an earlier life
     work_ns: dict[JobId, int] = field(default_factory=dict)  # time holding a turn; side by side it is shared out
     device: dict[JobId, str] = field(default_factory=dict)
@@ -223,6 +226,8 @@ class _Facts:
                 self.asked_ns.setdefault(job, call.at_ns)
             case NeedsMeasured(job=job):
                 self.needs[job] = call.event.needs
+            case ProgressSeen(job=job, changes=changes) if changes:
+                self.change_ns[job] = (changes, max(0, call.event.change_ns))
             case HistoryLoaded(fingerprint=fingerprint):
                 self.known.add(fingerprint)
             case _:
@@ -257,6 +262,8 @@ def jobs_of(recording: Recording, pictures: Mapping[JobId, JobPicture]) -> tuple
             without.append(str(job))
             continue
         came = facts.came_ns[job]
+        changes, changes_ns = facts.change_ns.get(job, (1, 0))
+        changes_ns = min(changes_ns, work_ns // 2)
         started = facts.started_ns.get(job, came)
         script = Script(
             id=job,
@@ -264,7 +271,8 @@ def jobs_of(recording: Recording, pictures: Mapping[JobId, JobPicture]) -> tuple
             spec=spec,
             needs=facts.needs.get(job) or Needs(persistent_bytes=spec.cap_bytes or 0, ephemeral_bytes=0),
             steps=picture.steps,
-            step_ns=max(1, work_ns // picture.steps),
+            step_ns=max(1, (work_ns - changes_ns) // picture.steps),
+            change_ns=changes_ns // changes,
             start_ns=max(0, facts.asked_ns.get(job, started) - started),
             is_known=spec.fingerprint in facts.known,
         )

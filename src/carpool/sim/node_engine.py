@@ -4,16 +4,17 @@
 hand it (a job asks, is granted, runs iterations, is recalled, gives back at its next boundary, is measured, ends), in
 the same order and with the same timer rule, and performs the effects. It decides nothing.
 
-What a job does is a `Script`: how long it takes to start, how long an iteration takes alone, what it needs. Jobs that
-hold turns of one device at the same time (lanes side by side) slow each other down only where together they want more
-than the device has: each says which part of an iteration the device is busy (`busy_milli`).
+What a job does is a `Script`: how long it takes to start, how long an iteration takes alone, what it needs, and what
+a change of turn costs it, which it reports as a program does. How far it has come is in running.py. A job with
+`stall_ns` has nothing on the device for so long after every iteration: it waits for input or for a request. As the
+agent does, it gives its turn back then if somebody waits; as the daemon does, the engine takes it for whoever comes
+meanwhile.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from carpool.core.kernel.ids import DeviceId, JobId
@@ -55,18 +56,20 @@ from carpool.core.node.events import (
     ProgressSeen,
     Tick,
 )
-from carpool.core.node.model import History, JobSpec, JobState, Needs
+from carpool.core.node.model import History, JobState
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
 from carpool.errors import InternalError
 from carpool.policies import find_policy
 from carpool.sim.outcome import JobOutcome, Outcome, Span
-from carpool.units import GIB, SECOND
+from carpool.sim.running import DeviceUse, Running
+from carpool.sim.scripts import MILLI, Machine, Script
+from carpool.units import SECOND
+from carpool.wire.protocol import STALL_NS
 
 LAUNCH_NS = 100_000_000  # until a runner has started a program, of what its start takes
 LOOK_EVERY_NS = 200_000_000  # as the daemon: holders are looked at no more often than this
 MEASURED_STEPS = 2  # as the agent: a job knows its needs after its second iteration
-MILLI = 1000
 KILLED = -9  # the exit code of a job that the scheduler ended
 
 # Effects that ask nothing of a running job.
@@ -74,77 +77,6 @@ Words = (
     CloseJob | DenyMemory | ExplainWait | NameHog | RefuseJob | RejectEvent | RememberJob | ResizeLane | SetCap
 ) | SetCompute
 Watch = Callable[[int, Event, list[Effect]], None]  # sees every call of the scheduler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """One job: what it said, what it needs, and its loop."""
-
-    id: str
-    submit_ns: int
-    spec: JobSpec
-    needs: Needs
-    steps: int
-    step_ns: int  # alone
-    start_ns: int = 0  # from its start to its first wish for a turn: imports, building the model
-    busy_milli: int = MILLI  # thousandths of an iteration in which the device is busy
-    is_known: bool = False  # its program ran before: the scheduler knows its needs and lengths
-
-    @property
-    def work_ns(self) -> int:
-        return self.steps * self.step_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The devices, and what a hand-over costs."""
-
-    devices: tuple[tuple[str, int], ...]  # name, bytes
-    switch_ns: int = 0  # from a grant to the first operation
-    move_bytes_per_s: int = 2 * GIB  # of a job that is parked or comes back
-
-
-@dataclass(slots=True, kw_only=True)
-class _Live:
-    """A job during the run."""
-
-    script: Script
-    device: str = ""
-    place: str = ""  # its lane
-    is_holding: bool = False
-    is_recalled: bool = False
-    is_measured: bool = False
-    is_away: bool = False  # parked
-    is_killed: bool = False
-    worked_ns: int = 0  # of script.work_ns
-    seen_ns: int = 0  # up to when worked_ns counts
-    granted_ns: int = 0
-    held_ns: int = 0
-    first_ns: int | None = None
-    target_ns: int = 0  # the progress at which its next boundary is due
-    version: int = 0  # of that boundary in the heap; older ones there are void
-    preemptions: int = 0
-
-    @property
-    def steps(self) -> int:
-        return self.worked_ns // self.script.step_ns
-
-    @property
-    def resident_bytes(self) -> int:
-        """What it has on its device between turns."""
-        needs = self.script.needs
-        return needs.overhead_bytes if self.is_away else needs.resident_bytes
-
-
-@dataclass(slots=True)
-class _Device:
-    capacity_bytes: int
-    holders: list[str] = field(default_factory=list)
-    wanted_milli: int = 0  # what the holders want of it together
-    since_ns: int = 0
-    busy_milli_ns: int = 0
-    resident_bytes: int = 0
-    held_byte_ns: int = 0
 
 
 class NodeEngine:
@@ -158,8 +90,8 @@ class NodeEngine:
         self._policy = policy
         self._machine = machine
         self._watch = watch
-        self._devices = {name: _Device(capacity) for name, capacity in machine.devices}
-        self._jobs: dict[str, _Live] = {}
+        self._devices = {name: DeviceUse(capacity) for name, capacity in machine.devices}
+        self._jobs: dict[str, Running] = {}
         self._heap: list[tuple[int, int, str, str, int]] = []  # time, number, what, job, version
         self._number = 0
         self._timer_ns: int | None = None
@@ -202,7 +134,7 @@ class NodeEngine:
                     needs=script.needs, steps=script.steps, step_ns=script.step_ns, served_ns=script.work_ns
                 )
                 self._tell(HistoryLoaded(fingerprint=script.spec.fingerprint, history=past), 0)
-            self._jobs[script.id] = _Live(script=script)
+            self._jobs[script.id] = Running(script=script)
             at = max(
                 script.submit_ns, at + 1
             )  # no daemon hears of two jobs in one nanosecond: first come, first said
@@ -220,26 +152,38 @@ class NodeEngine:
             case "started":
                 self._tell(ProgramStarted(job=JobId(job)), at)
             case "ready":
+                self._take_stalled(live.device, at)
                 self._tell(LeaseAsked(job=JobId(job)), at)
+            case "look":
+                self._take_stalled(live.device, at)
+            case "goes on":
+                if version == live.version:
+                    self._go_on(live, at)
             case "boundary":
                 if version == live.version:
                     self._at_boundary(live, at)
+            case _:
+                self._happen_rarely(live, at, what)
+
+    def _happen_rarely(self, live: Running, at: int, what: str) -> None:
+        match what:
             case "parked" | "unparked":
                 self._moved(live, at, is_back=what == "unparked")
             case "trimmed":
-                self._tell(NeedsMeasured(job=JobId(job), needs=live.script.needs), at)
+                self._tell(NeedsMeasured(job=JobId(live.script.id), needs=live.script.needs), at)
             case "killed":
                 self._kill(live, at)
             case _:
                 raise InternalError(f"nobody knows what {what} is")
 
-    def _at_boundary(self, live: _Live, at: int) -> None:
+    def _at_boundary(self, live: Running, at: int) -> None:
         self._catch_up(live.device, at)
         script = live.script
         job = JobId(script.id)
         if live.worked_ns < live.target_ns:  # rounding took a nanosecond
             self._aim(live)
             return
+        live.passed_ns = live.worked_ns
         if live.worked_ns >= script.work_ns:
             self._let_go(live, at)
             self._done[script.id] = self._job_outcome(live, at)
@@ -249,15 +193,59 @@ class NodeEngine:
             return
         if not live.is_measured and live.steps >= MEASURED_STEPS:
             live.is_measured = True
-            self._tell(NeedsMeasured(job=job, needs=script.needs, step_ns=script.step_ns), at)
-        if live.is_recalled:
+            total = script.steps if script.tells_length else None
+            self._tell(NeedsMeasured(job=job, needs=script.needs, step_ns=script.step_ns, steps_total=total), at)
+        if script.stall_ns:
+            self._stall(live, at)
+        elif live.is_recalled:
             live.preemptions += 1
             self._let_go(live, at)
-            self._tell(LeaseReturned(job=job, wants_more=True, steps=live.steps), at)
+            self._tell(LeaseReturned(job=job, wants_more=True, steps=live.steps, pause_ns=live.idle_ns), at)
         elif live.is_holding:
             self._aim(live)
 
-    def _kill(self, live: _Live, at: int) -> None:
+    # --- stalls --------------------------------------------------------------------------------------------------
+
+    def _stall(self, live: Running, at: int) -> None:
+        """An iteration is over and the next cannot begin yet: its turn goes if somebody waits, else it keeps it."""
+        job, until = JobId(live.script.id), at + live.script.stall_ns
+        if live.is_recalled or self._scheduler.waiters(job):
+            self._let_go(live, at)
+            self._push(until, "ready", live.script.id)
+            self._tell(LeaseReturned(job=job, wants_more=False, steps=live.steps, pause_ns=live.idle_ns), at)
+            return
+        live.stalled_from_ns, live.seen_ns = at, until
+        live.version += 1
+        self._devices[live.device].wanted_milli -= live.script.busy_milli
+        self._push(until, "goes on", live.script.id, live.version)
+
+    def _go_on(self, live: Running, at: int) -> None:
+        """Nobody wanted its turn while it stalled."""
+        self._catch_up(live.device, at)
+        live.idle_ns += at - (live.stalled_from_ns or at)
+        live.stalled_from_ns = None
+        self._devices[live.device].wanted_milli += live.script.busy_milli
+        self._aim_all(self._devices[live.device])
+
+    def _take_stalled(self, name: str, at: int) -> None:
+        """Somebody wants a turn of this device: take those of holders that stall, as the daemon does."""
+        for live in list(self._devices[name].holders) if name else ():
+            if live.stalled_from_ns is None:
+                continue
+            stalled_ns = at - live.stalled_from_ns
+            if stalled_ns < STALL_NS and live.steps <= MEASURED_STEPS:  # later it was learnt
+                self._push(live.stalled_from_ns + STALL_NS, "look", live.script.id)
+                continue
+            live.idle_ns += stalled_ns
+            ends = live.stalled_from_ns + live.script.stall_ns
+            live.stalled_from_ns = None
+            self._devices[name].wanted_milli += live.script.busy_milli
+            self._let_go(live, at)
+            self._push(max(at, ends), "ready", live.script.id)
+            job = JobId(live.script.id)
+            self._tell(LeaseReturned(job=job, wants_more=False, steps=live.steps, pause_ns=live.idle_ns), at)
+
+    def _kill(self, live: Running, at: int) -> None:
         """The scheduler ended it: whatever it was about to do does not happen any more."""
         live.is_killed = True
         if live.is_holding:
@@ -266,10 +254,10 @@ class NodeEngine:
         self._devices[live.device].resident_bytes -= live.resident_bytes
         self._tell(JobExited(job=JobId(live.script.id), code=KILLED), at)
 
-    def _move_ns(self, live: _Live) -> int:
+    def _move_ns(self, live: Running) -> int:
         return live.script.needs.persistent_bytes * SECOND // self._machine.move_bytes_per_s
 
-    def _moved(self, live: _Live, at: int, *, is_back: bool) -> None:
+    def _moved(self, live: Running, at: int, *, is_back: bool) -> None:
         """A job's persistent bytes left the device, or are there again."""
         job, needs, move_ns = JobId(live.script.id), live.script.needs, self._move_ns(live)
         self._catch_up(live.device, at)
@@ -292,7 +280,16 @@ class NodeEngine:
                 cpu_ns = live.held_ns + (at - live.granted_ns if live.is_holding else 0)
                 needs = live.script.needs
                 held = needs.resident_bytes + needs.ephemeral_bytes
-                self._tell(ProgressSeen(job=job, steps=live.steps, cpu_ns=cpu_ns, live_bytes=held), at)
+                seen = ProgressSeen(
+                    job=job,
+                    steps=live.steps,
+                    cpu_ns=cpu_ns,
+                    live_bytes=held,
+                    pause_ns=live.idle_ns,
+                    changes=live.changes,
+                    change_ns=live.changes * live.script.change_ns,
+                )
+                self._tell(seen, at)
         self._tell(Tick(), at)
 
     # --- the scheduler -------------------------------------------------------------------------------------------
@@ -335,7 +332,10 @@ class NodeEngine:
                 live = self._jobs[effect.job]
                 self._catch_up(live.device, at)
                 live.is_recalled = True
-                self._aim(live)
+                if live.stalled_from_ns is None:
+                    self._aim(live)
+                else:
+                    self._push(at, "look", effect.job)
             case RevokeLease():
                 self._let_go(self._jobs[effect.job], at)
                 self._push(at, "ready", effect.job)
@@ -370,7 +370,7 @@ class NodeEngine:
             case _:
                 assert_never(effect)
 
-    def _change_device(self, live: _Live, device: str, at: int) -> None:
+    def _change_device(self, live: Running, device: str, at: int) -> None:
         """It is counted on another device from now on, with what it has on the host or on its way."""
         for name in (live.device, device):
             self._catch_up(name, at)
@@ -378,7 +378,7 @@ class NodeEngine:
         self._devices[device].resident_bytes += live.resident_bytes
         live.device = device
 
-    def _take_turn(self, live: _Live, effect: GrantLease, at: int) -> None:
+    def _take_turn(self, live: Running, effect: GrantLease, at: int) -> None:
         device = self._devices[live.device]
         self._catch_up(live.device, at)
         live.is_holding, live.is_recalled = True, False
@@ -386,17 +386,21 @@ class NodeEngine:
         live.first_ns = at if live.first_ns is None else live.first_ns
         live.granted_ns = at
         live.seen_ns = at + self._machine.switch_ns
-        device.holders.append(live.script.id)
+        if device.last.get(effect.lane, effect.job) != effect.job and live.held_ns:
+            live.changes += 1
+            live.seen_ns += live.script.change_ns
+        device.last[effect.lane] = effect.job
+        device.holders.append(live)
         device.wanted_milli += live.script.busy_milli
         self._aim_all(device)
 
-    def _let_go(self, live: _Live, at: int) -> None:
+    def _let_go(self, live: Running, at: int) -> None:
         device = self._devices[live.device]
         self._catch_up(live.device, at)
         live.is_holding = live.is_recalled = False
         live.held_ns += at - live.granted_ns
         live.version += 1
-        device.holders.remove(live.script.id)
+        device.holders.remove(live)
         device.wanted_milli -= live.script.busy_milli
         self._spans.append(Span(live.place, live.script.id, live.granted_ns, at))
         self._aim_all(device)
@@ -404,34 +408,22 @@ class NodeEngine:
     # --- progress ------------------------------------------------------------------------------------------------
 
     def _catch_up(self, name: str, at: int) -> None:
-        """Bring the progress of everybody who computes on the device up to now."""
-        device = self._devices[name]
-        span = at - device.since_ns
-        if span <= 0:
-            return
-        device.since_ns = at
-        held = device.resident_bytes
-        for job in device.holders:
-            live = self._jobs[job]
-            ran = at - live.seen_ns
-            if ran > 0:
-                live.worked_ns += ran * MILLI // max(MILLI, device.wanted_milli)
-                live.worked_ns = min(live.worked_ns, live.script.work_ns)
-                live.seen_ns = at
-            held += live.script.needs.ephemeral_bytes
-        device.busy_milli_ns += span * min(MILLI, device.wanted_milli)
-        device.held_byte_ns += span * held
+        self._devices[name].catch_up(at)
 
-    def _aim_all(self, device: _Device) -> None:
+    def _aim_all(self, device: DeviceUse) -> None:
         """The holders changed, and with them everybody's speed."""
-        for job in device.holders:
-            self._aim(self._jobs[job])
+        for live in device.holders:
+            self._aim(live)
 
-    def _aim(self, live: _Live) -> None:
-        """Set the next boundary at which something happens: the end, the measurement, or the recall's boundary."""
+    def _aim(self, live: Running) -> None:
+        """Set the next boundary at which something happens: the end, the measurement, the recall's or a stall's."""
         script = live.script
         target = script.work_ns
-        if live.is_recalled:
+        if live.stalled_from_ns is not None:
+            return
+        if script.stall_ns:
+            target = min(target, (live.passed_ns // script.step_ns + 1) * script.step_ns)
+        elif live.is_recalled:
             target = min(target, (live.steps + 1) * script.step_ns)
         elif not live.is_measured:
             target = min(target, max(MEASURED_STEPS, live.steps + 1) * script.step_ns)
@@ -447,7 +439,7 @@ class NodeEngine:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def _job_outcome(self, live: _Live, at: int) -> JobOutcome:
+    def _job_outcome(self, live: Running, at: int) -> JobOutcome:
         script = live.script
         return JobOutcome(
             id=script.id,
@@ -455,7 +447,7 @@ class NodeEngine:
             submit_ns=script.submit_ns,
             start_ns=live.first_ns if live.first_ns is not None else at,
             end_ns=at,
-            service_ns=script.start_ns + script.work_ns,
+            service_ns=script.start_ns + script.alone_ns,
             preemptions=live.preemptions,
         )
 

@@ -47,6 +47,7 @@ class TraceJob:
     stages_ns: tuple[int, ...] = ()  # time of one iteration on each kind of resource
     persistent_bytes: int = 0  # held for the job's whole life; 0: not known
     ephemeral_bytes: int = 0  # held only inside an iteration; 0: not known
+    stall_ns: int = 0  # of each iteration: without the card, as for input or a request
     line: int = 0  # where in its file
 
 
@@ -103,7 +104,7 @@ def data_file(name: str) -> Path:
 USER_REQUIRED = ("submit_s", "duration_s")
 USER_COLUMNS = (
     *("job", *USER_REQUIRED, "cards", "card_milli", "card_bytes", "cpu_milli", "memory_bytes", "models", "tenant"),
-    *("priority", "weight_milli", "program", "iterations", "persistent_bytes", "ephemeral_bytes"),
+    *("priority", "weight_milli", "program", "iterations", "persistent_bytes", "ephemeral_bytes", "stall_ns"),
 )
 
 
@@ -143,6 +144,7 @@ def _user_job(row: Row, line: int) -> TraceJob:
         iterations=_whole(row, "iterations", default=0),
         persistent_bytes=_bytes(row, "persistent_bytes"),
         ephemeral_bytes=_bytes(row, "ephemeral_bytes"),
+        stall_ns=_whole(row, "stall_ns", default=0),
         line=line,
     )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from carpool.core.kernel.ids import TenantId
 from carpool.core.node.model import JobSpec, Needs
 from carpool.errors import UsageError
-from carpool.sim.node_engine import Script
+from carpool.sim.scripts import Script
 from carpool.sim.traces import USER_COLUMNS, WHOLE_CARD, TraceJob, read_alibaba, read_itp, read_philly, read_salus
 from carpool.units import GIB, MS, SECOND
 
@@ -144,7 +144,7 @@ def _decimal(span_ns: int) -> str:
 def script_of(job: TraceJob, *, is_known: bool = True, busy_milli: int = WHOLE_CARD) -> Script:
     """A job of a trace as a loop of iterations on one device; without a known count they take STEP_NS each."""
     steps = job.iterations or max(1, job.service_ns // STEP_NS)
-    step_ns = max(1, job.service_ns // steps)
+    step_ns = max(1, job.service_ns // steps - job.stall_ns)
     if job.persistent_bytes or job.ephemeral_bytes:
         needs = Needs(persistent_bytes=job.persistent_bytes, ephemeral_bytes=job.ephemeral_bytes)
     else:
@@ -164,6 +164,7 @@ def script_of(job: TraceJob, *, is_known: bool = True, busy_milli: int = WHOLE_C
         needs=needs,
         steps=steps,
         step_ns=step_ns,
+        stall_ns=job.stall_ns,
         busy_milli=busy_milli,
         is_known=is_known,
     )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from carpool.core.node.effects import CloseJob, Effect, GrantLease, RecallLease, RefuseJob, StartJob
 from carpool.core.node.model import JobSpec, Needs
-from carpool.sim.node_engine import Machine, NodeEngine, Script
+from carpool.sim.node_engine import NodeEngine
+from carpool.sim.scripts import Machine, Script
 from carpool.units import MIB, parse_bytes, parse_duration_ns
 
 WORDS: dict[type, str] = {

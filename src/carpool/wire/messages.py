@@ -21,9 +21,23 @@ JOB, RUNNER, CLIENT, DAEMON, ANYBODY = "job", "runner", "client", "daemon", "any
 
 
 class Message:
-    """What all messages are."""
+    """What all messages are: equal by their fields. `dataclass` does not make that for each class: every start of a
+    program waits for this module."""
 
     __slots__ = ()
+
+    def _fields(self) -> list[tuple[str, object]]:
+        names: tuple[str, ...] = type(self).__slots__
+        return [(name, getattr(self, name)) for name in names]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and type(self) is type(other) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self._fields()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._fields())})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +65,7 @@ def message(kind: int, sender: str, receiver: str, *words: str) -> Callable[[_Cl
 
 
 @message(1, JOB, DAEMON)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Attach(Message):
     """I am a process of this job and take turns. Answered by Attached or Refuse."""
 
@@ -64,7 +78,7 @@ class Attach(Message):
 
 
 @message(2, DAEMON, JOB, "slot", "pid")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Attached(Message):
     """Welcome; this is your slot of the page, and your pid as the daemon sees it, by which you can be rung."""
 
@@ -73,13 +87,13 @@ class Attached(Message):
 
 
 @message(3, JOB, DAEMON)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ask(Message):
     """I want a turn. Answered by Grant, sooner or later."""
 
 
 @message(4, DAEMON, JOB, "lane_bytes", "is_shared", "serial")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Grant(Message):
     """The turn is yours."""
 
@@ -89,7 +103,7 @@ class Grant(Message):
 
 
 @message(5, JOB, DAEMON, "steps", "wants_more", "passed")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Return(Message):
     """My turn is over; with `wants_more` this is an Ask too."""
 
@@ -99,7 +113,7 @@ class Return(Message):
 
 
 @message(6, JOB, DAEMON, "persistent_bytes", "ephemeral_bytes", "overhead_bytes", "step_ns")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Measured(Message):
     """This is what I need between turns and inside one."""
 
@@ -107,10 +121,11 @@ class Measured(Message):
     ephemeral_bytes: int
     overhead_bytes: int
     step_ns: int
+    steps_total: int  # how many steps there will be at my end, as my loops say; 0 if they do not
 
 
 @message(7, JOB, DAEMON)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Detach(Message):
     """I go on without taking turns."""
 
@@ -118,7 +133,7 @@ class Detach(Message):
 
 
 @message(8, RUNNER, DAEMON)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Enter(Message):
     """Here is a new job (empty id), or I am the runner of a known one. Answered by Start, Wait or Refuse."""
 
@@ -133,7 +148,7 @@ class Enter(Message):
 
 
 @message(9, DAEMON, RUNNER)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Start(Message):
     """Start the program, with this added to its environment."""
 
@@ -142,7 +157,7 @@ class Start(Message):
 
 
 @message(10, DAEMON, RUNNER)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Wait(Message):
     """A word for the user: why the program is not started yet or, once it runs, which limit of it is not kept."""
 
@@ -151,7 +166,7 @@ class Wait(Message):
 
 
 @message(11, DAEMON, ANYBODY)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Refuse(Message):
     """No, for this reason."""
 
@@ -159,7 +174,7 @@ class Refuse(Message):
 
 
 @message(12, RUNNER, DAEMON, "pid")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Started(Message):
     """The program runs."""
 
@@ -167,7 +182,7 @@ class Started(Message):
 
 
 @message(13, RUNNER, DAEMON, "code", "signal")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Exited(Message):
     """The program ended with this code, or by this signal."""
 
@@ -176,13 +191,13 @@ class Exited(Message):
 
 
 @message(14, DAEMON, RUNNER)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Stop(Message):
     """End the program."""
 
 
 @message(15, CLIENT, DAEMON)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Call(Message):
     """One question or order. Answered by one Reply."""
 
@@ -193,7 +208,7 @@ class Call(Message):
 
 
 @message(16, DAEMON, CLIENT)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Reply(Message):
     """The answer; or, in `error`, a sentence why there is none, and `code` is the exit code for it."""
 
@@ -203,7 +218,7 @@ class Reply(Message):
 
 
 @message(17, DAEMON, JOB, "limit_bytes")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Park(Message):
     """Move your tensors to the host, at most so many bytes. Answered by Parked."""
 
@@ -211,7 +226,7 @@ class Park(Message):
 
 
 @message(18, JOB, DAEMON, "moved_bytes", "move_ns")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Parked(Message):
     """They are there; or, with a reason, nothing was moved."""
 
@@ -222,13 +237,13 @@ class Parked(Message):
 
 
 @message(19, DAEMON, JOB)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Unpark(Message):
     """Bring them back. Answered by Unparked; a Grant says the same."""
 
 
 @message(20, JOB, DAEMON, "move_ns")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Unparked(Message):
     """Everything is where it was; or, with a reason, everything is still on the host."""
 
@@ -237,13 +252,13 @@ class Unparked(Message):
 
 
 @message(21, DAEMON, JOB)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Trim(Message):
     """Give back what you can spare. Answered by Measured."""
 
 
 @message(22, JOB, DAEMON, "gradient_bytes")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Gradients(Message):
     """So much of what I keep between turns is gradients, which the program drops when it clears them."""
 

@@ -163,6 +163,16 @@ class Slot(Words):
     stall_held_ns = Count(S_STALL_HELD_NS)
     device_ns = Count(S_DEVICE_NS)
     spilled_bytes = Count(S_SPILLED)
+    pause_from = Count(S_PAUSE_FROM)
+    pause_ns = Count(S_PAUSE_NS)
+    taken_ns = Word(S_TAKEN_NS)
+    changes = Count(S_CHANGES)
+
+    @property
+    def change_ns(self) -> int:
+        """What its changes of turn cost it in all; below 0 if it was faster after them than usual."""
+        word = self.all[self.base + S_CHANGE_NS]
+        return max(-COUNT_MAX, word - (1 << 64)) if word >> 63 else min(word, COUNT_MAX)
 
     @property
     def number(self) -> int:

@@ -13,9 +13,9 @@ guest. docs/protocol.md says how to add a word, a flag or a message.
 from __future__ import annotations
 
 # versions: a daemon and a job of different ones refuse each other
-PROTOCOL = 4  # of the messages; raise it when one of them changes
-LAYOUT = 3  # of the page; raise it when a word of it changes
-HOT_PATH_CONTRACT = 9  # between native/hot_path.c and agent/turns/hot_path.py; raise it when names or meanings change
+PROTOCOL = 5  # of the messages; raise it when one of them changes
+LAYOUT = 4  # of the page; raise it when a word of it changes
+HOT_PATH_CONTRACT = 10  # between native/hot_path.c and agent/turns/hot_path.py; raise it when either changes
 FIND_AND_COPY_CONTRACT = 2  # between native/find_and_copy.c and agent/parking/find_and_copy.py; the same
 SWAP_CONTRACT = 2  # between native/swap.c and wire/page.py; the same
 
@@ -28,8 +28,8 @@ REPLY_MAX = 256 << 20  # bytes of the body of a Reply, which only a client reads
 
 # page: how the file is divided
 MAGIC = 0x314C4F4F50524143  # the bytes "CARPOOL1", little-endian
-PAGE_BYTES = 65536  # of the file
-SLOT_WORDS = 16  # of a slot, and of the header
+PAGE_BYTES = 131072  # of the file
+SLOT_WORDS = 32  # of a slot, and of the header; those without a name are spare
 TEXT_BYTES = 512  # at the end: the daemon's sentence about its newest denial (H_DENIED_NS), ended by a zero
 TEXT_AT = PAGE_BYTES - TEXT_BYTES  # where that sentence begins
 SLOTS = TEXT_AT // 8 // SLOT_WORDS  # slots in the page; slot 0 is the header
@@ -70,6 +70,11 @@ S_OFFER = 12  # daemon, agent: the pass by which this process may be rung; the a
 S_STALL_HELD_NS = 13  # agent: the part of S_STALL_NS during which it had its turn
 S_DEVICE_NS = 14  # CUDA guest: device time it paid for; without a compute limit, how long it had its turn
 S_SPILLED = 15  # CUDA guest: bytes in managed memory, beyond the cap or the card (--oversubscribe); not in S_LIVE
+S_PAUSE_FROM = 16  # agent: since when it has nothing on the device, with the bits of PAUSE_…; 0: it computes
+S_PAUSE_NS = 17  # agent: how long it had its turn at such points and did nothing, waits for input not counted
+S_TAKEN_NS = 18  # daemon: when it last took the turn of this process at such a point
+S_CHANGES = 19  # agent: turns whose first iterations were compared with its usual ones
+S_CHANGE_NS = 20  # agent: what they took longer in all, and the wait for the device at the turns' ends; signed
 
 # lease: what S_LEASE says
 LEASE_NONE = 0  # it has no turn and wants none
@@ -89,6 +94,9 @@ FLAG_AGENT = 64  # the Python agent takes this process's turns: the CUDA guest l
 # bits: parts of other words
 LAPSED = 1 << 63  # in S_RECALL: the turn was taken away; ask before computing again
 NAMESPACE_SHIFT = 32  # in S_FLAGS: where the number of the pid namespace begins
+PAUSE_INPUT = 1  # in S_PAUSE_FROM: it waits for input
+PAUSE_FORETOLD = 2  # …: what was before says that it will be idle
+PAUSE_BITS = 3  # …: the two; the rest of it is the time
 PRICE_ONE = 1024  # in H_PRICE: device time costs as much wall time
 OWN_CAP = 1 << 63  # in H_CAPACITY: the cap is the user's (caps.py)
 TRIAL_PID = (1 << 22) - 1  # in H_TRIAL: the pid; no pid is larger
@@ -107,6 +115,7 @@ ATTACH_SECONDS = 10  # how long the answer to an Attach may take; a Grant may ta
 RESAMPLE_STEPS = 32  # a power of two: every so many steps a job looks whether it has grown
 RESAMPLE_MASK = RESAMPLE_STEPS - 1  # the bits of a step's number that are 0 then
 GROWTH_PERCENT = 5  # a job that holds so much more than it said has grown
+CHANGE_STEPS = 16  # so many iterations of a turn may be slow because others had the device before
 STALL_NS = 3_000_000  # input that takes longer than this is worth giving the turn back for
 BELL_LOOK_MS = 1000  # a signal that comes just before poll does not end it, and its handler must not wait for a turn
 KNOCK_NS = 200_000_000  # between two knocks of an allocation that waits, and two looks of the daemon at it

@@ -473,6 +473,25 @@ def test_slow_input_gives_the_turn_back_only_while_somebody_waits(program: Progr
     assert program.hooks._fetches.count == 9
 
 
+def test_t10_whoever_waits_for_its_input_next_wants_no_other_turn_when_it_is_recalled(
+    program: Program, daemon: FakeDaemon
+) -> None:
+    program.settle()
+    loader = program.loader(lambda: 7)
+    program.turns.state.stall_ns = 100 * STALL_NS
+    daemon.words[page.H_WAITERS] = 1
+    daemon.recall()
+    program.step()
+    assert daemon.take_until(m.Return) == m.Return(steps=daemon.steps, wants_more=False)
+    assert program.while_granted(m.Ask, lambda: next(loader)) == 7
+    assert program.turns.state.stall_ns > STALL_NS
+    daemon.recall()
+    program.step()
+    assert daemon.take_until(m.Return) == m.Return(steps=daemon.steps, wants_more=False)
+    program.while_granted(m.Ask, lambda: program.model(0))
+    assert program.turns.state.stall_ns == 0, "no input came next"
+
+
 def test_quick_input_keeps_the_turn_and_the_estimate_fades(program: Program, daemon: FakeDaemon) -> None:
     program.settle()
     loader, stalls = program.loader(lambda: 7), list[int]()

@@ -22,6 +22,8 @@ A, B, C = 1, 2, 3
 class FakeSource:
     """Bytes that depend on the point that fires."""
 
+    is_synchronous = True
+
     def __init__(self) -> None:
         self.live = 100 * MIB
         self.peak = 150 * MIB

@@ -27,6 +27,8 @@ POINT = 7
 class FakeSource:
     """Bytes as the test says; writes down what was asked of the device."""
 
+    is_synchronous = True
+
     def __init__(self) -> None:
         self.live = 1000
         self.peak = 5000

@@ -110,6 +110,7 @@ class CoreDriver:
         self.steps: dict[str, int] = {}
         self.moves: dict[str, ParkJob | UnparkJob] = {}  # ordered and not answered
         self.move_ns: Nanos = 20 * MS  # what a copy takes
+        self.change_ns: dict[str, Nanos] = {}  # what a change of turn costs it, where its program says so
         self.trouble: dict[str, str] = {}  # why a job cannot be moved
         for index in range(devices):
             self.add_device(f"gpu{index}", capacity_bytes)
@@ -207,12 +208,17 @@ class CoreDriver:
     def share(self, job: str, guaranteed_milli: int, limit_milli: int) -> list[Effect]:
         return self.send(JobResized(job=JobId(job), share_milli=(guaranteed_milli, limit_milli)))
 
-    def give_back(self, job: str, *, wants_more: bool = True, steps: int | None = None) -> list[Effect]:
+    def give_back(
+        self, job: str, *, wants_more: bool = True, steps: int | None = None, idle_ns: Nanos = 0
+    ) -> list[Effect]:
         self.steps[job] = self.steps.get(job, 0) + 1 if steps is None else steps
-        return self.send(LeaseReturned(job=JobId(job), wants_more=wants_more, steps=self.steps[job]))
+        returned = LeaseReturned(job=JobId(job), wants_more=wants_more, steps=self.steps[job], pause_ns=idle_ns)
+        return self.send(returned)
 
-    def measure(self, job: str, measured: Needs, *, step_ns: Nanos | None = None) -> list[Effect]:
-        return self.send(NeedsMeasured(job=JobId(job), needs=measured, step_ns=step_ns))
+    def measure(
+        self, job: str, measured: Needs, *, step_ns: Nanos | None = None, steps_total: int | None = None
+    ) -> list[Effect]:
+        return self.send(NeedsMeasured(job=JobId(job), needs=measured, step_ns=step_ns, steps_total=steps_total))
 
     def report(
         self, job: str, *, steps: int | None = None, cpu_ns: Nanos = 0, live_bytes: int = 0, pending_bytes: int = 0
@@ -226,8 +232,14 @@ class CoreDriver:
                 cpu_ns=cpu_ns,
                 live_bytes=live_bytes,
                 pending_bytes=pending_bytes,
+                changes=self._changes(job),
+                change_ns=self._changes(job) * self.change_ns.get(job, 0),
             )
         )
+
+    def _changes(self, job: str) -> int:
+        """How many turns of it, after its first, began when others had had the device."""
+        return max(0, sum(turn.job == job for turn in self.turns) - 1) if job in self.change_ns else 0
 
     def block(self, job: str, live_bytes: int, pending_bytes: int) -> list[Effect]:
         """An allocation of a holder waits: it is seen twice, and nothing helped between."""

@@ -181,6 +181,8 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
         "level": 0,
         "tenant_level": MS,  # what the other had had when it came (A2)
         "size_milli": 1000,
+        "is_early": False,
+        "quantum_ns": 0,
     }
     assert holding._asdict() == {
         "id": "a",
@@ -197,6 +199,8 @@ def test_a_policy_is_shown_each_job_as_it_is() -> None:
         "level": 400 * MS,
         "tenant_level": 200 * MS,
         "size_milli": 1000,
+        "is_early": False,
+        "quantum_ns": 100 * MS,
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.core.node import accounts
 from carpool.core.node.effects import GrantLease, RecallLease
+from carpool.core.node.events import ProgressSeen
 from carpool.core.node.settings import Settings
 from carpool.core.policies.priority import Priority
 from carpool.core.policies.view import JobView
@@ -352,6 +353,68 @@ def test_srtf_knows_a_job_by_the_history_of_its_fingerprint(make_core: MakeCore)
     assert core.job("a").remaining_ns == 3 * SECOND
 
 
+def test_srtf_knows_a_job_by_the_loops_of_its_program(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    core.submit("a", cap_bytes=GIB)
+    core.ask("a")
+    core.measure("a", SMALL, step_ns=10 * MS, steps_total=100)
+    core.report("a", steps=20)
+    assert core.job("a").remaining_ns == 80 * 10 * MS
+    core.wait(SECOND)
+    core.report("a", steps=100)
+    assert core.job("a").remaining_ns is None, "it goes on after the end of its loops: nobody knows it"
+
+
+def test_srtf_takes_a_job_beyond_its_loops_to_need_as_much_again(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    for name in ("ending", "other"):
+        core.submit(name, cap_bytes=GIB)
+        core.ask(name)
+    core.measure("ending", SMALL, step_ns=10 * MS, steps_total=100)
+    core.wait(SECOND)
+    core.give_back("ending", steps=100)
+    core.measure("other", SMALL, step_ns=10 * MS, steps_total=50)
+    core.tick(20 * MS)
+    core.give_back("other", steps=2)
+    assert core.holders() == ["ending"], "its loops are over: most programs end then"
+    core.run(1200 * MS)
+    assert core.served_ns("other") >= 500 * MS, "it went on after them, and let the other one end first"
+
+
+def test_srtf_asks_what_was_declared_then_the_last_run_and_then_the_loops(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    core.remember("f", SMALL, steps=100, step_ns=50 * MS, served_ns=5 * SECOND)
+    core.submit("said", fingerprint="f", steps=30)
+    core.submit("ran", fingerprint="f")
+    for name in ("said", "ran"):
+        core.ask(name)
+        core.measure(name, SMALL, step_ns=10 * MS, steps_total=1000)
+    assert core.job("said").remaining_ns == 30 * 10 * MS
+    assert core.job("ran").remaining_ns == 5 * SECOND, "it may leave its loop before the end, as it did last time"
+
+
+def test_srtf_forgets_the_length_of_steps_that_were_none(make_core: MakeCore) -> None:
+    core = make_core("srtf")
+    core.submit("a", cap_bytes=GIB)
+    core.ask("a")
+    core.measure("a", SMALL, step_ns=10 * MS, steps_total=100)
+    core.wait(30 * MS)
+    core.send(ProgressSeen(job=JobId("a"), steps=0, cpu_ns=0, live_bytes=0, is_recount=True))
+    assert core.job("a").remaining_ns is None
+
+
+@pytest.mark.parametrize("policy", ["srtf", "fair"])
+def test_srtf_compares_a_job_when_it_is_measured_however_long_the_quantum(make_core: MakeCore, policy: str) -> None:
+    core = make_core(policy, settings=Settings(quantum_ns=5 * SECOND))
+    core.submit("long", steps=1000, cap_bytes=GIB)
+    core.ask("long")
+    core.submit("short", steps=5, cap_bytes=GIB)
+    core.ask("short")
+    core.wait(400 * MS)
+    recalls = only(core.measure("long", SMALL, step_ns=200 * MS), RecallLease)
+    assert [each.job for each in recalls] == (["long"] if policy == "srtf" else [])
+
+
 def test_srtf_takes_the_step_time_of_the_history_for_declared_steps(make_core: MakeCore) -> None:
     core = make_core("srtf")
     core.remember("f", SMALL, steps=100, step_ns=50 * MS, served_ns=5 * SECOND)
@@ -413,7 +476,7 @@ def test_priority_lets_equals_take_turns(make_core: MakeCore) -> None:
 
 
 def test_priority_says_why_one_of_two_equals_goes_first() -> None:
-    policy, holder = Priority(), view("holder")._replace(is_holding=True, held_ns=40 * MS)
+    policy, holder = Priority(), view("holder")._replace(is_holding=True, held_ns=40 * MS, quantum_ns=100 * MS)
     assert (
         policy.why(holder, view("other", waited_ns=MS))
         == "both have priority 0, and holder keeps its turn for 100 ms"

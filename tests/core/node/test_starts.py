@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node.effects import ExplainWait, StartJob
 from carpool.core.node.model import JobState
@@ -13,7 +15,7 @@ from carpool.units import GIB, SECOND
 from tests.core.node.driver import CoreDriver, only
 
 BOUNDED = Settings(margin_percent=0, open_share_divisor=1, starts_max=2)
-FULL = "waits for its start: 2 programs are being started, and at most 2 are at once"
+FULL = "waits for its start: 2 programs are being started, and at most 2 at once"
 
 
 def make_core(settings: Settings = BOUNDED) -> CoreDriver:
@@ -35,6 +37,20 @@ def test_m6_of_a_queue_that_is_released_only_so_many_are_started_at_once() -> No
     assert [effect.job for effect in only(core.exit("j2"), StartJob)] == ["j3"]
     assert [effect.job for effect in only(core.ask("j0"), StartJob)] == ["j4"]
     assert core.state("j1") is JobState.STARTING, "its program runs; that it has asked for no turn is no reason"
+
+
+def test_m6_while_a_job_has_a_turn_fewer_are_started_at_once() -> None:
+    core = make_core(replace(BOUNDED, starts_beside_max=1))
+    core.submit("holder", cap_bytes=1)
+    core.ask("holder")
+    for name in ("a", "b", "c", "d"):
+        core.submit(name, cap_bytes=1)
+    assert [core.state(name) for name in "abcd"] == [JobState.STARTING] + [JobState.QUEUED] * 3
+    beside = "waits for its start: 1 program is being started, and at most 1 at once while another computes"
+    assert core.reason("b") == beside
+    assert [effect.job for effect in only(core.started("a"), StartJob)] == ["b"]
+    assert [effect.job for effect in only(core.exit("holder"), StartJob)] == ["c"]
+    assert core.reason("d") == FULL
 
 
 def test_m6_without_a_bound_all_start_at_once() -> None:

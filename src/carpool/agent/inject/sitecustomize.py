@@ -12,7 +12,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 # attach and detach: made from src/carpool/wire by make docs
-_PROTOCOL = 4
+_PROTOCOL = 5
 _FRAME, _FRAME_BYTES = "<HHI4Q", 40
 
 
@@ -108,7 +108,8 @@ def _tell_daemon(why):
 def _start():
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     _run_hidden()
-    if not os.environ.get("CARPOOL_JOB"):
+    is_warm_parent = bool(os.environ.get("CARPOOL_WARM_PARENT"))
+    if not os.environ.get("CARPOOL_JOB") and not is_warm_parent:
         return
     if sys.version_info < (3, 11):
         _go_alone("Python %d.%d is older than 3.11" % tuple(sys.version_info[:2]))
@@ -116,7 +117,7 @@ def _start():
     sys.meta_path.insert(0, _CarpoolFinder)
     from carpool.agent import boot
 
-    boot.watch(_go_alone)
+    (boot.remember if is_warm_parent else boot.watch)(_go_alone)
 
 
 try:

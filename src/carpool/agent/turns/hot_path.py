@@ -2,6 +2,12 @@
 
 The callables of the C module test that state themselves, and call Python only when there is something to decide.
 Without the C module the hooks of torch_hooks.py do it all. Either way there is one TurnState, and no copy of it.
+
+What a change of turn costs is measured here, too: in the first CHANGE_STEPS iterations after a grant, by what they
+take beyond a usual one. Caches are cold then, threads wake on one processor, the device's queue is empty. At the end
+of a turn the wait for the device is added: what the host ran ahead of it at first is paid there. The sums stand in
+the slot (S_CHANGES, S_CHANGE_NS), and the core chooses quanta by them. A usual iteration is the fading mean of the
+later ones. Short turns have no later ones: there it only falls, by iterations that took clearly less.
 """
 
 from __future__ import annotations
@@ -10,7 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from carpool._native import load
-from carpool.wire.protocol import HOT_PATH_CONTRACT
+from carpool.wire.protocol import CHANGE_STEPS, HOT_PATH_CONTRACT, S_CHANGE_NS, S_CHANGES
+
+USUAL_PART = 16  # a usual iteration follows the last one by this part
+LESS_PART = 128  # a first iteration took clearly less than usual if it took this part less
+EXCESS_MAX = 16  # one iteration counts as no more than so many usual ones beyond it: it may have held an evaluation
+WORD_MASK = (1 << 64) - 1
 
 native: Any = load("hot_path", HOT_PATH_CONTRACT)
 
@@ -19,14 +30,26 @@ class PlainTurnState:
     """What the points of a loop must know of this process's turn; Link and Turns set it."""
 
     __slots__ = (
+        "after_block",
+        "after_step",
+        "after_yield",
         "away_ns",
         "base",
+        "compared_ns",
         "depth",
+        "excess_ns",
         "held",
+        "is_compared",
         "is_instant",
         "is_off",
+        "is_shown",
+        "is_timed",
         "is_waiting",
+        "iterated_ns",
         "left_ns",
+        "pause_cpu_ns",
+        "pause_from",
+        "pause_kind",
         "peer",
         "peer_inode",
         "rung",
@@ -34,6 +57,8 @@ class PlainTurnState:
         "stall_ns",
         "steady_bytes",
         "taker",
+        "turn_steps",
+        "usual_ns",
         "words",
     )
 
@@ -54,6 +79,55 @@ class PlainTurnState:
         self.is_waiting = False  # the C hook returned the turn; Python waits for the next
         self.left_ns = 0  # when the C hook last returned the turn
         self.away_ns = 0  # how long the turn was away by the C hook, in all
+        self.pause_from = 0  # since when the program pauses (pauses.py); 0: it computes
+        self.pause_cpu_ns = 0  # processor time when the pause began; 0: nobody looked
+        self.pause_kind = 0  # after which kind of point
+        self.after_step = self.after_yield = 1  # how likely an idle pause is after each kind (T6)
+        self.after_block = 2
+        self.is_timed = False  # whether processor time is read when a pause begins
+        self.is_shown = False  # whether nothing is on the device in a pause, so that the page shows it
+        self.iterated_ns = 0  # the last boundary, or grant
+        self.usual_ns = 0  # how long a usual iteration takes; 0 while nobody knows
+        self.compared_ns = 0  # the same when the turn began: what is learnt in a turn is not compared in it
+        self.is_compared = False  # the first iterations of this turn are compared with it
+        self.turn_steps = CHANGE_STEPS  # iterations of this turn, counted up to there
+        self.excess_ns = 0  # what they took beyond usual ones
+
+    def turn_began(self, now: int) -> None:
+        """The turn is held from now on."""
+        self.iterated_ns = now
+        self.excess_ns = 0
+        self.compared_ns = self.usual_ns
+        self.is_compared = self.usual_ns != 0
+        self.turn_steps = 0 if self.is_compared else CHANGE_STEPS
+
+    def iterated(self, now: int) -> None:
+        """An iteration ended."""
+        took, usual = now - self.iterated_ns, self.usual_ns
+        self.iterated_ns = now
+        if self.turn_steps >= CHANGE_STEPS:
+            self.usual_ns = usual + (min(took, 2 * usual) - usual) // USUAL_PART if usual else took
+            return
+        self.excess_ns += min(took - self.compared_ns, EXCESS_MAX * self.compared_ns)
+        if took < usual - usual // LESS_PART:
+            self.usual_ns = usual + (took - usual) // USUAL_PART
+        self.turn_steps += 1
+        if self.turn_steps == CHANGE_STEPS:
+            self._book(self.excess_ns, 1)
+
+    def turn_ended(self, drained_ns: int) -> None:
+        """The turn goes, after a wait of so long for the device."""
+        if self.is_compared and self.turn_steps > 0:
+            is_short = self.turn_steps < CHANGE_STEPS
+            self._book(drained_ns + (self.excess_ns if is_short else 0), int(is_short))
+        self.is_compared = False
+        self.turn_steps = CHANGE_STEPS
+
+    def _book(self, cost_ns: int, count: int) -> None:
+        if self.base:
+            at = self.base + S_CHANGE_NS
+            self.words[at] = (self.words[at] + cost_ns) & WORD_MASK
+            self.words[self.base + S_CHANGES] += count
 
     def know(self, point: int, is_clean: bool) -> None:
         """Leave this point to the C hook; here there is none."""

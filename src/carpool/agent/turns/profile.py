@@ -1,4 +1,5 @@
-"""What the first iterations of a program teach: its boundaries, its memory, and how long a step takes."""
+"""What the first iterations of a program teach: its boundaries, its memory, how long a step takes, and how many
+there will be."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import time
 
 from carpool.agent.memory import Memory, give_back_heap
+from carpool.agent.turns.loops import Lengths
 from carpool.wire import messages as m
 
 CLEAN_SLACK_PERCENT = 5
@@ -41,6 +43,8 @@ class Profile:
         self._peak_bytes = 0
         self._persistent_bytes = 0
         self._step_ns = 0
+        self._lengths = Lengths()
+        self._steps_total = 0  # at the program's end, as its loops said when learning ended; 0 if they did not
         self._last_ns = time.monotonic_ns()
         self._last_delay_ns = delay_ns()
 
@@ -58,6 +62,7 @@ class Profile:
         self._counted += counted
         if counted:
             self._note_step(now)
+            self._lengths.look()
         if len(firings) > 1:
             self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
         if len(firings) >= FIRINGS_MAX or all(len(each) >= 2 for each in self._live.values()):
@@ -86,6 +91,12 @@ class Profile:
         self._live = {}
         self._first_point = None
         self._counted = 0
+        self._lengths = Lengths()
+
+    def note_steps(self, steps: int) -> None:
+        """Learning ended after so many steps of the program, in all."""
+        left = self._lengths.steps_left()
+        self._steps_total = steps + left if left is not None else 0
 
     def _settle(self) -> int:
         """Choose the point that ends an iteration; returns how many of its firings were not counted yet."""
@@ -130,4 +141,5 @@ class Profile:
             ephemeral_bytes=max(0, self._peak_bytes - self._persistent_bytes),
             overhead_bytes=overhead,
             step_ns=self._step_ns,
+            steps_total=self._steps_total,
         )

@@ -4,7 +4,8 @@ A *begin point* comes before device work (data arrived, a root module is called,
 the turn must be held from here. A *boundary* ends an iteration: the step is counted and, if the daemon recalled the
 turn, it is given back and waited for. Some boundaries are *clean* (scratch memory is gone, so the lane can be
 given up); at others the turn is kept. A *yield point* ends no iteration (an evaluation's forward, one of several
-backwards): a recalled turn goes there if the memory is as low as at a clean boundary, or by T5.
+backwards): a recalled turn goes there if the memory is as low as at a clean boundary, or by T5. Between such a point
+and the next begin point the program *pauses*: if that will likely be idle, the turn goes back unasked (pauses.py).
 
 Rules
   T1  While the turn is held and not recalled, a boundary makes no system call.
@@ -28,6 +29,7 @@ from time import monotonic_ns
 from carpool.agent.link import Link, say
 from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.parking.park import Parking
+from carpool.agent.turns.pauses import AFTER_BLOCK, AFTER_STEP, AFTER_YIELD, Pauses
 from carpool.agent.turns.profile import CLEAN_SLACK_BYTES, Profile
 from carpool.agent.turns.program_errors import is_raised_by_program
 from carpool.agent.turns.waiting import Waiting
@@ -46,6 +48,7 @@ from carpool.wire.protocol import (
 )
 
 TAKE_OVER_SECONDS = 0.005  # how often a thread that is to take the turns looks whether the other one still waits
+POINT_BLOCK = -1  # the end of an explicit turn
 OUTSIDE_LOOP = 16  # few programs call more modules without gradients in one iteration
 
 
@@ -72,6 +75,7 @@ class Turns:
         self._parking = Parking(link, memory.movable, memory.live_bytes)
         self._waiting = Waiting(link, self._parking, self._profile.trim)
         self._asked_ns = 0
+        self._pauses = Pauses(self.state, is_synchronous=memory.is_synchronous)
         self._left_ns = 0  # when the turn was last given up
         self._yields = 0  # since what the next line is about changed
         self._yields_at = (0, 0)  # steps and backwards at the newest yield point
@@ -81,6 +85,8 @@ class Turns:
     def begin(self) -> None:
         """A begin point: hold the turn when this returns."""
         state = self.state
+        if state.pause_from and not state.depth and get_ident() == state.taker:
+            self._pauses.end()
         if (state.held and self._words[state.base + S_RECALL] < LAPSED) or state.is_off:
             return
         if state.depth == 0 and get_ident() == state.taker:
@@ -102,8 +108,10 @@ class Turns:
             self._counted[point] = self._counted.get(point, 0) + 1
         steps = words[base + S_STEPS] + 1
         words[base + S_STEPS] = steps
-        words[base + S_BOUNDARY_NS] = monotonic_ns()
-        if words[base + S_RECALL] or not steps & RESAMPLE_MASK:
+        words[base + S_BOUNDARY_NS] = now = monotonic_ns()
+        state.iterated(now)
+        self._pauses.begin(AFTER_BLOCK if point == POINT_BLOCK else AFTER_STEP)
+        if words[base + S_RECALL] or not steps & RESAMPLE_MASK or self._pauses.is_foretold():
             self.after_count(steps)
 
     def take_back(self, *points: int) -> None:
@@ -123,8 +131,11 @@ class Turns:
         elif recall:
             if recall >= LAPSED or steps >= recall:
                 self._safely(self._hand_over)
-        elif not steps & RESAMPLE_MASK or steps - self.state.sampled_at > RESAMPLE_MASK:
-            self._safely(self._resample)
+        else:
+            if not steps & RESAMPLE_MASK or steps - self.state.sampled_at > RESAMPLE_MASK:
+                self._safely(self._resample)
+            if self.state.held and self._pauses.is_foretold():
+                self._safely(self._hand_over)
 
     @property
     def is_learning(self) -> bool:
@@ -148,23 +159,27 @@ class Turns:
         self._yields, self._yields_at = self._yields + 1 if at == self._yields_at else 1, at
         if recall and self._is_due(recall) and (self._yields > OUTSIDE_LOOP or self._is_clean_now()):
             self._safely(self._hand_over)
+        elif self.state.is_shown and self._is_clean_now():
+            self._pauses.begin(AFTER_YIELD)
+            if self._pauses.is_foretold():
+                self._safely(self._hand_over)
 
     def before_data(self) -> None:
         """The program is about to wait for input: give the turn back if somebody could use it meanwhile."""
         words = self._words
         recall = words[self._link.base + S_RECALL]
+        if self._is_ours():
+            if self.state.pause_from:
+                self._pauses.end()
+            self._pauses.begin_input(is_clean=self.state.is_shown and self._is_clean_now())
         if not (recall and self._is_due(recall)) and not (words[H_WAITERS] and self.state.stall_ns > STALL_NS):
             return
         if self._is_ours() and self._is_clean_now():
             self._safely(lambda: self._give_back(wants_more=False))
 
     def after_data(self, waited_ns: int) -> None:
-        """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
-        self.state.stall_ns += (
-            (waited_ns - self.state.stall_ns) // 4 if self.state.held else -(self.state.stall_ns // 16)
-        )
-        if waited_ns > STALL_NS:
-            self._link.note_stall(waited_ns)
+        """Input arrived after this long."""
+        self._pauses.end_input(waited_ns)
         self.begin()
 
     @contextmanager
@@ -181,7 +196,7 @@ class Turns:
         finally:
             self.state.depth -= 1
             if keep:
-                self.boundary(-1)
+                self.boundary(POINT_BLOCK)
             else:
                 self._end_turn()
 
@@ -189,7 +204,7 @@ class Turns:
         """Count the iteration, and give the turn back without asking for another."""
         self._wants_more = False
         try:
-            self.boundary(-1)
+            self.boundary(POINT_BLOCK)
             if self._is_ours():
                 self._safely(self._hand_over if self._link.is_up else self._let_go)
         finally:
@@ -231,7 +246,9 @@ class Turns:
             self.detach(f"unexpected {type(error).__name__}: {error}")
 
     def _hand_over(self) -> None:
-        self._give_back(wants_more=self._wants_more)
+        """A program that will likely pause, or wait for its input, asks again by itself (T6, T10)."""
+        is_idle_next = self._pauses.is_foretold() or self._pauses.is_input_next()
+        self._give_back(wants_more=self._wants_more and not is_idle_next)
 
     def _let_go(self) -> None:
         """There is nobody to give the turn back to; the next one is asked for as the first was."""
@@ -252,10 +269,13 @@ class Turns:
             self._words[base + S_STEPS] += counted
             self._words[base + S_BOUNDARY_NS] = monotonic_ns()
         if not self._profile.is_learning:
+            self._profile.note_steps(self._words[base + S_STEPS])
             self._report()
+        self._pauses.begin(AFTER_BLOCK if point == POINT_BLOCK else AFTER_STEP)
         recall = self._words[base + S_RECALL]
         is_clean = self._points.get(point) or (self._profile.reported is not None and self._is_clean_now())
-        if self.state.held and self._is_due(recall) and (recall >= LAPSED or is_clean):
+        is_due = self._is_due(recall) and (recall >= LAPSED or is_clean)
+        if self.state.held and (is_due or (point == POINT_BLOCK and self._pauses.is_foretold())):
             self._hand_over()
 
     def _report(self) -> None:
@@ -301,6 +321,7 @@ class Turns:
 
     def _acquire(self) -> None:
         """Ask for the turn and wait until it is granted."""
+        self._pauses.note_asked()
         self._asked_ns = monotonic_ns()
         is_back = not self._link.is_up
         if is_back and not self._reach():
@@ -319,8 +340,12 @@ class Turns:
         if is_told:
             self._resample()  # others decide by what it needs
         # Somebody may have come into the lane since the grant said that it was ours alone.
+        waits_ns = monotonic_ns()
         self._memory.finish_device_work(give_back=self._is_shared or bool(words[H_WAITERS]))
+        self.state.turn_ended(monotonic_ns() - waits_ns)
         passed = self.state.pass_on() if wants_more and not is_told else 0
+        if not wants_more:
+            self._pauses.restart()
         self._set_held(is_held=False)
         returned = m.Return(steps=words[base + S_STEPS], wants_more=wants_more, passed=passed)
         try:
@@ -357,6 +382,7 @@ class Turns:
             raise
         self._is_shared = grant.is_shared
         self._set_held(is_held=True)
+        self._pauses.restart()
         self._memory.turn_began(is_learning=self._profile.is_learning)
 
     def while_waiting(self, act: Callable[[], None]) -> None:
@@ -380,6 +406,7 @@ class Turns:
         now = monotonic_ns()
         if is_held:
             self._profile.note_away(now - self._left_ns)
+            self.state.turn_began(now)
         elif self.state.held or not self._left_ns:
             self._left_ns = now
         self.state.held = is_held
@@ -455,6 +482,7 @@ class Turns:
 
     def finish(self) -> None:
         """The interpreter ends: give the turn back now rather than when the last library is unloaded."""
+        self._pauses.forget()
         if self.state.held and self._link.is_up:
             self._set_held(is_held=False)
             with suppress(LinkLostError):

@@ -11,7 +11,7 @@ import struct
 from attack_driver import NotHereError
 
 # attach and detach: made from src/carpool/wire by make docs
-_PROTOCOL = 4
+_PROTOCOL = 5
 _FRAME, _FRAME_BYTES = "<HHI4Q", 40
 
 

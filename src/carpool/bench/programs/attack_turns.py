@@ -14,7 +14,7 @@ from attack_compute import LaunchConfig, prepare
 from attack_driver import Driver, NotHereError, word
 
 # page: made from src/carpool/wire by make docs
-SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 16, 0, 5, 448
+SLOT_WORDS, S_PID, S_RECALL, FIRST_LENT = 32, 0, 5, 448
 # end of what is made
 LARGE_COPY = 2 << 20
 PATIENCE_SECONDS = 1.5  # a capture keeps a turn for a quarter of a second

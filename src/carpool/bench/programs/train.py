@@ -9,13 +9,16 @@ import argparse
 import gc
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 POLL_SECONDS = 0.002
+HOLD_SECONDS = 0.05
 SEQUENCE = 32
 
 
@@ -50,6 +53,19 @@ class StampedSGD(torch.optim.SGD):
         return result
 
 
+class SlowInput(IterableDataset[Tensor]):
+    """Input that takes its time: nothing is computed for it, as where it comes over a network."""
+
+    def __init__(self, batch: Tensor, seconds: float) -> None:
+        self._batch = batch
+        self._seconds = seconds
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            time.sleep(self._seconds)
+            yield self._batch
+
+
 def wait_for(go: Path, ready: Path) -> None:
     """Say that everything is built, then wait for the starting signal."""
     ready.touch()
@@ -74,6 +90,9 @@ def main() -> None:
     parser.add_argument("--ready", type=Path, help="make this file before waiting for GO")
     parser.add_argument("--stamps", type=Path, help="write the stamps here at the end")
     parser.add_argument("--first", type=Path, help="write the time of the very first operation here, at once")
+    parser.add_argument("--stall", type=float, default=0.0, help="seconds that the input of each iteration takes")
+    parser.add_argument("--hold", type=Path, help="make no step while this file is there")
+    parser.add_argument("--until", type=Path, help="end when this file is there")
     parser.add_argument(
         "--short-end",
         action="store_true",
@@ -89,7 +108,13 @@ def main() -> None:
     batch = torch.randn(args.batch, SEQUENCE, args.width)
     if args.go is not None:
         wait_for(args.go, args.ready)
+    inputs = iter(DataLoader(SlowInput(batch, args.stall), batch_size=None)) if args.stall else repeat(batch)
     for step in range(args.steps):
+        while args.hold is not None and args.hold.exists():
+            time.sleep(HOLD_SECONDS)
+        if args.until is not None and args.until.exists():
+            break
+        batch = next(inputs)
         loss = nn.functional.mse_loss(model(batch), batch)
         optimizer.zero_grad()
         loss.backward()

@@ -68,7 +68,7 @@ class Order:
             remaining_ns = self._bounds[job.level] // (size_milli or 1)  # as long as its level
         else:
             remaining_ns = service_ns - job.attained_ns + job.lost_ns
-        counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli)
+        counted = (counted_ns, remaining_ns, service_ns is not None, counted_ns, 0, size_milli, False)
         view: JobView = tuple.__new__(JobView, job.facts + counted)  # JobView's own constructor takes twice as long
         return view
 

@@ -11,6 +11,15 @@ Rules
   A3  A step time is measured only over a span in which the same jobs were running: beside another job a step takes
       longer. It falls quickly and rises by steps. A job that runs while something else keeps the machine busy makes
       few steps, and should not be taken for a longer job because of them.
+  A6  A turn in which a job does nothing is not charged: it is no service, and counts for no level and no share.
+  A7  What a change of turn costs a job is a fading mean over its latest changes, as its program measured them. A mean
+      and not a median: most changes may cost little and a few much, and all of it is lost.
+  D8  A turn lasts so long that what a change of turn costs its job is at most CHANGE_PERCENT of it, and TURN_NS at
+      least, also while nobody knows that cost.
+  D9  Those who wait for turns have one each within `latency_ns`: a turn is no longer than that divided by the number
+      of those who wait, less the step in which it ends. But for their number alone no turn is shorter than TURN_NS.
+  D10  Where somebody waits who never had a turn, or is known to end within one, a turn lasts TURN_NS at most: each
+      such job makes it short only once.
 
 This module alone changes `Job.service`, the accounts of tenants, and the shortest step time of the node. Where wall
 time goes (A4, A5) is in lifecycle.py, beside the states it depends on.
@@ -21,13 +30,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, JobId, Nanos, TenantId
-from carpool.core.node.model import AWAY, WANTING, Device, Job, JobSpec, JobState, Lane, Lease, Mark, Tenant
+from carpool.core.node.model import (
+    AWAY,
+    WANTING,
+    Changes,
+    Device,
+    Job,
+    JobSpec,
+    JobState,
+    Lane,
+    Lease,
+    Mark,
+    Tenant,
+    Waits,
+)
 from carpool.core.node.node import Node, TurnPolicy, is_holding
 from carpool.core.policies.view import JobView
+from carpool.units import MS
 
 _WAITS = AWAY | {JobState.WAITING}
 STEPS_MEASURED_MIN = 3  # fewer steps since the mark say little about packing
 STEPS_TO_RISE = 64  # after so many slower steps a job's step time is half way up to theirs
+EARLY_SLACK_NS = 20 * MS  # a job that was early may have had so much more than the others
+CHANGES_MEANT = 8  # a change's cost is a mean over about so many
+TURN_NS = 100 * MS  # the shortest turn that is chosen
+CHANGE_PERCENT = 2  # of a turn, at most, for the change
 ACTIVE_PERCENT = 5  # a holder that used this share of a core since the last look is computing
 
 
@@ -56,6 +83,25 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
             waits, waited_ns = job.service.waited_for_ns, now - wall.row_since_ns
             if waited_ns:
                 waits[holder_id] = waits.get(holder_id, 0) + (span if span < waited_ns else waited_ns)
+
+
+def note_idle(node: Node, job: Job, idle_ns: Nanos) -> Nanos:
+    """Take in how long the job had a turn and did nothing, in all; returns what of it was charged until now (A6)."""
+    service = job.service
+    span = min(idle_ns - service.idle_ns, service.served_ns)
+    service.idle_ns = max(service.idle_ns, idle_ns)
+    if span <= 0:
+        return 0
+    service.served_ns -= span
+    service.level = max(0, service.level - span * WEIGHT_ONE // job.spec.weight_milli)
+    tenant = _tenant_of(node, job)
+    tenant.level = max(0, tenant.level - span * WEIGHT_ONE // tenant.weight_milli)
+    return span
+
+
+def note_end(job: Job, *, wants_more: bool) -> None:
+    """Its turn ended: one that wants no more goes before its equals when it asks again (D7)."""
+    job.service.is_early = not wants_more
 
 
 def begin_turn(node: Node, device: Device, job: Job, *, now: Nanos) -> None:
@@ -174,6 +220,7 @@ def recount(job: Job, steps: int) -> None:
     """What it counted as steps were none: their times say nothing of those to come."""
     service = job.service
     service.steps, service.step_ns, service.solo_step_ns = steps, None, None
+    service.steps_total = None
     service.packed_step_ns.clear()
     if service.mark is not None:
         service.mark = Mark(steps, service.served_ns, service.mark.mates)
@@ -189,6 +236,24 @@ def learn_step(node: Node, job: Job, sample: Nanos, steps: int = 1) -> None:
         node.step_ns_least = step_ns
 
 
+def learn_length(job: Job, steps_total: int) -> None:
+    """Its program's loops say how many steps it will have made at its end."""
+    job.service.steps_total = steps_total
+
+
+def note_changes(job: Job, changes: int, changes_ns: Nanos) -> None:
+    """Take in how many changes of turn a job has been through, and what they cost it in all (A7)."""
+    before = job.service.changes
+    done, cost_ns = changes - before.number, changes_ns - before.all_ns
+    if done == 0:
+        return
+    each_ns = before.each_ns
+    if done > 0:  # else its program began anew
+        known = min(before.number, CHANGES_MEANT - 1) if each_ns is not None else 0
+        each_ns = ((each_ns or 0) * known + cost_ns) // (known + done)
+    job.service.changes = Changes(changes, changes_ns, each_ns)
+
+
 def learn_first_step(node: Node, job: Job, sample: Nanos) -> None:
     """Its program measured its first turns itself."""
     if job.service.step_ns is None:
@@ -197,9 +262,21 @@ def learn_first_step(node: Node, job: Job, sample: Nanos) -> None:
             job.service.solo_step_ns = sample
 
 
-def see_signs(node: Node, job: Job, *, steps: int, cpu_ns: Nanos, stall_ns: tuple[Nanos, Nanos], now: Nanos) -> None:
-    """Take in what the page and the operating system say of a job; `stall_ns`: its waits for input, in all and of
-    those while it had its turn."""
+def note_waits(node: Node, job: Job, *, stall_ns: Nanos, stall_held_ns: Nanos, pause_ns: Nanos) -> Nanos:
+    """Take in how long it waited for its input, in all and in its turns, and how long it did nothing else in them;
+    returns what of that was charged until now."""
+    service = job.service
+    before = service.waits
+    service.waits = now = Waits(
+        stall_ns=max(before.stall_ns, stall_ns, stall_held_ns),
+        stall_held_ns=max(before.stall_held_ns, stall_held_ns),
+        pause_ns=max(before.pause_ns, pause_ns),
+    )
+    return note_idle(node, job, now.stall_held_ns + now.pause_ns)
+
+
+def see_signs(node: Node, job: Job, *, steps: int, cpu_ns: Nanos, now: Nanos) -> None:
+    """Take in what the page and the operating system say of a job."""
     service = job.service
     used_ns = cpu_ns - service.cpu_ns
     # Of a long standstill of the whole machine only what was looked at counts (D6).
@@ -207,8 +284,6 @@ def see_signs(node: Node, job: Job, *, steps: int, cpu_ns: Nanos, stall_ns: tupl
     if steps > service.steps or used_ns * 100 >= max(1, span_ns) * ACTIVE_PERCENT:
         service.last_active_ns = now
         service.cpu_ns = cpu_ns
-    service.stall_ns = max(service.stall_ns, stall_ns[0])
-    service.stall_held_ns = max(service.stall_held_ns, stall_ns[1])
     note_steps(node, job, steps, now=now)
 
 
@@ -229,10 +304,12 @@ def look_for_life(node: Node, job: Job, lease: Lease, *, now: Nanos) -> Nanos:
 def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool]:
     """How much device time a job that has had so much still needs, and whether that is known rather than guessed.
 
-    It is declared steps × step time; else what the same program took last time; else as much as it has had: with
-    heavy-tailed lengths that is the best guess. Declared steps that were never measured are taken to be as short as
-    the shortest here, so that a short job is tried before it is judged. While others queue for room they are not:
-    then the job's first turns, which measure it and may free room, come by the order of what it has had.
+    It is declared steps × step time; else what the same program took last time; else the steps that its loops have
+    before them × step time; else as much as it has had: with heavy-tailed lengths that is the best guess. A loop may
+    end by a break: so the last run is asked before the loops. It may not be the last one: a job that is beyond its
+    loops needs as much again as it has had since then. Declared steps that were never measured are taken to be as
+    short as the shortest here, so that a short job is tried before it is judged. While others queue for room they are
+    not: then the job's first turns, which measure it and may free room, come by the order of what it has had.
     """
     past, steps = job.history, job.spec.steps
     step_ns = past.step_ns if job.service.step_ns is None and past is not None else job.service.step_ns
@@ -240,9 +317,47 @@ def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool
         return max(0, steps - job.service.steps) * step_ns, True
     if past is not None and served_ns < past.served_ns:
         return past.served_ns - served_ns, True
+    if (total := job.service.steps_total) is not None and step_ns is not None:
+        left = total - job.service.steps
+        return (left * step_ns, True) if left > 0 else (max(step_ns, served_ns - total * step_ns), False)
     if steps is not None and not node.queue:
         return max(served_ns, (steps - job.service.steps) * node.step_ns_least), False
     return served_ns, False
+
+
+def chosen_quantum(node: Node, job: Job) -> Nanos:
+    """How long a turn of this job is to last while those wait who wait now (D8, D9, D10)."""
+    unhurried_ns = unhurried_quantum(node, job)
+    return TURN_NS if unhurried_ns > TURN_NS and hurried_by(node, job, unhurried_ns) else unhurried_ns
+
+
+def unhurried_quantum(node: Node, job: Job) -> Nanos:
+    """The same but for those who wait for little."""
+    paying = paying_ns(job)
+    lane = node.lane_of(job) if paying > TURN_NS else None
+    waiters = len(node.waiting_in(lane)) if lane is not None else 0
+    each_ns = node.settings.latency_ns // max(1, waiters) - (job.service.step_ns or 0)
+    return min(paying, max(each_ns, min(TURN_NS, node.settings.latency_ns)))
+
+
+def hurried_by(node: Node, holder: Job, quantum_ns: Nanos) -> Job | None:
+    """Who waits for this holder and makes its turn short (D10): for its first turn, or it ends within one."""
+    lane = node.lane_of(holder)
+    waiting = [job for job in node.waiting_in(lane) if job is not holder] if lane is not None else []
+    return next((job for job in waiting if _is_short(node, job, quantum_ns)), None)
+
+
+def _is_short(node: Node, job: Job, quantum_ns: Nanos) -> bool:
+    served_ns = job.service.served_ns
+    if not served_ns:
+        return True
+    left_ns, is_known = remaining_ns(node, job, served_ns=served_ns)
+    return is_known and left_ns <= quantum_ns
+
+
+def paying_ns(job: Job) -> Nanos:
+    """How long a turn of this job is to be for the change of turn to pay (D8)."""
+    return max(TURN_NS, (job.service.changes.each_ns or 0) * 100 // CHANGE_PERCENT)
 
 
 def view_of(node: Node, job: Job, *, now: Nanos, on: Device | None = None) -> JobView:
@@ -258,11 +373,11 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
         spec, lease, service = job.spec, job.lease, job.service
         served_ns = service.served_ns
         remaining, is_known = served_ns, False
-        if spec.steps is not None or job.history is not None:
+        if spec.steps is not None or job.history is not None or service.steps_total is not None:
             remaining, is_known = remaining_ns(node, job, served_ns=served_ns)
-        held_ns = waited_ns = 0
+        held_ns = waited_ns = quantum_ns = 0
         if lease is not None:
-            held_ns = now - lease.granted_ns
+            held_ns, quantum_ns = now - lease.granted_ns, chosen_quantum(node, job)
         else:
             waited_ns = now - (job.wanting_since_ns if job.state in _WAITS else job.state_since_ns)
         tenant = on.tenants.get(spec.tenant) if on is not None else None
@@ -281,9 +396,18 @@ def views_of(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None =
             service.level,
             node.tenant_level(job, on) if tenant is None else tenant.level,
             SHARE_ONE,
+            service.is_early and lease is None and _has_no_more(node, job, on),
+            quantum_ns,
         )
         views.append(make(JobView, fields))
     return views
+
+
+def _has_no_more(node: Node, job: Job, on: Device | None) -> bool:
+    """Whether the job has had about as little as the least of its tenant's that want turns."""
+    device = on or (node.devices[job.device] if job.device is not None else None)
+    tenant = device.tenants.get(job.spec.tenant) if device is not None else None
+    return tenant is None or job.service.level <= tenant.jobs_floor + EARLY_SLACK_NS
 
 
 def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> JobId | None:

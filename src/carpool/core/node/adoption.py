@@ -20,6 +20,7 @@ from carpool.core.node.model import (
     Move,
     Service,
     Share,
+    Waits,
     WallTime,
     Why,
 )
@@ -65,7 +66,12 @@ def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> l
             live_bytes=event.live_bytes,
             parked_bytes=event.parked_bytes,
         ),
-        service=Service(level=accounts.newcomer_level(node, spec), steps=event.steps),
+        service=Service(
+            level=accounts.newcomer_level(node, spec),
+            steps=event.steps,
+            waits=Waits(stall_ns=event.stall_ns, stall_held_ns=event.stall_held_ns, pause_ns=event.pause_ns),
+            idle_ns=event.stall_held_ns + event.pause_ns,  # its account is without what was not charged
+        ),
         wall=WallTime(row_since_ns=now),
         share=Share(is_paced=event.is_paced),
         move=Move(came_ns=now),

@@ -57,6 +57,9 @@ class JobAdopted:
     account: Account | None = None
     is_paced: bool = False
     is_waiting: bool = False
+    stall_ns: Nanos = 0  # this and the next two: as in ProgressSeen
+    stall_held_ns: Nanos = 0
+    pause_ns: Nanos = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,8 @@ class LeaseReturned:
     job: JobId
     wants_more: bool
     steps: int  # finished since it started, in all
-    idle_ns: Nanos = 0  # how long it had had nothing on the device before it was taken
+    stall_held_ns: Nanos = 0  # this and the next: as in ProgressSeen
+    pause_ns: Nanos = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,7 @@ class NeedsMeasured:
     job: JobId
     needs: Needs
     step_ns: Nanos | None = None
+    steps_total: int | None = None  # how many steps it will have made at its end, as its loops say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +116,10 @@ class ProgressSeen:
     live_bytes: int
     stall_ns: Nanos = 0  # waited for its own input
     stall_held_ns: Nanos = 0  # of that: while it had its turn
+    pause_ns: Nanos = 0  # had its turn and did nothing, waits for input not counted
     pending_bytes: int = 0  # what its allocations wait for, beyond `live_bytes`
+    changes: int = 0  # of turn: those whose first iterations were compared with usual ones …
+    change_ns: Nanos = 0  # … and what they took longer in all
     is_recount: bool = False  # some that it counted as steps were none: `steps` may be fewer than before
 
 

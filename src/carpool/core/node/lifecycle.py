@@ -310,6 +310,7 @@ def recall(node: Node, job: Job, reason: str, *, now: Nanos) -> list[Effect]:
 def revoke(node: Node, job: Job, reason: str, *, now: Nanos, to: JobState = JobState.IDLE) -> list[Effect]:
     """Take a turn: its job stopped computing, or an allocation of it waits."""
     move_lease(node, job, RevokeLease, now=now)
+    accounts.note_end(job, wants_more=to is not JobState.IDLE)
     move(node, job, RevokeLease, now=now, to=to)
     return [RevokeLease(job=job.id, reason=reason)]
 
@@ -386,16 +387,18 @@ def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
 
 
 def rows_of(job: Job, *, now: Nanos) -> dict[str, Nanos]:
-    """A job's wall time by row, with what its own input took as a row of its own."""
+    """A job's wall time by row; its own input, and what it did not use of its turns, are rows of their own."""
     rows = spent_until(job, now)
-    for row, stalled in (
-        ("run", job.service.stall_held_ns),
-        ("idle", job.service.stall_ns - job.service.stall_held_ns),
+    service = job.service
+    for row, span, to in (
+        ("run", service.waits.stall_held_ns, "input"),
+        ("idle", service.waits.stall_ns - service.waits.stall_held_ns, "input"),
+        ("run", service.waits.pause_ns, "unused"),
     ):
-        moved = max(0, min(stalled, rows.get(row, 0)))
+        moved = max(0, min(span, rows.get(row, 0)))
         if moved:
             rows[row] -= moved
-            rows["input"] = rows.get("input", 0) + moved
+            rows[to] = rows.get(to, 0) + moved
     return rows
 
 

@@ -42,7 +42,7 @@ RESIDENT = frozenset(JobState) - ENDED - {JobState.QUEUED}
 AWAY = frozenset({JobState.PARKING, JobState.PARKED, JobState.UNPARKING})
 # Where a job's wall time goes, by its state; every state but the ends has a row, so the rows add up (A4).
 # lifecycle.py tells apart further: a waiting job that lacks memory, or has had what its limit lets it
-# have, and what its own input took.
+# have, what its own input took, and what it had a turn for and did not use ("unused").
 ROWS = {
     JobState.QUEUED: "memory",
     JobState.STARTING: "start",
@@ -181,6 +181,22 @@ class Lease:
     hog_step: HogStep | None = None  # the last one taken
 
 
+class Waits(NamedTuple):
+    """How long a job waited though nobody else kept it."""
+
+    stall_ns: Nanos = 0  # for its own input, in all
+    stall_held_ns: Nanos = 0  # of that: while it had its turn
+    pause_ns: Nanos = 0  # it had its turn and did nothing, waits for input not counted
+
+
+class Changes(NamedTuple):
+    """Changes of turn whose cost a job's program measured: its first iterations after them took so much longer."""
+
+    number: int = 0
+    all_ns: Nanos = 0  # what they cost in all
+    each_ns: Nanos | None = None  # what one costs of late; None while nobody knows
+
+
 class Mark(NamedTuple):
     """A job's progress at a moment since which the same jobs have been running; one is made at every grant."""
 
@@ -213,6 +229,7 @@ class Service:
     """The device time a job has had, and what it did with it; accounts.py alone changes it."""
 
     steps: int = 0
+    steps_total: int | None = None  # at its end, as its loops say
     step_ns: Nanos | None = None
     last_step_ns: Nanos | None = None  # when `steps` last grew
     last_active_ns: Nanos = 0  # when it last made a step or used its processor
@@ -222,8 +239,10 @@ class Service:
     served_ns: Nanos = 0  # device time it held
     charged_ns: Nanos = 0  # up to when its held time is already charged
     waited_for_ns: dict[JobId, Nanos] = field(default_factory=dict)  # of its row `turn`: who had it meanwhile
-    stall_ns: Nanos = 0  # how long it waited for its own input, in all
-    stall_held_ns: Nanos = 0  # of that: while it had its turn
+    waits: Waits = Waits()  # for itself: when nobody else kept it
+    idle_ns: Nanos = 0  # both kinds of idle turns, as far as they are not charged (A6)
+    is_early: bool = False  # it wanted no more when its last turn ended
+    changes: Changes = Changes()  # of turn, and what they cost it
     level: int = 0  # weighted device time, for fair sharing within its tenant
     mark: Mark | None = None  # where the present measurement of its step time began
     solo_step_ns: Nanos | None = None  # step time while no other job ran on its device

@@ -40,9 +40,11 @@ class TurnPolicy(Protocol):
     """What a node asks of its policy (core/policies/base.py)."""
 
     name: str
-    quantum_ns: Nanos
+    quantum_ns: Nanos | None
     lanes_max: int
     by_tenant: bool
+    by_length: bool
+    by_turns: bool
 
     def rank(self, view: JobView, *, now: Nanos) -> tuple[int, ...]: ...
 
@@ -64,7 +66,8 @@ class Node:
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
 
     @property
-    def quantum_ns(self) -> Nanos:
+    def quantum_ns(self) -> Nanos | None:
+        """What the user or the policy named; None: it is chosen for each turn (accounts.py)."""
         return self.policy.quantum_ns if self.settings.quantum_ns is None else self.settings.quantum_ns
 
     # --- who is where ---------------------------------------------------------------------------------------
@@ -91,8 +94,17 @@ class Node:
     @property
     def may_start(self) -> bool:
         """Whether a program may be started now, whatever it needs (M6, M7)."""
-        starts_max = self.settings.starts_max
-        return not self.starts_from_ns and (starts_max is None or len(self.starts) < starts_max)
+        most = self.starts_most
+        return not self.starts_from_ns and (most is None or len(self.starts) < most)
+
+    @property
+    def starts_most(self) -> int | None:
+        """How many programs may be being started now; None: no limit (M6)."""
+        beside = self.settings.starts_beside_max
+        if beside is None or len(self.starts) < beside:
+            return self.settings.starts_max
+        has_holder = any(self.holders_on(device) for device in self.devices.values())
+        return beside if has_holder else self.settings.starts_max
 
     def waits_for_starts(self, job: Job) -> bool:
         """Whether a queued job waits because nobody is started now."""

@@ -244,9 +244,11 @@ class Scheduler:
         node, holder = self._node, self._node.jobs[job]
         if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
             return None
-        since = holder.lease.recalled_ns or self._now
+        since, lane = holder.lease.recalled_ns or self._now, node.lane_of(holder)
         late = self._now + max(choice.LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
-        return max(late, since + (holder.service.step_ns or 0) + node.quantum_ns)
+        successor = node.jobs[lane.successor] if lane is not None and lane.successor is not None else holder
+        quantum_ns = choice.quantum_of(node, successor, now=self._now)
+        return max(late, since + (holder.service.step_ns or 0) + quantum_ns)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
@@ -381,8 +383,11 @@ class Scheduler:
         if job.lease is not None:
             if job.lease.hog_steps:
                 hogs.turn_ended(node, job, now=now)
-            if event.idle_ns:
-                shares.refund(job, min(event.idle_ns, now - job.lease.granted_ns), now=now)
+            waits = {"stall_ns": 0, "stall_held_ns": event.stall_held_ns, "pause_ns": event.pause_ns}
+            idle_ns = accounts.note_waits(node, job, **waits)
+            if idle_ns:
+                shares.refund(job, min(idle_ns, now - job.lease.granted_ns), now=now)
+            accounts.note_end(job, wants_more=event.wants_more)
             lifecycle.move_lease(node, job, LeaseReturned, now=now)
         lifecycle.move(node, job, LeaseReturned, now=now, to=WAITING if event.wants_more else JobState.IDLE)
         return []
@@ -414,18 +419,27 @@ class Scheduler:
         ledger.learn_needs(node.device_of(job), job, needs, event.needs)
         if event.step_ns is not None:
             accounts.learn_first_step(node, job, event.step_ns)
+        if event.steps_total is not None:
+            accounts.learn_length(job, event.steps_total)
         lifecycle.move(node, job, NeedsMeasured, now=now)
         return resize.judge(node, job)
 
     def _on_seen(self, job: Job, event: ProgressSeen, now: Nanos) -> list[Effect]:
         """What the page and the operating system say of it now."""
-        stall_ns = (event.stall_ns, event.stall_held_ns)
         if event.steps > job.service.steps and job.memory.denial:
             ledger.forget_denial(job)
         ledger.see_live(job, event.live_bytes)
         if event.is_recount:
             accounts.recount(job, event.steps)
-        accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, stall_ns=stall_ns, now=now)
+        accounts.note_waits(
+            self._node,
+            job,
+            stall_ns=event.stall_ns,
+            stall_held_ns=event.stall_held_ns,
+            pause_ns=event.pause_ns,
+        )
+        accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, now=now)
+        accounts.note_changes(job, event.changes, event.change_ns)
         if not event.pending_bytes and not job.memory.pending_bytes:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)

@@ -13,7 +13,8 @@ from carpool.units import MS, SECOND
 class Settings:
     """The numbers a node runs by; each is a bound or a patience, none changes what is right."""
 
-    quantum_ns: Nanos | None = None  # None: the policy's own
+    quantum_ns: Nanos | None = None  # None: the policy's own, or chosen (accounts.py)
+    latency_ns: Nanos = 2 * SECOND  # where quanta are chosen: within this those who wait have a turn each
     lapse_ns: Nanos = 500 * MS  # a holder that neither steps nor uses its processor this long loses its turn
     watch_ns: Nanos = 250 * MS  # how often holders are looked at while somebody waits
     hog_factor: int = 10  # a recalled holder is a hog after this many usual steps …
@@ -21,6 +22,7 @@ class Settings:
     pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
     start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
     starts_max: int | None = None  # so many programs are being started at once, at most; None: no limit
+    starts_beside_max: int | None = None  # … and so many while a job has a turn; None: the same
     start_retry_ns: Nanos = SECOND  # a start for which the machine lacked something is tried again after this
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from carpool.core.kernel.ids import Nanos
 from carpool.core.policies.levels import COARSE, Levels
 from carpool.core.policies.view import JobView
-from carpool.units import MS
 
 Rank = tuple[int, ...]  # compared part by part; the lower goes first
 
@@ -21,9 +20,11 @@ class Policy(ABC):
     """Pure: the same view and time give the same rank. It keeps nothing from one question to the next."""
 
     name: str  # what people call it on the command line
-    quantum_ns: Nanos = 100 * MS  # how long a holder keeps its turn, at least, before it is recalled for another
+    quantum_ns: Nanos | None = None  # how long a holder keeps its turn, at least; None: so long that a change pays
     lanes_max: int = 1  # how many jobs may run side by side on one device
     by_tenant: bool = False  # tenants come before jobs: each has a part by its weight, the rank orders its own jobs
+    by_length: bool = False  # the rank follows what is left: who was just measured is judged before its quantum
+    by_turns: bool = False  # the rank changes when a holder has had `JobView.quantum_ns`
     levels: Levels = COARSE  # how a cluster counts what a job has had
     runs_on: tuple[str, ...] = ("node", "cluster")
 

@@ -21,7 +21,7 @@ class Fair(Policy):
     levels = FINE
 
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
-        return (view.level,)
+        return (view.level - 1 if view.is_early else view.level,)  # before its equals
 
     def why(self, chosen: JobView, over: JobView) -> str:
         if chosen.tenant != over.tenant:
@@ -32,6 +32,8 @@ class Fair(Policy):
                 )
             less = format_ns(max(0, over.tenant_level - chosen.tenant_level))
             return f"tenant {chosen.tenant} has had {less} less for its weight than tenant {over.tenant}"
+        if chosen.level == over.level and chosen.is_early:
+            return f"{chosen.name} gave its last turn back early"
         if chosen.level == over.level:
             return f"both have had their share, and {chosen.name} came first"
         return f"{chosen.name} is behind its share by {format_ns(max(0, over.level - chosen.level))}"

@@ -13,15 +13,16 @@ SWAP_NS = 50 * MS
 class ShortestRemaining(Policy):
     """The job nearest its end runs.
 
-    The remaining time is declared steps × measured step time, else what the same program took last time, else
-    as much as it has already had (with heavy-tailed lengths the best guess, and the same order as least
-    attained service). Declared steps that were never measured are taken to be as short as the shortest of any job.
-    Two jobs of unknown length would swap at every boundary: a holder whose length is a guess is left only for a job
-    that is shorter by more than SWAP_NS.
+    The remaining time is declared steps × measured step time, else what the same program took last time, else the
+    steps that its loops have before them × step time, else as much as it has already had (with heavy-tailed lengths
+    the best guess, and the same order as least attained service). Declared steps that were never measured are taken
+    to be as short as the shortest of any job. Two jobs of unknown length would swap at every boundary: a holder whose
+    length is a guess is left only for a job that is shorter by more than SWAP_NS.
     """
 
     name = "srtf"
     quantum_ns = 10 * MS
+    by_length = True
 
     def rank(self, view: JobView, *, now: Nanos) -> Rank:
         if not view.is_holding:

@@ -28,3 +28,5 @@ class JobView(NamedTuple):
     level: int  # served_ns by its weight within its tenant, and a newcomer starts where the others are
     tenant_level: int  # the same of its tenant; 0 in a cluster, which gives each tenant cards of its own
     size_milli: int  # how much of a device it wants at once, in thousandths: 1000 on a node, 8000 for eight cards
+    is_early: bool = False  # it waits, wanted no more when its last turn ended, and has had no more than others
+    quantum_ns: Nanos = 0  # how long a turn that it holds is to last, so that a change pays; 0 if it holds none

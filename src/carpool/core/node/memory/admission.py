@@ -7,8 +7,10 @@ Rules
   M3  A queued job that does not fit may be passed by others for `pass_over_ns`; then nobody passes it.
   M4  A job that can never fit on any device it may use is refused at once.
   M5  A job that outgrew its promise keeps it, gets no turn, and is promised more as soon as L1 allows.
-  M6  At most `starts_max` programs are being started at once: from the order to start one until it runs, or for
-      `start_patience_ns`. The rest of the queue waits, whatever room there is.
+  M6  At most `starts_max` programs are being started at once, and `starts_beside_max` while a job has a turn: from
+      the order to start one until it runs, or for `start_patience_ns`. The rest of the queue waits, whatever room
+      there is. Where starting a program is work on the device, it runs when that work is done: it asks for its
+      first turn, or rests.
   M7  A job that the machine could not start for want of descriptors, processes or memory goes back to its place in
       the queue. Nobody is started for `start_retry_ns` then.
 

@@ -102,7 +102,7 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
 def _explain_starts(node: Node, left: list[Job], *, now: Nanos) -> list[Effect]:
     """Tell those who have just come why they wait. Others were told of something, and it is soon over."""
     new = [job for job in left if job.arrived_ns == now and not job.reason]
-    words = reasons.start_wait(node.settings, len(node.starts), node.start_trouble)
+    words = reasons.start_wait(node.settings, len(node.starts), node.starts_most, node.start_trouble)
     return [ExplainWait(job=job.id, reason=words) for job in new]
 
 

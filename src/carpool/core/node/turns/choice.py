@@ -8,7 +8,7 @@ from __future__ import annotations
 from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission
-from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane, LeaseState
+from carpool.core.node.model import BLOCKED, WAITING, Device, Job, JobState, Lane, LeaseState
 from carpool.core.node.node import Node, is_over_limit, was_given
 from carpool.core.node.turns import shares
 from carpool.core.node.words import reasons
@@ -79,17 +79,47 @@ def is_due(node: Node, holder: Job, *, now: Nanos) -> bool:
     lease = holder.lease
     if lease is None or lease.state is not LeaseState.HELD:
         return False
-    return now - lease.granted_ns >= quantum_of(node, holder, now=now)
+    return now - lease.granted_ns >= quantum_of(node, holder, now=now) or has_early_rival(node, holder)
+
+
+def has_early_rival(node: Node, holder: Job) -> bool:
+    """Whether somebody waits who wanted no more when its last turn ended: no quantum keeps that one waiting (D7)."""
+    if holder.state is not JobState.RUNNING:
+        return False
+    lane = node.lane_of(holder)
+    return lane is not None and any(
+        node.jobs[job_id].service.is_early and node.jobs[job_id].state is WAITING for job_id in lane.jobs
+    )
 
 
 def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
     """How long this holder keeps its turn before it may be recalled for somebody else."""
+    quantum_ns = node.quantum_ns
+    if quantum_ns is None:
+        quantum_ns = accounts.chosen_quantum(node, holder)
     if holder.state is JobState.PROFILING and not holder.share.is_paced:
-        return max(node.quantum_ns, PROFILE_QUANTUM_NS)
+        return max(quantum_ns, min(PROFILE_QUANTUM_NS, node.settings.latency_ns))
+    if node.policy.by_length and holder.lease is not None and holder.state_since_ns > holder.lease.granted_ns:
+        return min(quantum_ns, accounts.TURN_NS)  # it was measured in this turn: now it can be judged
     lane = node.lane_of(holder)
     if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):
-        return min(node.quantum_ns, shares.SHARE_QUANTUM_NS)
-    return node.quantum_ns
+        return min(quantum_ns, shares.SHARE_QUANTUM_NS)
+    return quantum_ns
+
+
+def why_quantum(node: Node, job: Job, *, now: Nanos) -> str:
+    """Why a turn of this job lasts as long as it does; empty where that was not chosen by what a change costs it."""
+    change_ns, lane = job.service.changes.each_ns, node.lane_of(job)
+    if node.quantum_ns is not None or change_ns is None or lane is None:
+        return ""
+    chosen_ns, kept_short = accounts.unhurried_quantum(node, job), ""
+    hurrying = accounts.hurried_by(node, job, chosen_ns) if chosen_ns > accounts.TURN_NS else None
+    if hurrying is not None:
+        kept_short = reasons.hurried(hurrying)
+    elif chosen_ns < accounts.paying_ns(job):
+        waiters = max(1, len([other for other in node.waiting_in(lane) if other is not job]))
+        kept_short = reasons.latency(node.settings.latency_ns, waiters)
+    return reasons.quantum(max(0, change_ns), accounts.CHANGE_PERCENT, kept_short)
 
 
 def _is_wanted(node: Node, lane: Lane, *, now: Nanos) -> bool:
@@ -102,6 +132,8 @@ def look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nano
     lane = node.lane_of(holder)
     waiting = node.waiting_in(lane) if lane is not None else []
     newest = max((job.state_since_ns for job in waiting), default=due)
+    if any(job.service.is_early for job in waiting):
+        return max(LOOK_NS_MIN, (now - newest) // LOOK_PART)
     return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
 
 
@@ -154,8 +186,11 @@ def next_looks(node: Node, device: Device, *, now: Nanos) -> list[Nanos]:
         for holder in node.holders_on(device):
             if holder.lease is not None and holder.lease.state is LeaseState.HELD:
                 quantum = quantum_of(node, holder, now=now)
-                due = holder.lease.granted_ns + quantum
+                due = now if has_early_rival(node, holder) else holder.lease.granted_ns + quantum
                 times.append(due if due > now else now + look_after(node, holder, quantum, due, now=now))
+                kept_until = holder.lease.granted_ns + accounts.chosen_quantum(node, holder)
+                if node.policy.by_turns and due <= now < kept_until:
+                    times.append(kept_until)
     if device.has_shares:
         for lane in device.lanes.values():
             holder_job = node.jobs[lane.holder] if lane.holder is not None else None

@@ -13,6 +13,8 @@ Rules
       (W2).
   D6  A holder loses its turn by lapse only after several looks that found it silent. A look that comes late counts no
       more than one in time: perhaps the whole machine stood still, and the holder is in the middle of a step.
+  D7  A job that wanted no more when its last turn ended does not wait for a holder's quantum when it asks again. It
+      is compared at once, and of equals it goes first. What it did not use is not saved up (A2): it gets its share.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def explain(node: Node, job: Job, *, now: Nanos) -> str:
     if job.state is PARKED:
         return _away(node, node.device_of(job), job, now=now)
     if node.waits_for_starts(job):
-        return reasons.start_wait(node.settings, len(node.starts), node.start_trouble)
+        return reasons.start_wait(node.settings, len(node.starts), node.starts_most, node.start_trouble)
     late = choice.deadline(node, job)
     if late is not None and now >= late and job.lease is not None and job.lease.recalled_ns is not None:
         return reasons.hog(job, now - job.lease.recalled_ns, job.lease.hog_step)
@@ -92,7 +92,7 @@ def _why_not_yet(node: Node, device: Device, lane: Lane, job: Job, holder: Job, 
         successor = node.jobs[following]
         return reasons.recalled_for(successor, choice.preference(node, successor, job, now=now))
     left_ns = holder.lease.granted_ns + choice.quantum_of(node, holder, now=now) - now
-    if left_ns > 0:
-        return reasons.rest_of_quantum(left_ns)
+    if left_ns > 0 and not choice.has_early_rival(node, holder):
+        return reasons.rest_of_quantum(left_ns, choice.why_quantum(node, holder, now=now))
     kept = choice.preference(node, holder, job, now=now)
     return reasons.preferred(kept) if kept else reasons.soon_recalled(choice.preference(node, job, holder, now=now))

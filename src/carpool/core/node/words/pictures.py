@@ -17,9 +17,8 @@ WAITS = ("turn", "limit", "memory", "parked")
 def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
     served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
     remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
-    late = choice.deadline(node, job)
+    late, rows = choice.deadline(node, job), lifecycle.rows_of(job, now=now)
     last = max(job.service.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
-    rows = lifecycle.rows_of(job, now=now)
     makes_room, migrates = job.departures.get(Why.MAKES_ROOM), job.departures.get(Why.MIGRATES)
     return JobPicture(
         id=job.id,
@@ -61,6 +60,9 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         kept_on=job.move.source,
         kept_bytes=node.devices[job.move.source].kept[job.id] if job.move.source is not None else 0,
         move_refused=job.move.refused,
+        change_ns=job.service.changes.each_ns,
+        quantum_ns=choice.quantum_of(node, job, now=now) if node.lane_of(job) is not None else None,
+        quantum_why=choice.why_quantum(node, job, now=now),
     )
 
 

@@ -53,11 +53,13 @@ def queue_wait(
     return f"waits for memory: it needs {format_bytes(need)} and {terms}"
 
 
-def start_wait(settings: Settings, starts: int, trouble: str) -> str:
-    """Why nobody of the queue is started now, whatever it needs."""
+def start_wait(settings: Settings, starts: int, most: int | None, trouble: str) -> str:
+    """Why nobody of the queue is started now, whatever it needs; `most` may be started at once."""
     if trouble:
         return f"waits for its start: {trouble}; it is tried again every {format_ns(settings.start_retry_ns)}"
-    return f"waits for its start: {starts} programs are being started, and at most {settings.starts_max} are at once"
+    many = "1 program is" if starts == 1 else f"{starts} programs are"
+    beside = "" if most == settings.starts_max else " while another computes"
+    return f"waits for its start: {many} being started, and at most {most} at once{beside}"
 
 
 def passed_over(head: Job, patience_ns: Nanos) -> str:
@@ -115,8 +117,23 @@ def turn_wait(view: JobView, holder: JobView, lane: str, why: str) -> str:
     )
 
 
-def rest_of_quantum(left_ns: Nanos) -> str:
-    return f" and keeps it for another {format_ns(left_ns)} of its quantum"
+def rest_of_quantum(left_ns: Nanos, why: str) -> str:
+    return f" and keeps it for another {format_ns(left_ns)} of its quantum" + (f" ({why})" if why else "")
+
+
+def quantum(change_ns: Nanos, percent: int, kept_short: str) -> str:
+    """Why a turn lasts as long as it does, of a job for which that was chosen."""
+    cost = f"a change of turn costs it {format_ns(change_ns)}, "
+    return cost + (kept_short or f"which is at most {percent} % of its turn")
+
+
+def hurried(job: Job) -> str:
+    return f"but {job.spec.name} waits " + ("to end" if job.service.served_ns else "for its first turn")
+
+
+def latency(latency_ns: Nanos, waiters: int) -> str:
+    many = f"the {waiters} jobs that wait are to have a turn each"
+    return f"but {many if waiters > 1 else 'the job that waits is to have its turn'} within {format_ns(latency_ns)}"
 
 
 def preferred(preference: str) -> str:

@@ -51,6 +51,9 @@ class JobPicture:
     kept_on: DeviceId | None = None  # where its room is kept until it has arrived
     kept_bytes: int = 0
     move_refused: str = ""  # why its last move to another device came to nothing
+    change_ns: Nanos | None = None  # what a change of turn costs it; None while nobody knows
+    quantum_ns: Nanos | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
+    quantum_why: str = ""  # why so long, where that was chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
