@@ -59,8 +59,8 @@ def with_margin(measured: Needs, known: Needs | None, percent: int) -> Needs:
 def allowed_devices(node: Node, job: Job) -> list[Device]:
     if job.spec.device is not None:
         named = node.devices.get(job.spec.device)
-        return [named] if named is not None else []
-    return list(node.devices.values())
+        return [named] if named is not None and node.may_use(job.spec, named.id) else []
+    return [device for device in node.devices.values() if node.may_use(job.spec, device.id)]
 
 
 def total_need_bytes(job: Job) -> int | None:
@@ -96,6 +96,8 @@ def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
         return None
     is_known = total_need_bytes(job) is not None
     promise_bytes = wanted.resident_bytes if is_known else open_promise_bytes(node, device)
+    room = node.tenant_room(job) if node.has_terms else None
+    promise_bytes = promise_bytes if room is None else min(promise_bytes, room)
     return Offer(device=device, fit=fit, promise_bytes=promise_bytes)
 
 
@@ -163,7 +165,7 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_sum(device, job)
     if lane is None:
         return True
-    if _resize_in_place(device, job, needs, lane):
+    if _resize_in_place(node, device, job, needs, lane):
         return True
     if lane.holder == job.id:
         return covers(device, job)
@@ -200,12 +202,14 @@ def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
     return job.memory.promised_bytes >= wanted
 
 
-def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
+def _resize_in_place(node: Node, device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
     """Promise what was measured within the job's own lane, if L1 allows."""
     lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
     resident_bytes = max(needs.resident_bytes, job.memory.promised_bytes if job.memory.is_given else 0)
     growth = resident_bytes - job.memory.promised_bytes + lane_bytes - lane.bytes
     if growth > ledger.free_bytes(device):
+        return False
+    if growth > 0 and not node.tenant_lets(job, device, resident_bytes, needs.ephemeral_bytes):
         return False
     ledger.resize_lane(device, lane, lane_bytes)
     ledger.promise(device, job, resident_bytes)
@@ -270,8 +274,9 @@ def room_on(node: Node, device: Device, job: Job) -> int:
         if other_id != job.id:
             others += min(promised_bytes, other.memory.live_bytes) if is_unknown(other) else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
-    kept = sum(device.kept.values())
-    return max(job.memory.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)
+    room = device.capacity_bytes - others - sum(device.kept.values()) - lanes_bytes
+    least = node.tenant_room(job) if node.has_terms else None
+    return max(job.memory.promised_bytes, room if least is None else min(room, least))
 
 
 def tell_cap(node: Node, job: Job) -> list[Effect]:

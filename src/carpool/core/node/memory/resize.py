@@ -69,6 +69,12 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     return []
 
 
+def set_priority(job: Job, priority: int) -> None:
+    """Its tenant may use other priorities than before (N11)."""
+    if priority != job.spec.priority:
+        job.spec = replace(job.spec, priority=priority)
+
+
 def trim_waiting(node: Node, device: Device) -> list[Effect]:
     """Tell the jobs that are to become smaller and wait at a boundary to give back what they can (Z2)."""
     effects: list[Effect] = []
