@@ -421,7 +421,7 @@ def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = Non
     policy = node.policy
     if len(jobs) > 1 and policy.by_tenant:  # views are made only of the jobs of one tenant
         jobs = _of_first_tenant(node, jobs, on)
-        policy = node.order_of(jobs[0].spec.tenant) if node.terms else policy
+        policy = node.order_of(jobs[0].spec.tenant)
     if len(jobs) == 1:
         return jobs[0].id
     return _lowest(policy, views_of(node, jobs, now=now, on=on), now=now)

@@ -27,7 +27,6 @@ from carpool.core.node.model import (
     Why,
 )
 from carpool.core.node.settings import NO_TERMS, Settings, TenantTerms
-from carpool.core.policies.orders import ORDERS
 from carpool.core.policies.view import JobView
 from carpool.errors import InternalError
 from carpool.units import MS
@@ -67,6 +66,8 @@ class Node:
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
     terms: dict[TenantId, TenantTerms] = field(default_factory=dict)  # of the tenants of whom something is said
     default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
+    orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those whose jobs go in an order of their own
+    default_order: TurnPolicy | None = None  # of all of whom nothing is said
     barred: dict[JobId, str] = field(default_factory=dict)  # who waits in the queue for its tenant's ceilings, and why
 
     @property
@@ -92,8 +93,13 @@ class Node:
 
     def order_of(self, tenant: TenantId) -> TurnPolicy:
         """The policy by which the jobs of one tenant go among each other (N13)."""
-        order = self.terms_of(tenant).order if self.policy.by_tenant and self.has_terms else ""
-        return ORDERS[order] if order else self.policy
+        own = self.orders.get(tenant) if tenant in self.terms else self.default_order
+        return own if own is not None and self.policy.by_tenant else self.policy
+
+    def priority_of(self, spec: JobSpec) -> int:
+        """The priority a job has by its tenant's terms (N11)."""
+        allowed = self.terms_of(spec.tenant).priorities
+        return spec.priority if allowed is None else min(max(spec.priority, allowed[0]), allowed[1])
 
     def may_use(self, spec: JobSpec, device: DeviceId) -> bool:
         """Whether a job of such a spec may start on this device: it asks for no other, and its tenant may."""

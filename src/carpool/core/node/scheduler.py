@@ -344,6 +344,8 @@ class Scheduler:
         if reason:
             return [RejectEvent(job=None, event=type(event).__name__, reason=reason)]
         tenants.take(self._node, event)
+        for job in self._node.jobs.values():
+            resize.keep_priority(self._node, job)
         return []
 
     def _on_device(self, event: DeviceAdded) -> list[Effect]:
@@ -357,8 +359,9 @@ class Scheduler:
             return [self._reject(event, "a job with this id exists already")]
         job = adoption.new_job(self._node, event, now=now)
         node = self._node
-        reason = tenants.refusal(node, job) or queue.refusal(node, job) or shares.refusal(node, job.spec)
+        reason = tenants.refusal(node, job.spec) or queue.refusal(node, job) or shares.refusal(node, job.spec)
         if reason is None:
+            resize.keep_priority(node, job)
             return []
         lifecycle.move(self._node, job, RefuseJob, now=now)
         lifecycle.note_reason(job, reason)
@@ -370,7 +373,9 @@ class Scheduler:
         device = self._node.devices.get(event.device)
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
-        return adoption.take_back(self._node, device, event, now=now)
+        effects = adoption.take_back(self._node, device, event, now=now)
+        resize.keep_priority(self._node, self._node.jobs[event.job])
+        return effects
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)

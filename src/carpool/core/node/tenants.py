@@ -9,20 +9,21 @@ Rules
        guaranteed nothing.
   N13  A tenant's own jobs go in its own order, if it has one, under a policy that counts tenants first.
 
-This module alone changes `Node.terms` and `Node.default_terms`. What is deliberately not here: how ceilings of memory
-and of jobs are kept (memory/ceilings.py), parts of the time (turns/parts.py), memory that is lent (moves/lending.py).
+This module alone changes `Node.terms`, `Node.orders` and those of all others. What is deliberately not here: how ceilings of memory
+and of jobs are kept (memory/admission.py), parts of the time (turns/parts.py), memory that is lent (moves/lending.py).
 """
 
 from __future__ import annotations
 
 from carpool.core.node import accounts
 from carpool.core.node.events import TenantSet
-from carpool.core.node.memory import ledger, resize
-from carpool.core.node.model import ENDED, Job, JobSpec
+from carpool.core.node.memory import ledger
+from carpool.core.node.model import JobSpec
 from carpool.core.node.node import Node
 from carpool.core.node.settings import Settings, TenantTerms
 from carpool.core.node.terms import EVERYBODY, fault_of
 from carpool.core.node.words import tenancy as words
+from carpool.core.policies.orders import ORDERS
 from carpool.errors import InternalError
 
 
@@ -33,6 +34,12 @@ def configure(node: Node, settings: Settings) -> None:
         if fault:
             raise InternalError(fault)
     node.terms, node.default_terms = dict(settings.tenants), settings.tenant_default
+    _set_orders(node)
+
+
+def _set_orders(node: Node) -> None:
+    node.orders = {tenant: ORDERS[terms.order] for tenant, terms in node.terms.items() if terms.order}
+    node.default_order = ORDERS.get(node.default_terms.order)
 
 
 def refusal_of(node: Node, event: TenantSet) -> str:
@@ -53,23 +60,15 @@ def take(node: Node, event: TenantSet) -> None:
         node.terms.pop(event.tenant, None)
     else:
         node.terms[event.tenant] = event.terms
+    _set_orders(node)
     accounts.weigh_anew(node)
-    for job in node.jobs.values():
-        if job.state not in ENDED:
-            resize.set_priority(job, priority_of(node, job.spec))
     for device in node.devices.values():
         ledger.touch(device)
 
 
-def priority_of(node: Node, spec: JobSpec) -> int:
-    """The priority a job has by its tenant's terms (N11)."""
-    allowed = node.terms_of(spec.tenant).priorities
-    return spec.priority if allowed is None else min(max(spec.priority, allowed[0]), allowed[1])
-
-
-def refusal(node: Node, job: Job) -> str | None:
-    """Why a new job can never run by its tenant's terms, or None; one with too low a priority gets the lowest (N11)."""
-    spec, terms = job.spec, node.terms_of(job.spec.tenant)
+def refusal(node: Node, spec: JobSpec) -> str | None:
+    """Why a new job can never run by its tenant's terms, or None (N11)."""
+    terms = node.terms_of(spec.tenant)
     if terms.priorities is not None and spec.priority > terms.priorities[1]:
         return words.priority_above(spec, *terms.priorities)
     if terms.devices is not None:
@@ -79,5 +78,4 @@ def refusal(node: Node, job: Job) -> str | None:
             return words.none_of_its_devices(spec, terms.devices)
     if terms.memory_bytes_max is not None and (spec.cap_bytes or 0) > terms.memory_bytes_max:
         return words.above_ceiling(spec, terms.memory_bytes_max)
-    resize.set_priority(job, priority_of(node, spec))
     return None

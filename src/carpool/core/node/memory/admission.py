@@ -13,7 +13,12 @@ Rules
       first turn, or rests.
   M7  A job that the machine could not start for want of descriptors, processes or memory goes back to its place in
       the queue. Nobody is started for `start_retry_ns` then.
+  N14  A job starts only on a device that its tenant may use, and while fewer of the tenant's jobs than it may have are
+      started. Those that are there already go on.
+  N15  Σ promised to a tenant's jobs + what the widest of them needs of each lane ≤ its ceiling of memory. A promise
+      that would break this is not made; the job waits, and nobody is parked for it.
 
+N14 and N15 speak of new promises: a ceiling that was lowered is for a while below what is promised (tenants.py).
 What is deliberately not here: in which order the queue is looked at (queue.py), and for whom others make room.
 """
 
@@ -21,12 +26,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.kernel.ids import Nanos
+from carpool.core.kernel.ids import Nanos, TenantId
 from carpool.core.node import accounts
 from carpool.core.node.effects import Effect, SetCap
 from carpool.core.node.memory import ledger
-from carpool.core.node.model import BLOCKED, WAITING, Device, Job, JobState, Lane, Needs, Why
+from carpool.core.node.model import BLOCKED, RESIDENT, WAITING, Device, Job, JobState, Lane, Needs, Why
 from carpool.core.node.node import Node, covers, is_unknown
+from carpool.core.node.words import tenancy as words
 from carpool.errors import InternalError
 
 FIRST_TURN_FACTOR = 4  # weights, their gradients and two states of an optimizer: only the first are there before it
@@ -296,6 +302,44 @@ def lend(node: Node, device: Device, job: Job) -> list[Effect]:
     ledger.lend(device, job)
     ledger.tell_cap(job, cap)
     return [SetCap(job=job.id, cap_bytes=cap)]
+
+
+# --- ceilings of tenants ------------------------------------------------------------------------------------
+
+
+def review_ceilings(node: Node) -> None:
+    """Note who waits in the queue for its tenant's ceilings, and why (N14, N15)."""
+    if not node.has_terms:
+        if node.barred:
+            node.barred = {}
+        return
+    started: dict[TenantId, int] = {}
+    for job in node.jobs.values():
+        if job.state in RESIDENT:
+            started[job.spec.tenant] = started.get(job.spec.tenant, 0) + 1
+    node.barred = {}
+    for job_id in node.queue:
+        why = _why_barred(node, node.jobs[job_id], started.get(node.jobs[job_id].spec.tenant, 0))
+        if why:
+            node.barred[job_id] = why
+
+
+def _why_barred(node: Node, job: Job, started: int) -> str:
+    tenant, terms = job.spec.tenant, node.terms_of(job.spec.tenant)
+    if terms.jobs_max is not None and started >= terms.jobs_max:
+        return words.jobs_wait(tenant, started, terms.jobs_max)
+    if terms.devices is not None and not any(node.may_use(job.spec, device) for device in node.devices):
+        return words.device_wait(tenant, terms.devices, job.spec.device)
+    if terms.memory_bytes_max is None or any(_leaves_room(node, job, each) for each in node.devices.values()):
+        return ""
+    need = min(starting_needs(node, job, device).total_bytes for device in allowed_devices(node, job))
+    return words.memory_wait(tenant, need, terms.memory_bytes_max, node.tenant_bytes(tenant))
+
+
+def _leaves_room(node: Node, job: Job, device: Device) -> bool:
+    least = starting_needs(node, job, device)
+    is_allowed = node.may_use(job.spec, device.id)
+    return is_allowed and node.tenant_lets(job, device, least.resident_bytes, least.ephemeral_bytes)
 
 
 # --- what a job needs ---------------------------------------------------------------------------------------

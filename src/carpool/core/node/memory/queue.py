@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ExplainWait, StartJob
-from carpool.core.node.memory import admission, ceilings
+from carpool.core.node.memory import admission
 from carpool.core.node.model import Device, Job
 from carpool.core.node.moves import departures, leavers
 from carpool.core.node.node import Node, is_asked_away, may_return
@@ -64,7 +64,7 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
     if not node.queue:
         return effects
     left: list[Job] = []
-    ceilings.review_queue(node)
+    admission.review_ceilings(node)
     for job_id in node.queue:
         job = node.jobs[job_id]
         if job.departures and is_asked_away(job):  # few are, and a long queue is gone through at every start
@@ -93,7 +93,7 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
                 departures.close_claim(node, offer.device, now=now)
             lifecycle.note_reason(job, "")
             effects.append(StartJob(job=job.id, device=offer.device.id))
-            ceilings.review_queue(node)
+            admission.review_ceilings(node)
             if not node.may_start:
                 return effects + _explain_starts(node, left, now=now)
             continue
