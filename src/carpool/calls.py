@@ -223,6 +223,7 @@ class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
     programs: int = 0  # that it has started
     memory_bytes: int = 0  # what it holds; its programs share most of that
     idle_ns: int = 0  # since it started the last one
+    is_ready: bool = True  # whether it has imported torch
 
 
 class Status(msgspec.Struct, kw_only=True, frozen=True):
