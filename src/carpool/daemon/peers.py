@@ -29,9 +29,12 @@ class Connection(asyncio.Protocol):
         self,
         on_message: Callable[[Connection, m.Message], None],
         on_lost: Callable[[Connection], None],
+        *,
+        is_for_all: bool = False,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
+        self._is_for_all = is_for_all  # the machine's daemon serves all users, any other its own
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._fd = -1
@@ -43,7 +46,7 @@ class Connection(asyncio.Protocol):
         peer: socket.socket = self._transport.get_extra_info("socket")
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self._fd = peer.fileno()
-        if uid != os.geteuid():
+        if uid != os.geteuid() and not self._is_for_all:
             log.warning("peer.refused uid=%d reason=another user", uid)
             self._transport.abort()
 
