@@ -41,7 +41,7 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
-        self._is_for_all = is_for_all
+        self._is_for_all = is_for_all  # whether it serves all users of the machine, or one
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
     def connect(self) -> Connection:
@@ -119,7 +119,7 @@ class Router:
                 return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:
-                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.process)
+                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.caller)
         except CarpoolError as error:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return
