@@ -66,9 +66,9 @@ class Node:
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
     terms: dict[TenantId, TenantTerms] = field(default_factory=dict)  # of the tenants of whom something is said
     default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
-    orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those whose jobs go in an order of their own
+    orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those that have their own
     default_order: TurnPolicy | None = None  # of all of whom nothing is said
-    barred: dict[JobId, str] = field(default_factory=dict)  # who waits in the queue for its tenant's ceilings, and why
+    barred: dict[JobId, str] = field(default_factory=dict)  # of the queue, by its tenants' ceilings; why
 
     @property
     def quantum_ns(self) -> Nanos | None:
