@@ -11,7 +11,7 @@ from carpool.units import MS, SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantTerms:
-    """What one tenant is to have on this node and what it may have at most; the defaults promise and forbid nothing."""
+    """What a tenant is to have on this node and what it may have at most; the defaults promise and forbid nothing."""
 
     weight_milli: int = WEIGHT_ONE  # under a policy that counts tenants
     guaranteed_milli: int = 0  # of each device, in time and in memory: its part, lent to others while it is idle

@@ -9,8 +9,8 @@ Rules
        guaranteed nothing.
   N13  A tenant's own jobs go in its own order, if it has one, under a policy that counts tenants first.
 
-This module alone changes `Node.terms`, `Node.orders` and those of all others. What is deliberately not here: how ceilings of memory
-and of jobs are kept (memory/admission.py), parts of the time (turns/parts.py), memory that is lent (moves/lending.py).
+This module alone changes `Node.terms`, `Node.orders` and those of all others. What is deliberately not here: how
+ceilings of memory and of jobs are kept (memory/admission.py).
 """
 
 from __future__ import annotations

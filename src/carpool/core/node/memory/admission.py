@@ -13,8 +13,8 @@ Rules
       first turn, or rests.
   M7  A job that the machine could not start for want of descriptors, processes or memory goes back to its place in
       the queue. Nobody is started for `start_retry_ns` then.
-  N14  A job starts only on a device that its tenant may use, and while fewer of the tenant's jobs than it may have are
-      started. Those that are there already go on.
+  N14  A job starts only on a device that its tenant may use, and while fewer of the tenant's jobs than it may have
+      are started. Those that are there already go on.
   N15  Σ promised to a tenant's jobs + what the widest of them needs of each lane ≤ its ceiling of memory. A promise
       that would break this is not made; the job waits, and nobody is parked for it.
 

@@ -59,12 +59,10 @@ def merge_and_cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list
     return _free_a_lane_for(node, job, [device], now=now)
 
 
-def admit(node: Node, *, now: Nanos) -> list[Effect]:
-    effects: list[Effect] = []
-    if not node.queue:
-        return effects
-    left: list[Job] = []
+def _who_may(node: Node) -> tuple[list[Job], list[Effect]]:
+    """The jobs of the queue that start if there is room; the others are told why they do not, whatever is free."""
     admission.review_ceilings(node)
+    left, effects = list[Job](), list[Effect]()
     for job_id in node.queue:
         job = node.jobs[job_id]
         if job.departures and is_asked_away(job):  # few are, and a long queue is gone through at every start
@@ -73,6 +71,13 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
             effects += _explain(job, node.barred[job_id])
         else:
             left.append(job)
+    return left, effects
+
+
+def admit(node: Node, *, now: Nanos) -> list[Effect]:
+    if not node.queue:
+        return []
+    left, effects = _who_may(node)
     if not node.may_start:
         return effects + _explain_starts(node, left, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)

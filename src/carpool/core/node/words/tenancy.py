@@ -33,8 +33,8 @@ def guaranteed_beyond(tenant: TenantId, terms: TenantTerms) -> str:
 
 def guaranteed_too_much(tenant: TenantId, wanted_milli: int, left_milli: int) -> str:
     return (
-        f"{_whose(tenant)} cannot be guaranteed {format_share(wanted_milli)} of each device: {format_share(left_milli)}"
-        " is not guaranteed to others; ask for less, or give another tenant less first"
+        f"{_whose(tenant)} cannot be guaranteed {format_share(wanted_milli)} of each device:"
+        f" {format_share(left_milli)} is not guaranteed to others; ask for less, or give another tenant less first"
     )
 
 
@@ -95,8 +95,8 @@ def memory_wait(tenant: TenantId, need: int, ceiling: int, used: int) -> str:
 
 def behind(tenant: TenantId, ceiling: int, parked: str) -> str:
     return (
-        f"waits for tenant {tenant}'s ceiling of {format_bytes(ceiling)}: {parked} of the same tenant is held back by it"
-        " and goes first"
+        f"waits for tenant {tenant}'s ceiling of {format_bytes(ceiling)}: {parked} of the same tenant is held back"
+        " by it and goes first"
     )
 
 
