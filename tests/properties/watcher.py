@@ -48,6 +48,7 @@ from carpool.core.node.events import (
     NeedsMeasured,
     NodeConfigured,
     ProgressSeen,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
@@ -190,6 +191,8 @@ class WatchedScheduler:
         match event:
             case NodeConfigured() | DeviceAdded() | HistoryLoaded() | Tick():
                 return True
+            case TenantSet():
+                return not self.scheduler.terms_refusal(event)
             case JobSubmitted():
                 return self.state(event.job) is None
             case JobAdopted():
