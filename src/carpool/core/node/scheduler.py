@@ -42,9 +42,9 @@ from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec
 from carpool.core.node.moves import departures, migration, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
-from carpool.core.node.turns import choice, dispatch, hogs, packing, shares
-from carpool.core.node.words import explain, pictures
-from carpool.core.node.words.views import JobPicture, NodePicture
+from carpool.core.node.turns import choice, dispatch, hogs, packing, parts, shares
+from carpool.core.node.words import explain, pictures, tenant_pictures
+from carpool.core.node.words.views import JobPicture, NodePicture, TenantPicture
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
 from carpool.units import SECOND
@@ -100,7 +100,10 @@ class Scheduler:
         if node.has_claimants(now=now):
             rotation.make_room(node, now=now)
         # A job may take its bytes back only after its cap, and those of the others, say so.
-        effects += [each for device in devices if node.has_shares(device) for each in shares.settle(node, device)]
+        for device in devices:
+            if node.has_shares(device):
+                parts.settle(node, device)
+                effects += shares.settle(node, device)
         effects += [
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
@@ -115,6 +118,8 @@ class Scheduler:
         for device in self._node.devices.values():
             if device.has_shares:
                 lifecycle.end_limits(self._node, device, now=now)
+                if device.parts:
+                    parts.charge_holders(self._node, device, now=now)
                 shares.charge_holders(self._node, device, now=now)
         accounts.charge_holders(self._node, now=now)
 
@@ -187,7 +192,7 @@ class Scheduler:
         """When this device next needs a Tick; nothing while nobody waits for anybody."""
         node = self._node
         times = choice.next_looks(node, device, now=now)
-        tries = [next_try(job, now=now) for job in node.jobs_on(device)]
+        tries = [next_try(job, now=now) for job in node.lively_on(device)]
         tries.append(rotation.next_look(node, device, now=now))
         times += [time for time in tries if time is not None]
         times += waiting.next_looks(node, device, now=now)
@@ -200,6 +205,10 @@ class Scheduler:
     def picture(self, *, now: Nanos) -> NodePicture:
         reasons = {job.id: explain.explain(self._node, job, now=now) for job in self._node.jobs.values()}
         return pictures.picture_node(self._node, reasons, now=now)
+
+    def tenants(self, *, now: Nanos) -> tuple[TenantPicture, ...]:
+        """All tenants of whom something is said or who have jobs here, with what they have, lend and borrow."""
+        return tenant_pictures.picture_tenants(self._node, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
@@ -361,7 +370,7 @@ class Scheduler:
         node = self._node
         reason = tenants.refusal(node, job.spec) or queue.refusal(node, job) or shares.refusal(node, job.spec)
         if reason is None:
-            resize.keep_priority(node, job)
+            self._take_up(job, event)
             return []
         lifecycle.move(self._node, job, RefuseJob, now=now)
         lifecycle.note_reason(job, reason)
@@ -374,8 +383,14 @@ class Scheduler:
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
         effects = adoption.take_back(self._node, device, event, now=now)
-        resize.keep_priority(self._node, self._node.jobs[event.job])
+        self._take_up(self._node.jobs[event.job], event)
         return effects
+
+    def _take_up(self, job: Job, event: JobSubmitted | JobAdopted) -> None:
+        """What its tenant's terms make of a job that is here from now on."""
+        resize.keep_priority(self._node, job)
+        if event.account is not None:
+            parts.restore(job, event.account.borrowed_ns)
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)

@@ -26,7 +26,7 @@ from carpool.core.kernel.ids import SHARE_ONE, Nanos
 from carpool.core.node.effects import Effect, SetCompute
 from carpool.core.node.model import AWAY, Device, Job, JobSpec, JobState
 from carpool.core.node.node import ASKED_SHARES, Node, start_ns
-from carpool.core.node.words import reasons
+from carpool.core.node.words import tenancy
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -96,8 +96,9 @@ def settle(node: Node, device: Device) -> list[Effect]:
         if job.state is JobState.UNMANAGED:
             job.share.guaranteed_milli, job.share.limit_milli = 0, SHARE_ONE
     for job, (guarantee, limit) in zip(takers, parts, strict=True):
-        job.share.guaranteed_milli, job.share.limit_milli = guarantee, limit
-    device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
+        most = job.share.part.limit_milli if job.share.part is not None else SHARE_ONE  # of all jobs of its tenant
+        job.share.guaranteed_milli, job.share.limit_milli = min(guarantee, most), min(limit, most)
+    device.has_shares = bool(device.parts) or any(part != (0, SHARE_ONE) for part in parts)
     effects: list[Effect] = []
     for job in takers:
         # Beside a share, a job without a limit is held to 100 %, so that its turn can be taken back soon.
@@ -114,7 +115,7 @@ def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
         if device_id is not None and node.settings.share_policy == ASKED_SHARES:
             room = node.unpromised_milli(node.devices[device_id]) + job.spec.guaranteed_milli
             if guaranteed_milli > room:
-                return reasons.no_share(job, guaranteed_milli, room, device_id)
+                return tenancy.no_share(job, guaranteed_milli, room, device_id)
     return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
 
 
@@ -134,7 +135,7 @@ def check_shares(node: Node, device: Device) -> None:
     """Assert S3, that no job is allowed less than it is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
     parts = {(job.share.guaranteed_milli, job.share.limit_milli) for job in jobs if job.state not in AWAY}
-    if not device.has_shares and parts - {(0, SHARE_ONE)}:
+    if not device.has_shares and (device.parts or parts - {(0, SHARE_ONE)}):
         raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
     if sum(job.share.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
         raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
@@ -62,6 +62,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         change_ns=job.service.changes.each_ns,
         quantum_ns=choice.quantum_of(node, job, now=now) if node.lane_of(job) is not None else None,
         quantum_why=choice.why_quantum(node, job, now=now),
+        borrowed_ns=job.share.borrowed // SHARE_ONE,
         user=job.spec.user,
     )
 
