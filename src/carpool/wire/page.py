@@ -202,6 +202,22 @@ class Slot(Words):
         return swap(self.all, self.base + S_PASS, before, after)
 
 
+class Mapping(mmap.mmap):
+    """A mapped page with its guard (G6), which ends with the mapping, however that ends: what is mapped at the same
+    place later is not taken for it."""
+
+    _guard: object = None
+
+    def guard(self) -> None:
+        """From now on this process lives on when the file is cut short. Needs HAS_SWAP."""
+        self._guard = native.guard(self) if HAS_SWAP else None
+
+    def close(self) -> None:
+        """Unmap it; a BufferError means that a view is alive, with which both go on."""
+        super().close()
+        self._guard = None
+
+
 class Page:
     """One mapped page: `header` has the job's words by name, `slot(number)` those of a process.
 
@@ -209,10 +225,9 @@ class Page:
     points, and tests.
     """
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: Mapping) -> None:
         self.path = path
         self._mapping = mapping
-        self._is_guarded = False
         self.words = memoryview(mapping).cast("Q")
         self.header = Header(self.words)
 
@@ -225,7 +240,7 @@ class Page:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES)
-            mapping = mmap.mmap(fd, PAGE_BYTES)
+            mapping = Mapping(fd, PAGE_BYTES)
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -243,7 +258,7 @@ class Page:
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES)
             os.pwrite(fd, bytes(PAGE_BYTES), 0)
-            page = cls(path, mmap.mmap(fd, PAGE_BYTES))
+            page = cls(path, Mapping(fd, PAGE_BYTES))
         finally:
             os.close(fd)
         page.guard()
@@ -257,8 +272,8 @@ class Page:
         self.words[H_MAGIC] = MAGIC  # last: a reader that sees the magic sees the rest
 
     def guard(self) -> None:
-        """Daemon only: from now on this process lives on when the file is cut short (G6). Needs HAS_SWAP."""
-        self._is_guarded = HAS_SWAP and bool(native.guard(self.words))
+        """Daemon only: from now on this process lives on when the file is cut short (G6)."""
+        self._mapping.guard()
 
     def is_spoilt(self) -> bool:
         """Whether a program cut the file short or wrote where only the daemon may (G6)."""
@@ -280,7 +295,7 @@ class Page:
                 raise PeerError(
                     f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}; restart the job"
                 )
-            mapping = mmap.mmap(fd, PAGE_BYTES)
+            mapping = Mapping(fd, PAGE_BYTES)
         finally:
             os.close(fd)
         page = cls(path, mapping)
@@ -351,9 +366,6 @@ class Page:
         return [(words[base], words[base + S_PENDING]) for base in bases if words[base + S_PENDING] and words[base]]
 
     def close(self) -> None:
-        if self._is_guarded:
-            native.unguard(self._mapping)
-            self._is_guarded = False
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
         with contextlib.suppress(BufferError):
             self.words.release()
