@@ -102,7 +102,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `quantum_why` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -146,6 +146,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    user: str = ""  # the account that it is of; empty in answers of an older carpool
+    uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
