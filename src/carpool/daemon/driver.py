@@ -470,7 +470,7 @@ class Driver:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
+            End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
             self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)

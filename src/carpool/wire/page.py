@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -235,11 +236,14 @@ class Page:
         return Slot(self.words, slot_base(number))
 
     @classmethod
-    def create(cls, path: Path) -> Page:
-        """Make the file of a new job; an OSError means the disk refused and nothing was left behind."""
+    def create(cls, path: Path, *, owner: int | None = None) -> Page:
+        """Make the file of a new job of this user, or one's own; an OSError means the disk refused and nothing was left
+        behind."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES)
+            if owner is not None and owner != os.geteuid():
+                os.fchown(fd, owner, -1)
             mapping = Mapping(fd, PAGE_BYTES)
         except OSError:
             path.unlink(missing_ok=True)
@@ -251,11 +255,13 @@ class Page:
         return page
 
     @classmethod
-    def renew(cls, path: Path) -> Page:
+    def renew(cls, path: Path, *, owner: int | None = None) -> Page:
         """Daemon only: make a spoilt file whole again, and empty. The programs that map it find zeroes there instead
-        of its end, which would kill them. An OSError means that it cannot be done."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        of its end, which would kill them. An OSError means that it cannot be done, as with a file of somebody else."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
+            if not _is_page_of(os.fstat(fd), owner):
+                raise OSError(errno.EPERM, "not a private file of the job's user", str(path))
             os.posix_fallocate(fd, 0, PAGE_BYTES)
             os.pwrite(fd, bytes(PAGE_BYTES), 0)
             page = cls(path, Mapping(fd, PAGE_BYTES))
@@ -281,16 +287,16 @@ class Page:
         return self.words[H_MAGIC] != MAGIC or self.words[H_LAYOUT] != LAYOUT
 
     @classmethod
-    def open(cls, path: Path) -> Page:
-        """Map an existing page after checking that it is ours and of this layout."""
+    def open(cls, path: Path, *, owner: int | None = None) -> Page:
+        """Map an existing page after checking that it is ours, or this user's, and of this layout."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise PeerError(f"cannot open the shared page {path}: {error.strerror}") from error
         try:
             facts = os.fstat(fd)
-            if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
-                raise PeerError(f"the shared page {path} is not a private file of this user; it is not used")
+            if not _is_page_of(facts, owner):
+                raise PeerError(f"the shared page {path} is not a private file of its user; it is not used")
             if facts.st_size < PAGE_BYTES:
                 raise PeerError(
                     f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}; restart the job"
@@ -370,6 +376,11 @@ class Page:
         with contextlib.suppress(BufferError):
             self.words.release()
             self._mapping.close()
+
+
+def _is_page_of(facts: os.stat_result, owner: int | None) -> bool:
+    whose = os.geteuid() if owner is None else owner
+    return facts.st_uid == whose and stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o077
 
 
 def as_count(word: int) -> int:
