@@ -42,7 +42,7 @@ from carpool.daemon.start_and_end import End, Start
 from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
 from carpool.wire.lock import WAKE
-from carpool.wire.places import Places, find_places
+from carpool.wire.places import Places, places_of_job
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def main() -> int:
     was started before an upgrade has opened the log itself, and names none."""
     directory = Path(sys.argv[1])
     try:
-        places = find_places()
+        places = places_of_job(directory)
     except CarpoolError as error:
         sys.stderr.write(f"carpool: {error}\n")
         return error.exit_code
