@@ -307,7 +307,7 @@ class Driver:
                 reason = (
                     "a program of it cut short or overwrote the page that it shares with the daemon; start it anew"
                 )
-                log.warning("job.page_spoilt job=%s path=%s", live.id, live.directory / "page")
+                log.warning("job.page_spoilt job=%s path=%s", live.id, live.page_path)
                 self._collect()
                 live.lose_page(reason)
                 self.tell(JobDetached(job=live.id, reason=reason))

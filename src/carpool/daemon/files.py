@@ -13,7 +13,6 @@ from carpool.core.node.model import JobSpec, Needs
 from carpool.daemon.start_and_end import write_whole
 from carpool.daemon.user_files import read_file
 
-
 BYTES_MAX = 64 << 20  # a job may have megabytes of arguments and variables
 
 

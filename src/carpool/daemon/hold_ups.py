@@ -8,7 +8,7 @@ without what does not come. A daemon that serves one user reads them itself: he 
 Rules
   I40 What a user's program does never stops the loop. A read that sleeps is given up after ASLEEP_LOOKS short looks,
       and counts as one that found nothing; its thread ends when it comes back. Nothing of a user's processes is read
-      while EACH_MAX reads of them are held up, or once his reads made the daemon wait for SPENT_LOOKS looks in
+      while EACH_MAX reads of them are held up, or once they took SPENT_NS of sleep and processor time in
       WINDOW_SECONDS. A thread that only waits for a processor is waited for: a crowded machine loses nothing.
 """
 
@@ -29,7 +29,7 @@ ASLEEP_LOOKS = 6  # one after the other
 PATIENCE_SECONDS = 2.0  # for a thread that gets no processor
 EACH_MAX = 2  # reads of one user that are held up
 ALL_MAX = 64  # threads that do not come back
-SPENT_LOOKS, WINDOW_SECONDS = 60, 60.0  # half a percent of the loop's time
+SPENT_NS, WINDOW_SECONDS = 600_000_000, 60.0  # one percent of the loop's time
 
 
 class _Read(Generic[Found]):
@@ -38,13 +38,16 @@ class _Read(Generic[Found]):
         self.is_over = threading.Event()
         self.found: Found | None = None
         self.error: OSError | None = None
+        self.cpu_ns = 0
         self._read = read
 
     def run(self) -> None:
+        began = time.thread_time_ns()
         try:
             self.found = self._read()
         except OSError as error:
             self.error = error
+        self.cpu_ns = time.thread_time_ns() - began
         self.is_over.set()
 
 
@@ -74,11 +77,11 @@ class HoldUps:
     def __init__(self) -> None:
         self._reader: _Reader | None = None
         self._held: list[_Read[object]] = []
-        self._spent: dict[int, int] = {}
+        self._spent_ns: dict[int, int] = {}  # by user, in this window
         self._window_began = time.monotonic()
 
     def ask(self, user: int, key: Hashable, read: Callable[[], Found], otherwise: Found) -> Found:
-        """What `read` finds of something of this user's, or `otherwise` if it is held up; its OSError is passed on."""
+        """What `read` finds of something of this user's; `otherwise` if it is held up. Its OSError is passed on."""
         if self._is_hopeless(user, key):
             return otherwise
         asked: _Read[object] = _Read(user, key, read)
@@ -94,18 +97,28 @@ class HoldUps:
             self._held.append(asked)
             log.warning("read.held_up uid=%d what=%s", user, key)
             return otherwise
+        self._charge(user, asked.cpu_ns)
         if asked.error is not None:
             raise asked.error
         return asked.found  # type: ignore[return-value]  # it is over without an error
 
+    def end(self) -> None:
+        """Let go of the thread; those that are held up end when they come back."""
+        if self._reader is not None:
+            self._reader.give(None)
+            self._reader = None
+
     def _is_hopeless(self, user: int, key: Hashable) -> bool:
         self._held = [each for each in self._held if not each.is_over.is_set()]
         if time.monotonic() - self._window_began > WINDOW_SECONDS:
-            self._spent.clear()
+            self._spent_ns.clear()
             self._window_began = time.monotonic()
         mine = [each.key for each in self._held if each.user == user]
         is_full = len(mine) >= EACH_MAX or len(self._held) >= ALL_MAX
-        return is_full or key in mine or self._spent.get(user, 0) >= SPENT_LOOKS
+        return is_full or key in mine or self._spent_ns.get(user, 0) >= SPENT_NS
+
+    def _charge(self, user: int, spent_ns: int) -> None:
+        self._spent_ns[user] = self._spent_ns.get(user, 0) + spent_ns
 
     def _wait(self, asked: _Read[object], reader: _Reader) -> bool:
         """Whether it came back."""
@@ -113,7 +126,7 @@ class HoldUps:
         while not asked.is_over.wait(LOOK_SECONDS):
             if reader.is_asleep():
                 asleep += 1
-                self._spent[asked.user] = self._spent.get(asked.user, 0) + 1
+                self._charge(asked.user, round(LOOK_SECONDS * 1e9))
             else:
                 asleep = 0
             if asleep >= ASLEEP_LOOKS or time.monotonic() > until:

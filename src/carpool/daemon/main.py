@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import hold_ups, processes, warm_parents
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -182,10 +182,10 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
-def _told(words: list[str]) -> tuple[Places, DaemonConfig]:
+def _told(said: list[str]) -> tuple[Places, DaemonConfig]:
     """Where it serves, and with which settings."""
-    if words[:1] != [MACHINE]:
-        return own_places(), msgspec.json.decode(words[0], type=DaemonConfig) if words else DaemonConfig()
+    if said[:1] != [MACHINE]:
+        return own_places(), msgspec.json.decode(said[0], type=DaemonConfig) if said else DaemonConfig()
     places = machine_places()
     settings = load_settings(places.settings)
     return replace(places, group=group_id(settings.access.group)), settings.config()
@@ -215,6 +215,8 @@ def _main() -> int:
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)

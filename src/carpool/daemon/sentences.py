@@ -48,7 +48,9 @@ def checkpoint_refusal(live: LiveJob) -> str:
     if len(live.members) > 1 and is_there(live.directory / "checkpoint.ready", live.file.uid):
         return f"{len(live.members)} of its processes take turns; only a job of one process can be written"
     with contextlib.suppress(OSError):
-        return read_file(live.directory / CHECKPOINT_REFUSED, live.file.uid).decode(errors="replace")[:REFUSAL_LETTERS_MAX]
+        return read_file(live.directory / CHECKPOINT_REFUSED, live.file.uid).decode(errors="replace")[
+            :REFUSAL_LETTERS_MAX
+        ]
     return ""
 
 

@@ -207,8 +207,7 @@ class Starter:
     def _signal(self, live: LiveJob, number: signal.Signals) -> None:
         if live.page is not None:  # else it ended meanwhile
             for pid in live.find_left():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                processes.send(pid, number, live.file.uid)
 
     def closed(self, live: LiveJob) -> None:
         """Let go of a submitted job's runner."""

@@ -14,10 +14,10 @@ import contextlib
 import errno
 import itertools
 import os
-import queue
 import shutil
 import stat
 import threading
+from collections import deque
 from pathlib import Path
 
 from carpool.daemon import hold_ups
@@ -97,25 +97,41 @@ def make_directory(path: Path, owner: int) -> None:
         os.close(fd)
 
 
-_gone: queue.SimpleQueue[Path] = queue.SimpleQueue()
-_remover: threading.Thread | None = None
+class _Remover:
+    """A thread while there is something to remove."""
+
+    def __init__(self) -> None:
+        self._gone: deque[Path] = deque()
+        self._lock = threading.Lock()
+        self._is_at_work = False
+
+    def take(self, directory: Path) -> None:
+        with self._lock:
+            self._gone.append(directory)
+            if self._is_at_work:
+                return
+            with contextlib.suppress(RuntimeError):  # no thread can be had: the next one takes it too
+                threading.Thread(target=self._run, name="remover", daemon=True).start()
+                self._is_at_work = True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._gone:
+                    self._is_at_work = False
+                    return
+                directory = self._gone.popleft()
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+_remover = _Remover()
 _numbers = itertools.count()
 
 
 def remove_aside(directory: Path) -> None:
-    """Take a user's directory away, whatever is in it: its name is free at once, and a thread removes the rest. Who has
-    put millions of files there keeps only that thread busy."""
-    global _remover
+    """Take a user's directory away, whatever is in it: its name is free at once, and a thread removes the rest. Who
+    has put millions of files there keeps only that thread busy."""
     gone = directory.with_name(f".gone-{os.getpid()}-{next(_numbers)}")
     with contextlib.suppress(OSError):  # it is gone, or its user has mounted something there
         directory.rename(gone)
-        _gone.put(gone)
-    if _remover is None or not _remover.is_alive():
-        with contextlib.suppress(RuntimeError):
-            _remover = threading.Thread(target=_remove_all, name="remover", daemon=True)
-            _remover.start()
-
-
-def _remove_all() -> None:
-    while True:
-        shutil.rmtree(_gone.get(), ignore_errors=True)
+        _remover.take(gone)

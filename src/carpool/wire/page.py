@@ -237,8 +237,8 @@ class Page:
 
     @classmethod
     def create(cls, path: Path, *, owner: int | None = None) -> Page:
-        """Make the file of a new job of this user, or one's own; an OSError means the disk refused and nothing was left
-        behind."""
+        """Make the file of a new job of this user, or one's own; an OSError means the disk refused and nothing was
+        left behind."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES)
@@ -257,7 +257,7 @@ class Page:
     @classmethod
     def renew(cls, path: Path, *, owner: int | None = None) -> Page:
         """Daemon only: make a spoilt file whole again, and empty. The programs that map it find zeroes there instead
-        of its end, which would kill them. An OSError means that it cannot be done, as with a file of somebody else."""
+        of its end, which would kill them. An OSError means that it cannot be done, as with somebody else's file."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not _is_page_of(os.fstat(fd), owner):

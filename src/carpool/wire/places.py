@@ -100,8 +100,8 @@ class Places:
 
     @property
     def kept_jobs(self) -> Path:
-        """What the machine's daemon keeps of jobs where no user can look."""
-        return self.state / "jobs"
+        """What the daemon keeps of jobs: the machine's where no user can look."""
+        return self.jobs if self.root is None else self.state / "jobs"
 
     @property
     def logs(self) -> Path:
