@@ -24,11 +24,12 @@ from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
 from carpool.daemon.start_and_end import WARM, End, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
-from carpool.daemon.user_files import remove_aside
+from carpool.daemon.user_files import make_directory, remove_aside
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.page import LEASE_HELD, LEASE_PARKED, Page
+from carpool.wire.places import make_private
 
 log = logging.getLogger("carpool")
 UNNOTED_MAX = 1000  # directories of ended jobs that are kept while the journal cannot be written
@@ -114,6 +115,14 @@ class LiveJob:
         if self.file.how == WARM:
             self.learn_start()
         return self.file.how
+
+    def make_directories(self) -> None:
+        """Make what is not there; a PeerError or OSError says why that cannot be."""
+        make_private(self.kept)
+        if self.directory != self.kept:
+            if self.directory.exists() and self.directory.lstat().st_uid != self.file.uid:
+                remove_aside(self.directory)  # of a job of somebody else that had this id
+            make_directory(self.directory, self.file.uid)
 
     def save(self) -> None:
         """Write the job's file; OSError if the disk refuses."""

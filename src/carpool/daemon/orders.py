@@ -234,7 +234,7 @@ class Orders:
         job = self._queries.live_job(live.id)
         if job is None:
             raise UsageError(f"job {live.id} vanished")
-        return calls.Submitted(job=job, log=str(self._starter.log_path(live.id)))
+        return calls.Submitted(job=job, log=str(self._starter.log_path(live.id, caller.uid)))
 
     def stop(self, *, is_forced: bool) -> calls.Stopped:
         names, count = ", ".join(self._driver.jobs), len(self._driver.jobs)

@@ -28,7 +28,7 @@ from carpool.daemon import hold_ups
 from carpool.wire.page import own_namespace
 from carpool.wire.protocol import ENV_JOB, ENV_PAGE
 
-PROC_BYTES = 4096
+PROC_BYTES = 1 << 14  # `status` names every group of its user
 ENVIRON_BYTES = 1 << 17
 LARGE_BYTES_MAX = 8 << 20  # more variables no program can be started with; what a process makes of them is its own
 UNSEEN = -1  # in place of a pid: nobody here can tell who it is, or whether it lives
@@ -97,7 +97,7 @@ def _set_aside() -> int:
 _spare = _set_aside()
 
 
-def _status(pid: int) -> dict[bytes, bytes]:
+def status_of(pid: int) -> dict[bytes, bytes]:
     """What `status` says of a process; nothing if it is gone."""
     lines = (line.partition(b":") for line in _read(pid, "status").splitlines())
     return {name: value.strip() for name, _, value in lines}
@@ -105,14 +105,14 @@ def _status(pid: int) -> dict[bytes, bytes]:
 
 def owner_of(pid: int) -> int:
     """The user who started a process, also if its program has the rights of another; -1 if it is gone."""
-    uids = _status(pid).get(b"Uid", b"").split()
+    uids = status_of(pid).get(b"Uid", b"").split()
     return int(uids[0]) if uids else -1
 
 
 def _state_and_parent(pid: int) -> tuple[bytes, int] | None:
     """The letter of its state, and who started it; None if it is gone or dead."""
     if hold_ups.is_on():
-        said = _status(pid) if pid > 0 else {}
+        said = status_of(pid) if pid > 0 else {}
         found = (said[b"State"][:1], int(said[b"PPid"])) if b"PPid" in said else None
     else:
         fields = _stat_fields(pid) if pid > 0 else None
@@ -236,7 +236,7 @@ def send(pid: int, number: signal.Signals, user: int) -> None:
     if pidfd is None:
         return
     try:
-        uids = _status(pid).get(b"Uid", b"").split()  # of the process that the descriptor is of, or else it is dead
+        uids = status_of(pid).get(b"Uid", b"").split()  # of the process that the descriptor is of, or else it is dead
         if str(user).encode() in (uids[:1] + uids[2:3]):
             signal.pidfd_send_signal(pidfd, number)
     except (ProcessLookupError, PermissionError):

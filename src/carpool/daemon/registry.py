@@ -23,12 +23,12 @@ from carpool.daemon.people import Caller, user_of
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
+from carpool.daemon.standing import standing_of
 from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
-from carpool.daemon.user_files import make_directory, remove_aside
+from carpool.daemon.user_files import remove_aside
 from carpool.errors import PeerError, RefusedError, UsageError
-from carpool.wire.places import make_private
 from carpool.wire.protocol import PROTOCOL
 
 log = logging.getLogger("carpool")
@@ -42,7 +42,9 @@ class Registry:
         self._starter = starter
         self._programs = programs
         self._places = starter.places
-        self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
+        self._number = driver.journal.last_number()
+        if not self._places.is_machine:
+            self._number = max(self._number, last_logged(self._places.logs))
 
     def new_job(
         self,
@@ -62,8 +64,9 @@ class Registry:
         job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
         if not _IS_ID.fullmatch(job_id):
             raise UsageError(f"'{job_id}' cannot be the id of a job")
+        is_for_others = environment is not None and self._places.is_machine
+        standing = standing_of(caller) if is_for_others else None
         directory, kept = self._directories(job_id)
-        self._make(directory, kept, caller.uid)
         file = JobFile(
             job=job_id,
             number=self._number,
@@ -73,11 +76,13 @@ class Registry:
             cwd=cwd,
             environment=environment,
             inherited=inherited,
+            standing=standing,
             on_orphans=said.on_orphans,
             warm=said.warm,
         )
         live = LiveJob(id=job_id, directory=directory, kept=kept, file=file)
         try:
+            live.make_directories()
             live.save()
         except BaseException as error:
             live.remove()
@@ -91,18 +96,13 @@ class Registry:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
         return self._places.jobs / job_id, self._places.kept_jobs / job_id
 
-    def _make(self, directory: Path, kept: Path, owner: int) -> None:
-        make_private(kept)
-        if directory != kept:
-            make_directory(directory, owner)
-
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
         with the processes that have it; those that start later run without."""
         for live in self._driver.jobs.values():
             if not (live.directory.exists() and live.kept.exists()):
                 log.warning("job.files_removed job=%s", live.id)
-                self._make(live.directory, live.kept, live.file.uid)
+                live.make_directories()
                 live.save_or_warn()
 
     def adopt(self, *, is_after_boot: bool = False) -> None:
