@@ -1,8 +1,8 @@
 """From root to a user: a program of its own, started by the machine's daemon for each job in the background.
 
-It is a fresh process with nothing of the daemon's but one descriptor, and nothing of the user's but numbers. It
-makes itself the user, and then becomes the job's runner. No thread, no lock and no buffer of the daemon's is in it, as
-there would be after a fork; no variable, path or file of the user's is looked at while it is root (rule I43, and
+It is a fresh process with nothing of the daemon's but one descriptor, and nothing of the user's but numbers. It makes
+itself the user, then becomes the job's runner. No thread, no lock and no buffer of the daemon's is in it, as there
+would be after a fork. No variable, path or file of the user's is looked at while it is root (rule I43, and
 docs/design/0025-jobs-of-many-users.md). It imports nothing of carpool and no other package: `python -I -S` runs it.
 
 Its argument is a descriptor with one JSON object: `standing` (standing.py), `argv`, `environment`, and `end`, a file
@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import sys
-
 
 NO_NEW_PRIVS = 38  # of prctl(2)
 
@@ -32,7 +31,7 @@ def descend(standing: dict) -> None:  # type: ignore[type-arg]  # it came as JSO
     if not standing["may_gain"]:
         _give_up_gains()
     for name, (soft, hard) in standing["limits"].items():
-        resource.setrlimit(getattr(resource, name), (soft, hard))
+        limit(getattr(resource, name), soft, hard)
     uid, gid = standing["uid"], standing["gid"]
     os.setgroups(standing["groups"])
     os.setresgid(gid, gid, gid)
@@ -45,6 +44,19 @@ def descend(standing: dict) -> None:  # type: ignore[type-arg]  # it came as JSO
         except PermissionError:
             return
         raise PermissionError("the way back to root is open")
+
+
+def limit(kind: int, soft: int, hard: int) -> None:
+    """Never above what is said; where this process may not pass its own bound, that."""
+    most = resource.getrlimit(kind)[1]
+    try:
+        resource.setrlimit(kind, (soft, hard))
+    except (OSError, ValueError):
+        resource.setrlimit(kind, (_least(soft, most), _least(hard, most)))
+
+
+def _least(one: int, other: int) -> int:
+    return min((one, other), key=lambda value: float("inf") if value == resource.RLIM_INFINITY else value)
 
 
 def _give_up_gains() -> None:

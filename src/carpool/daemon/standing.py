@@ -13,9 +13,9 @@ Rules
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIM_INFINITY
 
 import msgspec
 
@@ -28,6 +28,23 @@ NAMESPACES = {
     "pid": "other process numbers",
     "user": "other users",
     "net": "another network",
+}
+LIMITS = {
+    "Max cpu time": "RLIMIT_CPU",
+    "Max file size": "RLIMIT_FSIZE",
+    "Max data size": "RLIMIT_DATA",
+    "Max stack size": "RLIMIT_STACK",
+    "Max core file size": "RLIMIT_CORE",
+    "Max resident set": "RLIMIT_RSS",
+    "Max processes": "RLIMIT_NPROC",
+    "Max open files": "RLIMIT_NOFILE",
+    "Max locked memory": "RLIMIT_MEMLOCK",
+    "Max address space": "RLIMIT_AS",
+    "Max pending signals": "RLIMIT_SIGPENDING",
+    "Max msgqueue size": "RLIMIT_MSGQUEUE",
+    "Max nice priority": "RLIMIT_NICE",
+    "Max realtime priority": "RLIMIT_RTPRIO",
+    "Max realtime timeout": "RLIMIT_RTTIME",
 }
 PLAIN = {os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE}  # real-time is for who may ask for it
 
@@ -77,19 +94,29 @@ def _check_same(caller: Caller) -> None:
 
 def _read(caller: Caller) -> Standing:
     pid = caller.pid
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     scheduler = os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
     return Standing(
         uid=caller.uid,
         gid=caller.gid,
         groups=list(caller.groups),
-        limits={name: resource.prlimit(pid, getattr(resource, name)) for name in names},
+        limits=_limits_of(Path(f"/proc/{pid}/limits").read_text()),
         nice=os.getpriority(os.PRIO_PROCESS, pid),
         scheduler=scheduler if scheduler in PLAIN else os.SCHED_OTHER,
         cpus=sorted(os.sched_getaffinity(pid)),
         oom=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
         may_gain=processes.status_of(pid).get(b"NoNewPrivs", b"0") == b"0",
     )
+
+
+def _limits_of(text: str) -> dict[str, tuple[int, int]]:
+    """As the kernel writes them for people; prlimit(2) would need one more capability."""
+    found = {}
+    for line in text.splitlines()[1:]:
+        name = LIMITS.get(line[:26].strip())
+        if name is not None:
+            soft, hard = (RLIM_INFINITY if word == "unlimited" else int(word) for word in line[26:].split()[:2])
+            found[name] = soft, hard
+    return found
 
 
 def confinement(pid: int) -> str:
