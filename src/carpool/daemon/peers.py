@@ -20,8 +20,6 @@ from carpool.wire import messages as m
 from carpool.wire.framing import Decoder, encode
 
 log = logging.getLogger("carpool")
-SO_PEERGROUPS = 59
-GROUPS_BYTES = 1 << 18  # as many groups as a process can have
 UNSENT_MAX = 8 << 20  # a peer that does not read its answers is cut off
 
 
@@ -99,15 +97,7 @@ class Connection(asyncio.Protocol):
     @property
     def caller(self) -> Caller:
         """Who connected, as the kernel says."""
-        return Caller(uid=self._uid, gid=self._gid, groups=self._groups(), pid=self.process())
-
-    def _groups(self) -> tuple[int, ...]:
-        peer = self._transport.get_extra_info("socket") if self._transport is not None else None
-        try:
-            found = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES) if peer is not None else b""
-        except OSError:
-            return ()
-        return struct.unpack(f"{len(found) // 4}I", found)
+        return Caller(uid=self._uid, gid=self._gid, pid=self.process())
 
     def process(self) -> int:
         """The process that connected, as the kernel names it: its pid, 0 if it is gone, or processes.UNSEEN."""

@@ -21,7 +21,6 @@ class Caller:
 
     uid: int
     gid: int
-    groups: tuple[int, ...] = ()  # when it connected
     pid: int  # as this daemon numbers it: 0 if it is gone, processes.UNSEEN if it is not seen here
 
 

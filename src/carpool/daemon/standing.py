@@ -87,24 +87,25 @@ def standing_of(caller: Caller) -> Standing:
 
 def _check_same(caller: Caller) -> None:
     """That this is still a process of that user, and no other program of it has his rights or more."""
-    uids = processes.status_of(caller.pid)[b"Uid"].split()
-    if {int(uid) for uid in uids} != {caller.uid}:
+    status = processes.status_of(caller.pid)
+    uids, gids = ({int(number) for number in status[name].split()} for name in (b"Uid", b"Gid"))
+    if uids != {caller.uid} or gids != {caller.gid}:
         raise ValueError("it has other rights by now")
 
 
 def _read(caller: Caller) -> Standing:
-    pid = caller.pid
+    pid, status = caller.pid, processes.status_of(caller.pid)
     scheduler = os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
     return Standing(
         uid=caller.uid,
         gid=caller.gid,
-        groups=list(caller.groups),
+        groups=[int(group) for group in status[b"Groups"].split()],
         limits=_limits_of(Path(f"/proc/{pid}/limits").read_text()),
         nice=os.getpriority(os.PRIO_PROCESS, pid),
         scheduler=scheduler if scheduler in PLAIN else os.SCHED_OTHER,
         cpus=sorted(os.sched_getaffinity(pid)),
         oom=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
-        may_gain=processes.status_of(pid).get(b"NoNewPrivs", b"0") == b"0",
+        may_gain=status.get(b"NoNewPrivs", b"0") == b"0",
     )
 
 
