@@ -48,6 +48,7 @@ from carpool.core.node.events import (
     NeedsMeasured,
     NodeConfigured,
     ProgressSeen,
+    SettingsChanged,
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
@@ -188,7 +189,7 @@ class WatchedScheduler:
 
     def _is_legal(self, event: Event) -> bool:
         match event:
-            case NodeConfigured() | DeviceAdded() | HistoryLoaded() | Tick():
+            case NodeConfigured() | DeviceAdded() | SettingsChanged() | HistoryLoaded() | Tick():
                 return True
             case JobSubmitted():
                 return self.state(event.job) is None

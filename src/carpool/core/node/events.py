@@ -25,6 +25,14 @@ class DeviceAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """An admin wants other numbers while jobs run. Those that cannot change live (settings.LIVE) stay."""
+
+    settings: Settings
+    by: str  # the user who asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryLoaded:
     """What an earlier run of a program was measured to need."""
 
@@ -235,4 +243,4 @@ JobEvent = (
     | MoveFailed
     | JobForgotten
 )
-Event = NodeConfigured | DeviceAdded | HistoryLoaded | JobEvent | Tick
+Event = NodeConfigured | DeviceAdded | SettingsChanged | HistoryLoaded | JobEvent | Tick

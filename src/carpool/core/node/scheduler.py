@@ -33,6 +33,7 @@ from carpool.core.node.events import (
     NodeConfigured,
     ProgramStarted,
     ProgressSeen,
+    SettingsChanged,
     StartPutOff,
     Tick,
 )
@@ -279,6 +280,8 @@ class Scheduler:
                 return self._on_configured(event)
             case DeviceAdded():
                 return self._on_device(event)
+            case SettingsChanged():
+                return self._on_settings(event)
             case HistoryLoaded():
                 endings.remember(self._node, event.fingerprint, event.history)
                 return []
@@ -332,6 +335,12 @@ class Scheduler:
         if self._node.devices or self._node.jobs:
             raise InternalError("a node is configured before it has devices and jobs")
         self._node.settings = event.settings
+        return []
+
+    def _on_settings(self, event: SettingsChanged) -> list[Effect]:
+        self._node.settings = self._node.settings.with_live(event.settings)
+        for device in self._node.devices.values():
+            ledger.touch(device)
         return []
 
     def _on_device(self, event: DeviceAdded) -> list[Effect]:
