@@ -49,6 +49,7 @@ from carpool.core.node.events import (
     NodeConfigured,
     ProgressSeen,
     SettingsChanged,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
@@ -191,6 +192,8 @@ class WatchedScheduler:
         match event:
             case NodeConfigured() | DeviceAdded() | SettingsChanged() | HistoryLoaded() | Tick():
                 return True
+            case TenantSet():
+                return not self.scheduler.terms_refusal(event)
             case JobSubmitted():
                 return self.state(event.job) is None
             case JobAdopted():

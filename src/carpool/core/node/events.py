@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.kernel.ids import Tick as Tick
 from carpool.core.node.model import Account, History, JobSpec, Needs, Why
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import Settings, TenantTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,16 @@ class SettingsChanged:
 
     settings: Settings
     by: str  # the user who asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSet:
+    """From now on this is what the tenant is to have and may have. Without a name: all that have no terms of their
+    own. Without terms: it has none of its own any more."""
+
+    tenant: TenantId
+    terms: TenantTerms | None
+    by: str = ""  # the user who said so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,4 +253,4 @@ JobEvent = (
     | MoveFailed
     | JobForgotten
 )
-Event = NodeConfigured | DeviceAdded | SettingsChanged | HistoryLoaded | JobEvent | Tick
+Event = NodeConfigured | DeviceAdded | SettingsChanged | TenantSet | HistoryLoaded | JobEvent | Tick
