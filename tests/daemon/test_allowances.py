@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from carpool.core.node.model import JobState
 from carpool.daemon.allowances import BURST_NS, LOOP_PERCENT, REST_NS_MAX, Allowances
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.reload import InForce
 from carpool.daemon.settings_file import MachineSettings, UserLimits
 from carpool.errors import RefusedError
 from carpool.units import MS, SECOND
@@ -38,9 +39,14 @@ class Somebody:
         self.rests_ns.append(rest_ns)
 
 
-def allow(**limits: int) -> tuple[Allowances, Clock]:
+def allow(*, connections: int = 4096, jobs: int = 0, queued: int = 1000) -> tuple[Allowances, Clock]:
     clock = Clock()
-    return Allowances(clock, UserLimits(**limits)), clock
+    return Allowances(clock, in_force(UserLimits(connections=connections, jobs=jobs, queued=queued))), clock
+
+
+def in_force(limits: UserLimits) -> InForce:
+    settings = MachineSettings(limits=limits)
+    return InForce(settings, settings.daemon)
 
 
 def test_i50_one_connection_too_many_is_refused_and_those_before_it_stay() -> None:
@@ -63,10 +69,11 @@ def test_i50_root_and_the_daemon_itself_always_get_through() -> None:
 
 
 def test_i50_settings_that_are_read_again_count_at_once() -> None:
-    allowances, _ = allow(connections=1)
+    known = in_force(UserLimits(connections=1))
+    allowances = Allowances(Clock(), known)
     allowances.come(Somebody(ANA))
     assert allowances.come(Somebody(ANA)) != ""
-    allowances.take_settings(MachineSettings(limits=UserLimits(connections=2)), "root")
+    known.settings = in_force(UserLimits(connections=2)).settings
     assert allowances.come(Somebody(ANA)) == ""
 
 

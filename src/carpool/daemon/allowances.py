@@ -22,7 +22,8 @@ from typing import Protocol
 from carpool.core.node.model import JobState
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import ROOT, user_of
-from carpool.daemon.settings_file import MachineSettings, UserLimits
+from carpool.daemon.reload import InForce
+from carpool.daemon.settings_file import UserLimits
 from carpool.errors import RefusedError
 from carpool.units import MS
 
@@ -57,15 +58,15 @@ class _Use:
 
 
 class Allowances:
-    def __init__(self, clock_ns: Callable[[], int], limits: UserLimits | None = None) -> None:
+    def __init__(self, clock_ns: Callable[[], int], in_force: InForce) -> None:
         self._clock_ns = clock_ns
-        self._limits = limits or UserLimits()
+        self._in_force = in_force
         self._uses: dict[int, _Use] = {}
         self._unbounded = {ROOT, os.geteuid()}
 
-    def take_settings(self, settings: MachineSettings, _: str) -> None:
-        """They were read again: what comes from now on goes by them."""
-        self._limits = settings.limits
+    @property
+    def _limits(self) -> UserLimits:
+        return self._in_force.settings.limits
 
     def come(self, guest: Guest) -> str:
         """Somebody connects; returns why he may not, or nothing (I50)."""
@@ -76,8 +77,9 @@ class Allowances:
             use = self._uses[guest.uid] = _Use(self._clock_ns())
         most = self._limits.connections
         if most and len(use.guests) >= most:
+            name, has = user_of(guest.uid).name, len(use.guests)
             return (
-                f"you ({user_of(guest.uid).name}) have {len(use.guests)} connections to {SYSTEM}, and may have {most};"
+                f"you ({name}) have {has} connections to {SYSTEM}, and may have {most};"
                 " end some of your programs or commands, or ask an admin to raise [limits] connections"
             )
         use.guests[guest] = None

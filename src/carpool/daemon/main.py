@@ -60,7 +60,6 @@ def make_router(
     *,
     reload: Reload,
     limits: Limits,
-    allowances: Allowances | None,
     policy: Guarded,
     stream: ChangeStream,
     stop: Callable[[], object],
@@ -68,6 +67,7 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
     registry = Registry(driver, starter, programs, allowances)
     queries = Queries(
         driver.scheduler,
