@@ -8,8 +8,8 @@ meanwhile and is not there yet is let through, or the others would wait for it f
 Rules
   I6  Whether a job has its turn (`is_granted`) and is asked to give it back (`is_recalled`) is changed in this module
       alone; drivers of messages and effects call its methods.
-  D16 A process that waits for memory in a pause is not idle, though it sleeps: its turn is taken as W1 says, and comes
-      back with the bytes. As an idle one it would be at no boundary, and nobody could be parked for the other.
+  D16 A process that waits for memory in a pause is not idle, though it sleeps: its turn is taken as W1 says, and
+      comes back with the bytes. As an idle one it would be at no boundary, and nobody could be parked for the other.
 """
 
 from __future__ import annotations
