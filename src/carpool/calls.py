@@ -225,6 +225,7 @@ class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
     programs: int = 0  # that it has started
     memory_bytes: int = 0  # what it holds; its programs share most of that
     idle_ns: int = 0  # since it started the last one
+    is_ready: bool = True  # whether it has imported torch
 
 
 class Status(msgspec.Struct, kw_only=True, frozen=True):
@@ -298,6 +299,13 @@ class Stopped(msgspec.Struct, kw_only=True, frozen=True):
     pid: int
 
 
+class Reloaded(msgspec.Struct, kw_only=True, frozen=True):
+    """What the machine's daemon does otherwise since it read its settings again."""
+
+    changed: dict[str, str] = {}  # by setting: what it was and what it is
+    waits: list[str] = []  # those of them that count from the next start on
+
+
 class Nothing(msgspec.Struct, kw_only=True, frozen=True):
     """It was done; there is nothing to say."""
 
@@ -332,6 +340,7 @@ Answer = (
     | Cancelled
     | CheckpointOrder
     | Stopped
+    | Reloaded
     | Nothing
     | Changes
     | Job

@@ -29,9 +29,10 @@ from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.people import Caller
+from carpool.daemon.people import Caller, user_of
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import read_as
@@ -50,6 +51,7 @@ class Orders:
         registry: Registry,
         starter: Starter,
         devices: list[DeviceFacts],
+        reload: Reload,
         stop: Callable[[], object],
     ) -> None:
         self._driver = driver
@@ -57,6 +59,7 @@ class Orders:
         self._registry = registry
         self._starter = starter
         self._devices = devices
+        self._reload = reload
         self._stop = stop
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
@@ -75,6 +78,8 @@ class Orders:
                 return self.migrate(job, str(arguments.get("device", "")))
             case "checkpoint":
                 return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
+            case "reload":
+                return self._reload.read_again(by=user_of(caller.uid).name)
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:

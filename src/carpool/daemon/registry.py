@@ -14,8 +14,9 @@ from pathlib import Path
 from carpool.calls import Inherited
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
-from carpool.core.node.model import HOLDING
+from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
@@ -37,10 +38,13 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 class Registry:
-    def __init__(self, driver: Driver, starter: Starter, programs: Programs) -> None:
+    def __init__(
+        self, driver: Driver, starter: Starter, programs: Programs, allowances: Allowances | None = None
+    ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._places = starter.places
         self._number = driver.journal.last_number()
         if not self._places.is_machine:
@@ -58,6 +62,8 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._allowances is not None and not wanted_id:  # else it was let in before
+            self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
@@ -95,6 +101,9 @@ class Registry:
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
         return self._places.jobs / job_id, self._places.kept_jobs / job_id
+
+    def _state_of(self, live: LiveJob) -> JobState | None:
+        return self._driver.scheduler.state_of(live.id)
 
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
