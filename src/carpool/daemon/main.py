@@ -22,6 +22,7 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes, warm_parents
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -66,7 +67,8 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs)
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
+    registry = Registry(driver, starter, programs, allowances)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -88,7 +90,7 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
-        is_for_all=starter.places.is_machine,
+        allowances=allowances,
     )
     return registry, router
 

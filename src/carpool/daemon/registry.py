@@ -14,8 +14,9 @@ from pathlib import Path
 from carpool.calls import Inherited
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
-from carpool.core.node.model import HOLDING
+from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
@@ -36,10 +37,13 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 class Registry:
-    def __init__(self, driver: Driver, starter: Starter, programs: Programs) -> None:
+    def __init__(
+        self, driver: Driver, starter: Starter, programs: Programs, allowances: Allowances | None = None
+    ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._jobs = starter.places.jobs
         self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
 
@@ -55,6 +59,8 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._allowances is not None and not wanted_id:  # else it was let in before
+            self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
@@ -85,6 +91,9 @@ class Registry:
             raise
         self._driver.jobs[job_id] = live
         return live
+
+    def _state_of(self, live: LiveJob) -> JobState | None:
+        return self._driver.scheduler.state_of(live.id)
 
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
