@@ -48,6 +48,7 @@ from carpool.core.node.events import (
     NeedsMeasured,
     NodeConfigured,
     ProgressSeen,
+    SettingsChanged,
     TenantSet,
     Tick,
 )
@@ -189,7 +190,7 @@ class WatchedScheduler:
 
     def _is_legal(self, event: Event) -> bool:
         match event:
-            case NodeConfigured() | DeviceAdded() | HistoryLoaded() | Tick():
+            case NodeConfigured() | DeviceAdded() | SettingsChanged() | HistoryLoaded() | Tick():
                 return True
             case TenantSet():
                 return not self.scheduler.terms_refusal(event)

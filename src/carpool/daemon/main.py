@@ -21,7 +21,8 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import hold_ups, processes, warm_parents
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -33,9 +34,10 @@ from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
@@ -53,9 +55,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def make_router(
     driver: Driver,
     starter: Starter,
-    config: DaemonConfig,
+    in_force: InForce,
     devices: list[DeviceFacts],
     *,
+    reload: Reload,
     limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
@@ -64,19 +67,22 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs)
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
+    registry = Registry(driver, starter, programs, allowances)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
         driver.journal,
         starter=starter,
-        config=config,
+        in_force=in_force,
         policy=policy,
         devices=devices,
         observers=driver.observers,
         hear=driver.hear,
     )
-    orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
+    orders = Orders(
+        driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
+    )
     router = Router(
         driver,
         members=Members(driver, starter.places),
@@ -84,7 +90,7 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
-        is_for_all=starter.places.is_machine,
+        allowances=allowances,
     )
     return registry, router
 
@@ -112,7 +118,16 @@ def guard(reference: str) -> Guarded:
     return policy
 
 
-async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> bool:
+def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
+    """Who reads the settings again, when an admin says so or sends SIGHUP."""
+    reload = Reload(starter.places, in_force, driver)
+    reload.on_change.append(starter.take_settings)
+    if starter.places.is_machine:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
+    return reload
+
+
+async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -120,6 +135,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
+    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -134,9 +150,9 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
-    limits = Limits(driver.jobs, places)
+    limits, reload = Limits(driver.jobs, places), make_reload(driver, starter, in_force)
     registry, router = make_router(
-        driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
+        driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
@@ -182,13 +198,19 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
-def _told(words: list[str]) -> tuple[Places, DaemonConfig]:
+def _told(arguments: list[str]) -> tuple[Places, InForce]:
     """Where it serves, and with which settings."""
-    if words[:1] != [MACHINE]:
-        return own_places(), msgspec.json.decode(words[0], type=DaemonConfig) if words else DaemonConfig()
-    places = machine_places()
-    settings = load_settings(places.settings)
-    return replace(places, group=group_id(settings.access.group)), settings.config()
+    if arguments[:1] == [MACHINE]:
+        places = machine_places()
+        settings = load_settings(places.settings)
+        places = replace(places, group=group_id(settings.access.group))
+    else:
+        places = own_places()
+        daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        settings = MachineSettings(daemon=daemon)
+    config = settings.config()
+    config.check()
+    return places, InForce(settings, config.with_host_memory())
 
 
 def _say(error: CarpoolError) -> int:
@@ -209,12 +231,13 @@ def _main() -> int:
     os.umask(0o077)
     signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
-        places, config = _told(sys.argv[1:])
-        config.check()
-        config = config.with_host_memory()
+        places, in_force = _told(sys.argv[1:])
+        config = in_force.config
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)
@@ -229,7 +252,7 @@ def _main() -> int:
     processes.step_back()
     processes.raise_descriptor_limit()
     try:
-        return 0 if _run(serve(places, config, entrance)) else 1
+        return 0 if _run(serve(places, in_force, entrance)) else 1
     except CarpoolError as error:
         return _say(error)
     finally:

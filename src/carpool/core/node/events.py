@@ -25,6 +25,14 @@ class DeviceAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """An admin wants other numbers while jobs run. Those that cannot change live (settings.LIVE) stay."""
+
+    settings: Settings
+    by: str  # the user who asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSet:
     """From now on this is what the tenant is to have and may have. Without a name: all that have no terms of their
     own. Without terms: it has none of its own any more."""
@@ -245,4 +253,4 @@ JobEvent = (
     | MoveFailed
     | JobForgotten
 )
-Event = NodeConfigured | DeviceAdded | TenantSet | HistoryLoaded | JobEvent | Tick
+Event = NodeConfigured | DeviceAdded | SettingsChanged | TenantSet | HistoryLoaded | JobEvent | Tick

@@ -33,6 +33,7 @@ from carpool.core.node.events import (
     NodeConfigured,
     ProgramStarted,
     ProgressSeen,
+    SettingsChanged,
     StartPutOff,
     TenantSet,
     Tick,
@@ -290,6 +291,8 @@ class Scheduler:
                 return self._on_configured(event)
             case DeviceAdded():
                 return self._on_device(event)
+            case SettingsChanged():
+                return self._on_settings(event)
             case TenantSet():
                 return self._on_tenant(event)
             case HistoryLoaded():
@@ -355,6 +358,12 @@ class Scheduler:
         tenants.take(self._node, event)
         for job in self._node.jobs.values():
             resize.keep_priority(self._node, job)
+        return []
+
+    def _on_settings(self, event: SettingsChanged) -> list[Effect]:
+        self._node.settings = self._node.settings.with_live(event.settings)
+        for device in self._node.devices.values():
+            ledger.touch(device)
         return []
 
     def _on_device(self, event: DeviceAdded) -> list[Effect]:

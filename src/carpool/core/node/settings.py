@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, Nanos, TenantId
 from carpool.units import MS, SECOND
@@ -54,3 +54,10 @@ class Settings:
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
     move_percent: int = 5  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
     quiet_ns_min: Nanos = 500 * MS  # and this long nobody is, however quick moving was
+
+    def with_live(self, wanted: Settings) -> Settings:
+        """These with what may change while jobs run as it is wanted now."""
+        return replace(self, **{name: getattr(wanted, name) for name in LIVE})
+
+
+LIVE = ("quantum_ns", "latency_ns", "hog_floor_ns", "host_bytes_max", "starts_max", "starts_beside_max")
