@@ -101,10 +101,7 @@ class Scheduler:
         if node.has_claimants(now=now):
             rotation.make_room(node, now=now)
         # A job may take its bytes back only after its cap, and those of the others, say so.
-        for device in devices:
-            if node.has_shares(device):
-                parts.settle(node, device)
-                effects += shares.settle(node, device)
+        effects += [each for device in devices if node.has_shares(device) for each in shares.settle(node, device)]
         effects += [
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
@@ -119,8 +116,6 @@ class Scheduler:
         for device in self._node.devices.values():
             if device.has_shares:
                 lifecycle.end_limits(self._node, device, now=now)
-                if device.parts:
-                    parts.charge_holders(self._node, device, now=now)
                 shares.charge_holders(self._node, device, now=now)
         accounts.charge_holders(self._node, now=now)
 
@@ -253,14 +248,7 @@ class Scheduler:
     def unheard_until(self, job: JobId) -> Nanos | None:
         """Until when a driver need not hear that this recalled holder's turn went on: the successor will hardly have
         had its quantum. None: at once, as limits count turns, or another device's events may change who follows."""
-        node, holder = self._node, self._node.jobs[job]
-        if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
-            return None
-        since, lane = holder.lease.recalled_ns or self._now, node.lane_of(holder)
-        late = self._now + max(choice.LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
-        successor = node.jobs[lane.successor] if lane is not None and lane.successor is not None else holder
-        quantum_ns = choice.quantum_of(node, successor, now=self._now)
-        return max(late, since + (holder.service.step_ns or 0) + quantum_ns)
+        return choice.unheard_until(self._node, self._node.jobs[job], now=self._now)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ParkJob, UnparkJob
 from carpool.core.node.events import (
@@ -218,6 +218,12 @@ def asked_words(job: Job) -> str:
 def reasons_of(job: Job) -> tuple[Why, ...]:
     """All its departures, in the order in which they are told (E3)."""
     return tuple(why for why in TABLE if why in job.departures) if job.departures else ()
+
+
+def leaves_for(job: Job) -> JobId | None:
+    """The job that gets its memory."""
+    makes_room = job.departures.get(Why.MAKES_ROOM)
+    return makes_room.whom if makes_room is not None else None
 
 
 def stays_away(job: Job) -> bool:

@@ -158,6 +158,16 @@ def look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nano
     return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
 
 
+def unheard_until(node: Node, holder: Job, *, now: Nanos) -> Nanos | None:
+    """Until when nobody need hear that this recalled holder's turn went on; None: at once."""
+    if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
+        return None
+    since, lane = holder.lease.recalled_ns or now, node.lane_of(holder)
+    late = now + max(LOOK_NS_MIN, now - since)  # ever later if it takes longer than usual
+    successor = node.jobs[lane.successor] if lane is not None and lane.successor is not None else holder
+    return max(late, since + (holder.service.step_ns or 0) + quantum_of(node, successor, now=now))
+
+
 def why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
     """Why one goes before the other, as a guarantee or the policy has decided."""
     owed = _owed_words(node, chosen, over, now=now)
