@@ -291,9 +291,9 @@ class Node:
         text = (self.places.kept_jobs / found["id"] / "job.json").read_text()
         return int(json.loads(text)["child_pid"])
 
-    def page(self, name: str) -> pages.Page:
+    def page(self, name: str, *, owner: int | None = None) -> pages.Page:
         """The job's shared page; the caller closes it."""
-        return pages.Page.open(self.places.jobs / self.job(name)["id"] / "page")
+        return pages.Page.open(self.places.jobs / self.job(name)["id"] / "page", owner=owner)
 
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """Every event or effect of this kind, in order; each body has its time under `at_ns`."""

@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import hold_ups, processes, warm_parents
+from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
@@ -154,6 +154,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     registry, router = make_router(
         driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
     )
+    bells.take_all_down(places.bells)
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
     entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
