@@ -108,8 +108,9 @@ def check_not_taken(config: DaemonConfig) -> None:
     for device in find_devices(config.device):
         if device.hardware and device.hardware in taken:
             raise RefusedError(
-                f"the machine's daemon has {device.id} ({device.title}) and shares it among all users, so a daemon"
-                " of your own cannot have it: leave CARPOOL_DIR out to use that one, or choose a --device that it has not"
+                f"the machine's daemon has {device.id} ({device.title}) and shares it among all users, so a"
+                " daemon of your own cannot have it: leave CARPOOL_DIR out to use that one, or choose a --device that"
+                " it has not"
             )
 
 
