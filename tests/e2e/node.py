@@ -163,6 +163,7 @@ class Node:
         self.files.mkdir()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
         kept |= {"CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept["CARPOOL_ROOT"] = str(self.directory)  # whatever is installed on the machine that runs the tests
         self.environment = eager.without_compiler(kept)
         self.mark = f"CARPOOL_DIR={self.directory}"  # in the environment of all that is started here
         self.started: list[Started] = []

@@ -37,7 +37,7 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
@@ -208,6 +208,7 @@ def _told(arguments: list[str]) -> tuple[Places, InForce]:
     else:
         places = own_places()
         daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        check_not_taken(daemon)
         settings = MachineSettings(daemon=daemon)
     config = settings.config()
     config.check()
