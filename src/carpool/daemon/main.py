@@ -83,6 +83,7 @@ def make_router(
     orders = Orders(
         driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
     )
+    bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
         members=Members(driver, starter.places),
@@ -154,7 +155,6 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     registry, router = make_router(
         driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
     )
-    bells.take_all_down(places.bells)
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
     entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
