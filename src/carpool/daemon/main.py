@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import hold_ups, processes, warm_parents
+from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
@@ -37,7 +37,7 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
@@ -84,6 +84,7 @@ def make_router(
     orders = Orders(
         driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
     )
+    bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
         members=Members(driver, starter.places),
@@ -209,6 +210,7 @@ def _told(arguments: list[str]) -> tuple[Places, InForce]:
     else:
         places = own_places()
         daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        check_not_taken(daemon)
         settings = MachineSettings(daemon=daemon)
     config = settings.config()
     config.check()

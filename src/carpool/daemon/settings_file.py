@@ -6,6 +6,7 @@ comes, since accounts come and go while a daemon runs.
 Rules
   I22 A file that says something unknown or impossible is refused as a whole, with the key and what could be meant: no
       setting is ever ignored.
+  I26 A user's own daemon is refused devices that the machine's daemon has: two would promise them twice.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, TenantId
 from carpool.core.node.settings import Settings, TenantTerms
 from carpool.core.node.terms import EVERYBODY, fault_of
 from carpool.daemon.config import DaemonConfig
-from carpool.errors import UsageError
+from carpool.devices.kinds import find_devices
+from carpool.errors import RefusedError, UsageError
 from carpool.units import TENANT_MAX, format_list, parse_bytes, parse_duration_ns, parse_share
+from carpool.wire.places import machine_places
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 FILE_BYTES_MAX = 1 << 20
@@ -116,6 +119,21 @@ def load_settings(path: Path) -> MachineSettings:
         raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def check_not_taken(config: DaemonConfig) -> None:
+    """RefusedError if a user's own daemon wants devices that the machine's daemon has (I26)."""
+    places = machine_places()
+    if not places.is_installed():
+        return
+    taken = {each.hardware: each for each in find_devices(load_settings(places.settings).daemon.device)}
+    for device in find_devices(config.device):
+        if device.hardware and device.hardware in taken:
+            raise RefusedError(
+                f"the machine's daemon has {device.id} ({device.title}) and shares it among all users, so a"
+                " daemon of your own cannot have it: leave CARPOOL_DIR out to use that one, or choose a --device that"
+                " it has not"
+            )
 
 
 def parse_settings(text: str) -> MachineSettings:
