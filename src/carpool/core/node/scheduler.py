@@ -40,7 +40,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
 from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec, JobState, Why
-from carpool.core.node.moves import departures, migration, rotation
+from carpool.core.node.moves import departures, lending, migration, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns import choice, dispatch, hogs, packing, parts, shares
@@ -82,6 +82,8 @@ class Scheduler:
         """Who has which bytes: first those who are here, then those who come back, then the queue."""
         node, devices = self._node, list(self._node.devices.values())
         effects: list[Effect] = []
+        if node.has_terms:
+            lending.review(node, now=now)
         returns = migration.settle(node, now=now) if len(devices) > 1 else []
         for device in devices:
             accounts.raise_floors(node, device)
@@ -93,6 +95,8 @@ class Scheduler:
                 rivals = queue.rivals(node, device, now=now)
                 returns += departures.unpark_fitting(node, device, rivals, now=now)
             self._review_claim(device, now)
+        if node.has_guarantees:
+            lending.call_back(node, now=now)
         effects += queue.admit(node, now=now) if node.queue else []
         for device in devices:
             self._review_claim(device, now)
@@ -282,7 +286,7 @@ class Scheduler:
             case SettingsChanged():
                 return self._on_settings(event)
             case TenantSet():
-                return self._on_tenant(event)
+                return self._on_tenant(event, now)
             case HistoryLoaded():
                 endings.remember(self._node, event.fingerprint, event.history)
                 return []
@@ -339,13 +343,13 @@ class Scheduler:
         tenants.configure(self._node, event.settings)
         return []
 
-    def _on_tenant(self, event: TenantSet) -> list[Effect]:
+    def _on_tenant(self, event: TenantSet, now: Nanos) -> list[Effect]:
         reason = tenants.refusal_of(self._node, event)
         if reason:
             return [RejectEvent(job=None, event=type(event).__name__, reason=reason)]
         tenants.take(self._node, event)
-        for job in self._node.jobs.values():
-            resize.keep_priority(self._node, job)
+        resize.keep_priorities(self._node)
+        lending.begin_anew(self._node, now=now)
         return []
 
     def _on_settings(self, event: SettingsChanged) -> list[Effect]:
