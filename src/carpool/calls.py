@@ -102,7 +102,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `quantum_why` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -146,6 +146,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    user: str = ""  # the account that it is of; empty in answers of an older carpool
+    uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
@@ -223,6 +225,7 @@ class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
     programs: int = 0  # that it has started
     memory_bytes: int = 0  # what it holds; its programs share most of that
     idle_ns: int = 0  # since it started the last one
+    is_ready: bool = True  # whether it has imported torch
 
 
 class Status(msgspec.Struct, kw_only=True, frozen=True):

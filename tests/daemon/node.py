@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.limits import Limits
 from carpool.daemon.orders import Orders
+from carpool.daemon.people import Caller
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
@@ -29,6 +31,7 @@ from carpool.wire.places import Places
 
 MIB = 1 << 20
 CPU = DeviceId("cpu")
+ME = Caller(uid=os.geteuid(), gid=os.getegid(), pid=0)
 
 
 class Node:
@@ -56,11 +59,11 @@ class Node:
             hear=self.driver.hear,
         )
         limits = Limits(self.driver.jobs, self._starter.places)
-        registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
+        self.registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
         self.orders = Orders(
             self.driver,
             queries=self.queries,
-            registry=registry,
+            registry=self.registry,
             starter=self._starter,
             devices=devices,
             stop=lambda: None,

@@ -1,4 +1,5 @@
-"""The daemon's life: one per user, started by `carpool daemon start` or by the first `carpool run`."""
+"""The daemon's life: one per user, started by `carpool daemon start` or by the first `carpool run`; or one for all
+users of the machine, started by the system."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 import msgspec
 
@@ -33,6 +35,7 @@ from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
+from carpool.daemon.settings_file import group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
@@ -40,8 +43,8 @@ from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
 from carpool.journal.writer import Journal
 from carpool.policies import POLICIES, Guarded, find_policy
-from carpool.wire.lock import BROUGHT_BACK, WAKE, make_sign
-from carpool.wire.places import Places, find_places, make_private
+from carpool.wire.lock import BROUGHT_BACK, MACHINE, WAKE, make_sign
+from carpool.wire.places import Places, machine_places, make_directory, own_places
 
 log = logging.getLogger("carpool")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -81,6 +84,7 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
+        is_for_all=starter.places.is_machine,
     )
     return registry, router
 
@@ -135,7 +139,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
         driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
-    knocks = KnockSocket(places.knock, driver.listen)
+    knocks = KnockSocket(places, driver.listen)
     entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
@@ -178,6 +182,15 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
+def _told(words: list[str]) -> tuple[Places, DaemonConfig]:
+    """Where it serves, and with which settings."""
+    if words[:1] != [MACHINE]:
+        return own_places(), msgspec.json.decode(words[0], type=DaemonConfig) if words else DaemonConfig()
+    places = machine_places()
+    settings = load_settings(places.settings)
+    return replace(places, group=group_id(settings.access.group)), settings.config()
+
+
 def _say(error: CarpoolError) -> int:
     sys.stderr.write(f"carpool daemon: {error}\n")
     return error.exit_code
@@ -192,17 +205,16 @@ def main() -> int:
 
 
 def _main() -> int:
-    """Its arguments are the configuration, as JSON, and whether it is brought back."""
+    """Its arguments are the configuration, as JSON, and whether it is brought back; or that it is the machine's."""
     os.umask(0o077)
     signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
-        places = find_places()
-        config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
+        places, config = _told(sys.argv[1:])
         config.check()
         config = config.with_host_memory()
         places = config.place_store(places)
         for directory in places.directories():
-            make_private(directory)
+            make_directory(places, directory)
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)

@@ -13,6 +13,7 @@ from typing import cast
 from carpool import calls
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.people import Caller
 from carpool.daemon.turns import Member
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -29,22 +30,26 @@ class Connection(asyncio.Protocol):
         self,
         on_message: Callable[[Connection, m.Message], None],
         on_lost: Callable[[Connection], None],
+        *,
+        is_for_all: bool = False,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._fd = -1
+        self._is_for_all = is_for_all
+        self._uid = self._gid = -1
         self.job: LiveJob | None = None
         self.member: Member | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour, not by class
         peer: socket.socket = self._transport.get_extra_info("socket")
-        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, self._uid, self._gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self._fd = peer.fileno()
-        if uid != os.geteuid():
-            log.warning("peer.refused uid=%d reason=another user", uid)
+        if not self._is_for_all and self._uid != os.geteuid():
+            log.warning("peer.refused uid=%d reason=another user", self._uid)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -83,6 +88,16 @@ class Connection(asyncio.Protocol):
                 return  # the peer is gone; connection_lost follows
         if data:
             self._transport.write(data)
+
+    @property
+    def uid(self) -> int:
+        """Whose process connected; -1 before that is known."""
+        return self._uid
+
+    @property
+    def caller(self) -> Caller:
+        """Who connected, as the kernel says."""
+        return Caller(uid=self._uid, gid=self._gid, pid=self.process())
 
     def process(self) -> int:
         """The process that connected, as the kernel names it: its pid, 0 if it is gone, or processes.UNSEEN."""

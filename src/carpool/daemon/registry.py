@@ -19,6 +19,7 @@ from carpool.daemon import processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
+from carpool.daemon.people import Caller, user_of
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
@@ -48,13 +49,14 @@ class Registry:
         argv: list[str],
         cwd: str,
         *,
+        caller: Caller,
         environment: dict[str, str] | None,
         inherited: Inherited | None = None,
         wanted_id: str = "",
     ) -> LiveJob:
-        """Make the directory of a new job; the caller tells the core."""
+        """Make the directory of a new job of this caller; whoever asks for it tells the core."""
         said = spec_said(spec_body)
-        spec = spec_from(said)
+        spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
         job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
         if not _IS_ID.fullmatch(job_id):
@@ -65,6 +67,7 @@ class Registry:
             job=job_id,
             number=self._number,
             spec=spec,
+            uid=caller.uid,
             argv=argv,
             cwd=cwd,
             environment=environment,

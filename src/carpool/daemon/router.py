@@ -33,6 +33,7 @@ class Router:
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
+        is_for_all: bool = False,
     ) -> None:
         self._driver = driver
         self._members = members
@@ -40,11 +41,12 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
+        self._is_for_all = is_for_all  # whether it serves all users of the machine, or one
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
     def connect(self) -> Connection:
         """Take a connection. Those that say nothing have half of the descriptors at most: the oldest has to go."""
-        peer = Connection(self.on_message, self.on_lost)
+        peer = Connection(self.on_message, self.on_lost, is_for_all=self._is_for_all)
         self._silent[peer] = None
         if len(self._silent) > max(1, processes.descriptor_limit() // 2):
             oldest = next(iter(self._silent))
@@ -117,7 +119,7 @@ class Router:
                 return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:
-                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.process)
+                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.caller)
         except CarpoolError as error:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return

@@ -244,7 +244,7 @@ class Meter:
 
     def _add_job(self, now: Nanos, event: JobSubmitted | JobAdopted, effects: list[Effect]) -> None:
         spec: JobSpec = event.spec
-        job = self._jobs[event.job] = _Job(event.job, spec.tenant, getattr(spec, "user", ""), bytes_since_ns=now)
+        job = self._jobs[event.job] = _Job(event.job, spec.tenant, spec.user, bytes_since_ns=now)
         account = event.account
         if account is not None:
             # What the daemon before did not book, and what is known of the time without one, is booked from now on.

@@ -129,10 +129,18 @@ class Journal:
         self.dropped_rows += new
 
     def note_job(
-        self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "", start: str = ""
+        self,
+        number: int,
+        picture: JobPicture,
+        argv: list[str],
+        *,
+        uid: int | None = None,
+        refusals: str = "",
+        start: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
-        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "refusals": refusals, "start": start}
+        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
+        said |= {"refusals": refusals, "start": start}
         self._meter.end_wait(picture.id, picture.waited_ns, now=time.monotonic_ns())
         self._keep(
             EndedJob(
@@ -142,7 +150,7 @@ class Journal:
                 state=picture.state,
                 body=json.dumps(said),
                 name=picture.name,
-                owner=getattr(picture, "user", "") or picture.tenant,
+                owner=picture.user or picture.tenant,
             )
         )
         self.flush()
