@@ -157,7 +157,7 @@ class Meter:
         self._shift_ns: int | None = None  # from the monotonic clock to the meter's
         self._hour_ends_ns = 0
         self._hour_s = 0
-        self._swept_ns = 0
+        self._swept_ns = self._began_ns = 0
 
     def take_up(self, found: Cut) -> None:
         """Go on where the last daemon stopped: until when what was booked, and what its jobs had waited."""
@@ -235,6 +235,8 @@ class Meter:
     def _add_device(self, now: Nanos, device: DeviceId) -> None:
         if self._shift_ns is None:
             self._set_clock(now)
+        # All that are told at a daemon's start are here from one moment on: the time times the devices is then exact.
+        now = self._began_ns if not self._jobs and now - self._began_ns < JUMP_NS else now
         at_ns = now + (self._shift_ns or 0)
         was_until_ns = self._found.until_ns.get(device)
         began_ns = self._found.since_ns.get(device, at_ns) if was_until_ns is not None else at_ns
@@ -355,7 +357,7 @@ class Meter:
         """Begin with the wall clock, or where the last daemon's bookings end if that clock is behind them (J12)."""
         wall_ns, booked_ns = self._wall_ns(), max(self._found.until_ns.values(), default=0)
         self._shift_ns = (wall_ns if booked_ns - wall_ns >= SET_BACK_NS else max(wall_ns, booked_ns)) - now
-        self._swept_ns = now
+        self._swept_ns = self._began_ns = now
         self._begin_hour(now)
 
     def _follow_clock(self, now: Nanos) -> None:

@@ -28,6 +28,7 @@ DAYS = 400
 PART = 4  # of the journal's bound, divided by this, are these rows
 ROW_BYTES = 256  # what one is, more or less
 WORD_MAX, REASON_MAX = 64, 160  # characters of what a user chose, and of a sentence
+FEW = 50  # whoever has no more than the bound divided by this is not the one who has too many
 STEP = 20  # one step forgets a part of all rows, divided by this, at most
 _PUT = f"insert or replace into past values ({', '.join('?' * len(COLUMNS))})"
 
@@ -94,6 +95,10 @@ def tidy(db: sqlite3.Connection, *, now_s: int, most: int) -> bool:
         return False
     heavy = db.execute("select user, tenant, count(*) from past group by 1, 2 order by 3 desc limit 2").fetchall()
     user, tenant, rows = heavy[0]
+    if rows <= most // FEW:  # nobody in particular: there are so many
+        oldest_of_all = "select number from past order by number limit ?"
+        db.execute(f"delete from past where number in ({oldest_of_all})", (count - most + most // STEP,))
+        return True
     beyond_next = rows - (heavy[1][2] if len(heavy) > 1 else 0)
     gives = max(1, min(count - most + most // STEP, max(beyond_next, most // STEP // 4), rows))
     oldest = "select number from past where user = ? and tenant = ? order by number limit ?"

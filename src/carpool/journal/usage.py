@@ -27,6 +27,7 @@ JOB_DAYS, HOUR_DAYS, DAYS = 31, 62, 400
 PART = 4  # of the journal's bound, divided by this, are the rows of usage
 ROW_BYTES = 128  # one row is that at most, but for long names; measured: 60 to 110
 OTHERS = "(others)"  # those who had least, as one row
+FEW = 50  # whoever has no more than the bound divided by this is not the one who has too many
 NAMED = 200  # so many keep rows of their own in an hour or a day, once there is no room
 _SUMS = "sum(had_ns), sum(waited_ns), sum(memory_mib_ms), sum(lent_ns), sum(borrowed_ns)"
 _ADD = """insert into usage values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -89,9 +90,11 @@ def tidy(db: sqlite3.Connection, *, now_s: int, most: int) -> bool:
 
 def _roll_old(db: sqlite3.Connection, now_s: int) -> bool:
     today = start_of(now_s, DAY)
-    old = db.execute("select min(start_s) from usage where job <> '' and start_s < ?", (today - JOB_DAYS * DAY,))
+    month_ago_s = today - JOB_DAYS * DAY
+    old = db.execute("select min(start_s) from usage where job <> '' and start_s < ?", (month_ago_s,))
     if (start_s := old.fetchone()[0]) is not None:
-        return _roll(db, "job <> '' and start_s = ?", (start_s,))
+        until_s = min(month_ago_s, end_of(start_of(start_s, DAY), DAY))
+        return _roll(db, "job <> '' and start_s >= ? and start_s < ?", (start_s, until_s))
     if _roll_hours(db, today - HOUR_DAYS * DAY):
         return True
     return db.execute("delete from usage where start_s < ?", (today - DAYS * DAY,)).rowcount > 0
@@ -138,6 +141,8 @@ def _make_room(db: sqlite3.Connection, now_s: int, most: int) -> bool:
     heaviest = db.execute(most_rows).fetchone()
     if heaviest is not None:
         tenant, user, rows = heaviest
+        if rows <= most // FEW:  # nobody in particular: there are so many
+            return _roll(db, "job <> ''", ())
         whose = "job <> '' and tenant = ? and user = ?"
         middle = f"select start_s from usage where {whose} order by start_s limit 1 offset ?"
         (start_s,) = db.execute(middle, (tenant, user, min(rows - 1, max(rows // 2, most // 10)))).fetchone()
