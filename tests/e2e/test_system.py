@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
+from carpool.errors import AnsweredError
 from carpool.wire.lock import read_sign
-from tests.e2e.machine import Machine
+from tests.e2e.machine import Machine, Person
+from tests.e2e.node import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -41,8 +45,19 @@ def test_carpool_dir_names_a_daemon_of_ones_own_i20(machine: Machine) -> None:
     own = {"CARPOOL_DIR": str(ana.home / "own")}
     done = ana.carpool("daemon", "status", added=own)
     assert done.code == 3 and str(ana.home / "own") in done.err
-    assert ana.carpool("daemon", "start", "--device", "cpu:64MiB", added=own).code == 0
+    done = ana.carpool("daemon", "start", "--device", "stub:1GiB", added=own)
+    assert done.code == 0, done.err
     assert ana.carpool("daemon", "stop", added=own).code == 0
+
+
+def test_a_daemon_of_ones_own_is_refused_what_the_machines_has_i26(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    own = {"CARPOOL_DIR": str(ana.home / "own")}
+    for words in (("daemon", "start"), ("run", "--", "true")):
+        done = ana.carpool(*words, added=own)
+        assert done.code == 1 and "the machine's daemon has cpu" in done.err, done.err
+    assert ana.carpool("daemon", "status", added=own).code == 3
 
 
 def test_a_group_keeps_others_out_and_they_are_told(machine: Machine) -> None:
@@ -116,3 +131,53 @@ def test_its_sign_is_read_by_all_and_its_locks_by_nobody(machine: Machine) -> No
     for lock in (places.lock, places.journal_lock):
         done = ana.start("sh", "-c", f"exec 9<{lock}").wait()
         assert done.code != 0 and "Permission denied" in done.err
+
+
+RELOADED = 'policy = "fair"\ndevice = "cpu:2GiB"\nlatency = "700ms"\nwarm = true\n[access]\nprivate = true\n'
+
+
+def test_settings_are_read_again_and_no_job_is_lost_i23(machine: Machine) -> None:
+    machine.start_machine('device = "cpu:2GiB"\n')
+    submitted = machine.root.submit("sleep", "100", options=("--name", "stays"))
+    machine.wait_state(submitted["id"], "starting", "waiting", "running", "idle")
+    machine.write_settings(RELOADED)
+    reloaded = machine.client.reload()
+    assert reloaded.changed["latency"] == "nothing → 700ms" and reloaded.changed["access.private"] == "false → true"
+    assert reloaded.waits == []
+    status = machine.status()
+    assert (status["latency_ns"], status["warm"], status["jobs"]) == (700_000_000, True, 1)
+    machine.write_settings(RELOADED.replace("fair", "srtf").replace("700ms", "300ms"))
+    reloaded = machine.client.reload()
+    assert (set(reloaded.changed), reloaded.waits) == ({"policy", "latency"}, ["policy"])
+    status = machine.status()
+    assert (status["latency_ns"], status["policy"]) == (300_000_000, "fair")
+    (event,) = [each for each in machine.journal("SettingsChanged") if each["settings"]["latency_ns"] == 300_000_000]
+    assert event["by"] == "root"
+    machine.client.cancel(submitted["id"])
+
+
+def test_a_file_that_is_refused_changes_nothing_i23(machine: Machine) -> None:
+    machine.start_machine('device = "cpu:2GiB"\nlatency = "900ms"\n')
+    machine.write_settings('device = "cpu:2GiB"\nlatency = "100ms"\n[access]\nadmin = ["ana"]\n')
+    with pytest.raises(AnsweredError, match="admin is no setting; do you mean admins"):
+        machine.client.reload()
+    assert machine.status()["latency_ns"] == 900_000_000
+    machine.write_settings('device = "cpu:2GiB"\nlatency = "100ms"\n')
+    os.kill(machine.status()["pid"], signal.SIGHUP)
+    wait_until(lambda: machine.status()["latency_ns"] == 100_000_000, "SIGHUP had it read again")
+
+
+def found(person: Person, what: str) -> list[str]:
+    done = person.carpool("doctor", "--json")
+    return [each["text"] for each in json.loads(done.out)["findings"] if each["what"] == what]
+
+
+def test_the_doctor_says_which_daemon_and_why(machine: Machine) -> None:
+    ana = machine.people["ana"]
+    assert "no daemon for all users is installed: the place of user" in found(ana, "place")[0]
+    machine.start_machine()
+    (place,) = found(ana, "place")
+    assert f"a daemon for all users is installed: {machine.places.settings}" in place
+    assert found(ana, "daemon")[0].startswith(f"the machine's, for all users: pid {machine.status()['pid']}")
+    machine.kill_daemon()
+    assert "an admin starts it: sudo carpool daemon start" in found(ana, "daemon")[0]

@@ -35,6 +35,7 @@ COMMANDS = (
     "checkpoint",
     "cancel",
     "daemon",
+    "system",
     "policy",
     "doctor",
     "verify",

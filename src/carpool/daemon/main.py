@@ -21,7 +21,8 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import bells, hold_ups, processes, warm_parents
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -33,11 +34,13 @@ from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
+from carpool.daemon.terms import ChangedTerms
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -53,9 +56,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def make_router(
     driver: Driver,
     starter: Starter,
-    config: DaemonConfig,
+    in_force: InForce,
     devices: list[DeviceFacts],
     *,
+    reload: Reload,
     limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
@@ -64,19 +68,23 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs)
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
+    registry = Registry(driver, starter, programs, allowances)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
         driver.journal,
         starter=starter,
-        config=config,
+        in_force=in_force,
         policy=policy,
         devices=devices,
         observers=driver.observers,
         hear=driver.hear,
     )
-    orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
+    orders = Orders(
+        driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
+    )
+    bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
         members=Members(driver, starter.places),
@@ -84,14 +92,15 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
-        is_for_all=starter.places.is_machine,
+        allowances=allowances,
     )
     return registry, router
 
 
-def tell_what_is_known(driver: Driver, config: DaemonConfig, devices: list[DeviceFacts]) -> None:
+def tell_what_is_known(driver: Driver, in_force: InForce, devices: list[DeviceFacts]) -> None:
     """The core's first facts: its settings, its devices, and what programs needed before."""
-    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
+    config = in_force.config
+    driver.tell(NodeConfigured(policy=config.policy, settings=in_force.settings.node_settings(config)))
     for device in devices:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in driver.journal.histories().items():
@@ -112,7 +121,16 @@ def guard(reference: str) -> Guarded:
     return policy
 
 
-async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> bool:
+def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
+    """Who reads the settings again, when an admin says so or sends SIGHUP."""
+    reload = Reload(starter.places, in_force, driver)
+    reload.on_change += [starter.take_settings, ChangedTerms(driver, in_force.settings).take]
+    if starter.places.is_machine:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
+    return reload
+
+
+async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -120,6 +138,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
+    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -130,13 +149,13 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
         stopped.set()
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
-    tell_what_is_known(driver, config, devices)
+    tell_what_is_known(driver, in_force, devices)
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
-    limits = Limits(driver.jobs, places)
+    limits, reload = Limits(driver.jobs, places), make_reload(driver, starter, in_force)
     registry, router = make_router(
-        driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
+        driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
@@ -182,13 +201,20 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
-def _told(words: list[str]) -> tuple[Places, DaemonConfig]:
+def _told(arguments: list[str]) -> tuple[Places, InForce]:
     """Where it serves, and with which settings."""
-    if words[:1] != [MACHINE]:
-        return own_places(), msgspec.json.decode(words[0], type=DaemonConfig) if words else DaemonConfig()
-    places = machine_places()
-    settings = load_settings(places.settings)
-    return replace(places, group=group_id(settings.access.group)), settings.config()
+    if arguments[:1] == [MACHINE]:
+        places = machine_places()
+        settings = load_settings(places.settings)
+        places = replace(places, group=group_id(settings.access.group))
+    else:
+        places = own_places()
+        daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        check_not_taken(daemon)
+        settings = MachineSettings(daemon=daemon)
+    config = settings.config()
+    config.check()
+    return places, InForce(settings, config.with_host_memory())
 
 
 def _say(error: CarpoolError) -> int:
@@ -209,12 +235,13 @@ def _main() -> int:
     os.umask(0o077)
     signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
-        places, config = _told(sys.argv[1:])
-        config.check()
-        config = config.with_host_memory()
+        places, in_force = _told(sys.argv[1:])
+        config = in_force.config
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)
@@ -229,7 +256,7 @@ def _main() -> int:
     processes.step_back()
     processes.raise_descriptor_limit()
     try:
-        return 0 if _run(serve(places, config, entrance)) else 1
+        return 0 if _run(serve(places, in_force, entrance)) else 1
     except CarpoolError as error:
         return _say(error)
     finally:

@@ -76,7 +76,7 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     tenant = device.tenants[holder.spec.tenant]
     tenant.level += span * WEIGHT_ONE // tenant.weight_milli
     holder_id = holder.id
-    for job_id in lane.jobs:
+    for job_id in lane.lively:
         job = node.jobs[job_id]
         wall = job.wall
         if wall.row == "turn":  # for the holder (A4)
@@ -148,7 +148,7 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
     """
     lowest: dict[TenantId, int] = {}
     stuck: list[Job] = []
-    for job in node.jobs_on(device):
+    for job in node.lively_on(device):
         if job.state not in WANTING:
             continue
         if node.may_run(job):
@@ -177,9 +177,15 @@ def _tenant_of(node: Node, job: Job) -> Tenant:
     """The account of the job's tenant on the job's device."""
     tenants, name = node.device_of(job).tenants, job.spec.tenant
     if name not in tenants:
-        weight = node.settings.tenant_weights_milli.get(name, WEIGHT_ONE)
-        tenants[name] = Tenant(id=name, weight_milli=weight)
+        tenants[name] = Tenant(id=name, weight_milli=node.weight_of(name))
     return tenants[name]
+
+
+def weigh_anew(node: Node) -> None:
+    """Tenants may count differently from now on; what they have had stays as it was counted."""
+    for device in node.devices.values():
+        for tenant in device.tenants.values():
+            tenant.weight_milli = node.weight_of(tenant.id)
 
 
 # --- steps and signs of life --------------------------------------------------------------------------------
@@ -328,7 +334,7 @@ def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool
 def chosen_quantum(node: Node, job: Job) -> Nanos:
     """How long a turn of this job is to last while those wait who wait now (D8, D9, D10)."""
     unhurried_ns = unhurried_quantum(node, job)
-    return TURN_NS if unhurried_ns > TURN_NS and hurried_by(node, job, unhurried_ns) else unhurried_ns
+    return TURN_NS if unhurried_ns > TURN_NS and _hurrying(node, job, unhurried_ns) else unhurried_ns
 
 
 def unhurried_quantum(node: Node, job: Job) -> Nanos:
@@ -342,9 +348,14 @@ def unhurried_quantum(node: Node, job: Job) -> Nanos:
 
 def hurried_by(node: Node, holder: Job, quantum_ns: Nanos) -> Job | None:
     """Who waits for this holder and makes its turn short (D10): for its first turn, or it ends within one."""
+    hurrying, lane = _hurrying(node, holder, quantum_ns), node.lane_of(holder)
+    return min(hurrying, key=lambda job: lane.jobs.index(job.id)) if hurrying and lane is not None else None
+
+
+def _hurrying(node: Node, holder: Job, quantum_ns: Nanos) -> list[Job]:
     lane = node.lane_of(holder)
     waiting = [job for job in node.waiting_in(lane) if job is not holder] if lane is not None else []
-    return next((job for job in waiting if _is_short(node, job, quantum_ns)), None)
+    return [job for job in waiting if _is_short(node, job, quantum_ns)]
 
 
 def _is_short(node: Node, job: Job, quantum_ns: Nanos) -> bool:
@@ -412,11 +423,13 @@ def _has_no_more(node: Node, job: Job, on: Device | None) -> bool:
 
 def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> JobId | None:
     """Whom of these the policy puts first; None only if there is nobody."""
-    if len(jobs) > 1 and node.policy.by_tenant:  # views are made only of the jobs of one tenant
+    policy = node.policy
+    if len(jobs) > 1 and policy.by_tenant:  # views are made only of the jobs of one tenant
         jobs = _of_first_tenant(node, jobs, on)
+        policy = node.order_of(jobs[0].spec.tenant)
     if len(jobs) == 1:
         return jobs[0].id
-    return _lowest(node.policy, views_of(node, jobs, now=now, on=on), now=now)
+    return _lowest(policy, views_of(node, jobs, now=now, on=on), now=now)
 
 
 def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
@@ -443,7 +456,12 @@ def in_order(
     """The jobs as the policy would have them go; only the first of them if so many are enough."""
     if len(jobs) < 2:
         return list(jobs)
-    views = sorted(views_of(node, jobs, now=now, on=on), key=lambda view: _place(node.policy, view, now))
+
+    def place(view: JobView) -> tuple[object, ...]:
+        own = node.order_of(view.tenant).rank(view, now=now), view.arrived_ns, view.id
+        return (view.tenant_level, view.tenant, *own) if node.policy.by_tenant else own
+
+    views = sorted(views_of(node, jobs, now=now, on=on), key=place)
     return [node.jobs[view.id] for view in views[:at_most]]
 
 
@@ -467,5 +485,6 @@ def _of_first_tenant(node: Node, jobs: Sequence[Job], on: Device | None) -> Sequ
 
 
 def why(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
-    """Half a sentence: why the policy puts the one before the other."""
-    return node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))
+    """Half a sentence: why the policy, which is named, puts the one before the other."""
+    policy = node.policy if chosen.spec.tenant != over.spec.tenant else node.order_of(chosen.spec.tenant)
+    return f"{policy.name}: {policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))}"

@@ -1,11 +1,12 @@
-"""The whole state of one node, and the small questions everybody asks of it. Nothing here changes anything."""
+"""The whole state of one node, and the small questions everybody asks of it. Nothing here changes anything,
+but for the index of the jobs about which anything is to be decided (L7)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, JobId, LaneId, Nanos, TenantId
 from carpool.core.node.model import (
     ASKED_FOR,
     AWAY,
@@ -13,10 +14,9 @@ from carpool.core.node.model import (
     ENDED,
     HELD_ONLY,
     HOLDING,
-    IDLE,
+    OUTSIDE,
     PARKED,
     STARTING,
-    UNMANAGED,
     WAITING,
     Device,
     History,
@@ -26,14 +26,13 @@ from carpool.core.node.model import (
     Lane,
     Why,
 )
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import NO_TERMS, Settings, TenantTerms
 from carpool.core.policies.view import JobView
 from carpool.errors import InternalError
 from carpool.units import MS
 
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 ASKED_SHARES = "fixed"  # the one share policy that gives what is asked; the others divide the device
-OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
 class TurnPolicy(Protocol):
@@ -64,11 +63,80 @@ class Node:
     start_trouble: str = ""  # why not
     apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
+    terms: dict[TenantId, TenantTerms] = field(default_factory=dict)  # of the tenants of whom something is said
+    default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
+    orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those that have their own
+    default_order: TurnPolicy | None = None  # of all of whom nothing is said
+    has_parts: bool = False  # some tenant is guaranteed a part of the time, or may have only a part
+    barred: dict[JobId, str] = field(default_factory=dict)  # of the queue, by its tenants' ceilings; why
 
     @property
     def quantum_ns(self) -> Nanos | None:
         """What the user or the policy named; None: it is chosen for each turn (accounts.py)."""
         return self.policy.quantum_ns if self.settings.quantum_ns is None else self.settings.quantum_ns
+
+    # --- what tenants may have -----------------------------------------------------------------------------
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything is said of any tenant."""
+        return bool(self.terms) or self.default_terms != NO_TERMS
+
+    def terms_of(self, tenant: TenantId) -> TenantTerms:
+        return self.terms.get(tenant, self.default_terms)
+
+    def weight_of(self, tenant: TenantId) -> int:
+        if tenant in self.terms:
+            return self.terms[tenant].weight_milli
+        weight = self.settings.tenant_weights_milli.get(tenant, WEIGHT_ONE)
+        return weight if weight != WEIGHT_ONE else self.default_terms.weight_milli
+
+    def order_of(self, tenant: TenantId) -> TurnPolicy:
+        """The policy by which the jobs of one tenant go among each other (N13)."""
+        own = self.orders.get(tenant) if tenant in self.terms else self.default_order
+        return own if own is not None and self.policy.by_tenant else self.policy
+
+    def priority_of(self, spec: JobSpec) -> int:
+        """The priority a job has by its tenant's terms (N11)."""
+        allowed = self.terms_of(spec.tenant).priorities
+        return spec.priority if allowed is None else min(max(spec.priority, allowed[0]), allowed[1])
+
+    def may_use(self, spec: JobSpec, device: DeviceId) -> bool:
+        """Whether a job of such a spec may start on this device: it asks for no other, and its tenant may."""
+        if spec.device is not None and spec.device != device:
+            return False
+        devices = self.terms_of(spec.tenant).devices
+        return devices is None or device in devices
+
+    def tenant_bytes(self, tenant: TenantId, *, but: Job | None = None, beside: LaneId | None = None) -> int:
+        """What a tenant's jobs are promised, and what the widest of them needs of each lane (N15), that one apart."""
+        total, widest = 0, dict[LaneId, int]()
+        for device in self.devices.values():
+            for job_id, promised_bytes in device.promised.items():
+                job = self.jobs[job_id]
+                if job.spec.tenant != tenant or job is but:
+                    continue
+                total += promised_bytes
+                if job.lane is not None and job.lane != beside and job.memory.needs is not None:
+                    widest[job.lane] = max(widest.get(job.lane, 0), job.memory.needs.ephemeral_bytes)
+        return total + sum(widest.values())
+
+    def tenant_room(self, job: Job, lane: LaneId | None = None) -> int | None:
+        """The most that a job may hold in its turn beside the others of its tenant; None without a ceiling (N15)."""
+        most = self.terms_of(job.spec.tenant).memory_bytes_max
+        if most is None:
+            return None
+        return max(0, most - self.tenant_bytes(job.spec.tenant, but=job, beside=lane or job.lane))
+
+    def tenant_lets(self, job: Job, device: Device, resident_bytes: int, ephemeral_bytes: int) -> bool:
+        """Whether the ceiling of a job's tenant leaves it so much on this device (N15)."""
+        if not self.has_terms or self.terms_of(job.spec.tenant).memory_bytes_max is None:
+            return True
+        lane_id = job.lane or (next(iter(device.lanes), None) if self.policy.lanes_max == 1 else None)
+        mates = [self.jobs[each] for each in device.lanes[lane_id].jobs] if lane_id in device.lanes else []
+        shared = [each.memory.needs for each in mates if each is not job and each.spec.tenant == job.spec.tenant]
+        widest = max((needs.ephemeral_bytes for needs in shared if needs is not None), default=0)
+        return resident_bytes + max(ephemeral_bytes, widest) <= (self.tenant_room(job, lane_id) or 0)
 
     # --- who is where ---------------------------------------------------------------------------------------
 
@@ -83,13 +151,17 @@ class Node:
     def jobs_on(self, device: Device) -> list[Job]:
         return [self.jobs[job_id] for job_id in device.promised]
 
+    def lively_on(self, device: Device) -> list[Job]:
+        """Those of its jobs about which anything is to be decided; idle ones cost a decision nothing (L7)."""
+        return [self.jobs[job_id] for job_id in device.lively]
+
     def holders_on(self, device: Device) -> list[Job]:
         return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
 
     def queued_for(self, device: Device) -> list[Job]:
-        """The jobs in the queue that may use this device, in order of arrival."""
-        queued = [self.jobs[job_id] for job_id in self.queue]
-        return [job for job in queued if job.spec.device in (None, device.id)]
+        """The jobs in the queue that may use this device and their tenants' ceilings let start, as they arrived."""
+        queued = [self.jobs[job_id] for job_id in self.queue if job_id not in self.barred]
+        return [job for job in queued if self.may_use(job.spec, device.id)]
 
     @property
     def may_start(self) -> bool:
@@ -128,7 +200,7 @@ class Node:
 
     def has_departure(self, device: Device, why: Why | None = None) -> bool:
         """Whether a job of the device is held back, for this reason or for any."""
-        for job_id in device.promised:
+        for job_id in device.lively:
             held_back = self.jobs[job_id].departures
             if held_back and (why is None or why in held_back):
                 return True
@@ -143,11 +215,11 @@ class Node:
 
     def is_short(self, device: Device) -> bool:
         """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
-        return any(self.jobs[job_id].state is BLOCKED for job_id in device.promised)
+        return any(self.jobs[job_id].state is BLOCKED for job_id in device.lively)
 
     def is_concerned(self, device: Device) -> bool:
         """Whether an allocation waits there, or somebody is away or is to leave for one (W5)."""
-        for job_id in device.promised:
+        for job_id in device.lively:
             job = self.jobs[job_id]
             if is_asking(job) or Why.GIVES_WAY in job.departures:
                 return True
@@ -157,7 +229,7 @@ class Node:
         """Whether bytes are settled at any boundary: an allocation waits, or was just given what it waited for."""
         if device.is_lent:
             return True
-        for job_id in device.promised:
+        for job_id in device.lively:
             job = self.jobs[job_id]
             if job.state is BLOCKED or (job.memory.pending_bytes and is_asking(job)):
                 return True
@@ -170,23 +242,24 @@ class Node:
         if job.state is WAITING and job.device is not None:  # most are, and this is asked of all at every event
             return not covers(self.devices[job.device], job) and not is_leaving(job)
         if job.state is JobState.QUEUED:
-            return not is_asked_away(job) and self.may_start
+            return not is_asked_away(job) and self.may_start and job.id not in self.barred
         return may_return(job, now=now)
 
     def has_claimants(self, *, now: Nanos) -> bool:
         """Whether any job would run if there were room."""
-        if self.may_start and any(not is_asked_away(self.jobs[job_id]) for job_id in self.queue):
+        barred = self.barred
+        if self.may_start and any(not is_asked_away(self.jobs[each]) for each in self.queue if each not in barred):
             return True  # where nobody may start, a long queue is not even looked at
-        here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.promised)
+        here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.lively)
         return any(self.wants_memory(job, now=now) for job in here)
 
     def awaits_return(self, device: Device, *, now: Nanos) -> bool:
         """Whether a parked job of this device would come back if there were room."""
-        return any(may_return(self.jobs[job_id], now=now) for job_id in device.promised)
+        return any(may_return(self.jobs[job_id], now=now) for job_id in device.lively)
 
     def is_moving(self, device: Device) -> bool:
         """Whether memory of a job is on its way to the host or back."""
-        states = [self.jobs[job_id].state for job_id in device.promised]
+        states = [self.jobs[job_id].state for job_id in device.lively]
         return JobState.PARKING in states or JobState.UNPARKING in states
 
     def host_bytes(self) -> int:
@@ -200,7 +273,7 @@ class Node:
 
     def has_shares(self, device: Device) -> bool:
         """Whether any job of the device has a share of it, had one, or asks for one (shares.py)."""
-        if device.has_shares or self.settings.share_policy != ASKED_SHARES:
+        if device.has_shares or self.has_parts or self.settings.share_policy != ASKED_SHARES:
             return True
         for job_id in device.promised:
             job = self.jobs[job_id]
@@ -223,7 +296,7 @@ class Node:
     # --- who may have a turn --------------------------------------------------------------------------------
 
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
+        return [job for job_id in lane.lively if self.wants_turn(job := self.jobs[job_id])]
 
     def wants_turn(self, job: Job) -> bool:
         """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
@@ -234,7 +307,7 @@ class Node:
     def ready_in(self, device: Device, lane: Lane) -> list[Job]:
         """Who waits for the lane and may have it: `wants_turn` and `may_run` of all its jobs in one go."""
         ready = []
-        for job_id in lane.jobs:
+        for job_id in lane.lively:
             job = self.jobs[job_id]
             if job.state is WAITING:
                 if job.departures or job_id == device.claimant:
@@ -269,6 +342,8 @@ class Node:
 
     def check_jobs(self) -> None:
         """Assert what must be true of every job by itself; a failure is a bug."""
+        for device in self.devices.values():
+            self._check_lively(device)
         for job in self.jobs.values():
             if is_holding(job) != (job.lease is not None):
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
@@ -281,6 +356,38 @@ class Node:
                 raise InternalError(f"L6 broken: {job.state} job {job.id} has {parked_bytes} bytes on the host")
             if job.state in ENDED and (job.memory.promised_bytes or job.lane is not None or job.departures):
                 raise InternalError(f"ended job {job.id} still holds bytes or a lane, or is to leave")
+
+    def _check_lively(self, device: Device) -> None:
+        """Assert L7."""
+        lively = {job_id for job_id in device.promised if not is_resting(self.jobs[job_id])}
+        if lively != device.lively.keys():
+            raise InternalError(f"L7 broken on {device.id}: {sorted(lively)} are lively, noted {[*device.lively]}")
+        for lane in device.lanes.values():
+            if lively & set(lane.jobs) != lane.lively.keys():
+                raise InternalError(f"L7 broken in lane {lane.id}: noted are {[*lane.lively]}")
+
+
+def is_resting(job: Job) -> bool:
+    """Whether nothing is to be decided about it: it wants nothing and nothing is wanted of it (L7)."""
+    return job.state in OUTSIDE and not job.departures and not job.memory.pending_bytes
+
+
+def note_wish(device: Device, job: Job) -> None:
+    """Note whether anything is to be decided about the job: its state, its departures or its wishes changed (L7)."""
+    lane = device.lanes.get(job.lane) if job.lane is not None else None
+    if is_resting(job) or job.id not in device.promised:
+        device.lively.pop(job.id, None)
+        if lane is not None:
+            lane.lively.pop(job.id, None)
+        return
+    device.lively[job.id] = None
+    if lane is not None:
+        lane.lively[job.id] = None
+
+
+def note_left(lane: Lane, job: JobId) -> None:
+    """The job is not in that lane any more."""
+    lane.lively.pop(job, None)
 
 
 def covers(device: Device, job: Job) -> bool:
@@ -342,14 +449,18 @@ def next_try(job: Job, *, now: Nanos) -> Nanos | None:
 
 
 def is_over_limit(job: Job, *, now: Nanos) -> bool:
-    """Whether a holder has used up its limit (S1)."""
-    share = job.share
+    """Whether a holder has used up its limit (S1), or that of its tenant (N17)."""
+    share, part = job.share, job.share.part
+    if part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns > now:
+        return True
     return share.limit_milli < SHARE_ONE and not share.is_paced and share.free_from_ns > now
 
 
 def start_ns(job: Job) -> Nanos:
-    """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
-    share = job.share
-    if share.limit_milli >= SHARE_ONE or share.is_paced or not share.free_from_ns:
-        return 0
-    return share.free_from_ns + RESUME_NS
+    """When its limit (S1) and that of its tenant (N17) let it begin a turn; a time that has passed if they do."""
+    share, part, due = job.share, job.share.part, 0
+    if share.limit_milli < SHARE_ONE and not share.is_paced and share.free_from_ns:
+        due = share.free_from_ns + RESUME_NS
+    if part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns:
+        due = max(due, part.free_from_ns + RESUME_NS)
+    return due
