@@ -23,6 +23,7 @@ from carpool.daemon import processes, warm_parents
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
+from carpool.daemon.joining import Joining
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
@@ -62,6 +63,10 @@ def make_router(
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
     registry = Registry(driver, starter, programs)
+    joining = Joining(driver, programs, registry)
+    registry.on_unentered = joining.wait_first
+    members = Members(driver, starter.places)
+    members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -76,8 +81,9 @@ def make_router(
     orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
     router = Router(
         driver,
-        members=Members(driver, starter.places),
+        members=members,
         runners=Runners(driver, starter, programs, registry),
+        joining=joining,
         queries=queries,
         orders=orders,
         stream=stream,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import socket
@@ -23,6 +24,8 @@ PROC_BYTES = 4096
 ENVIRON_BYTES = 1 << 17
 UNSEEN = -1  # in place of a pid: nobody here can tell who it is, or whether it lives
 SO_PEERPIDFD = 77  # Linux 6.5; before that a pid that was used again cannot be told from the first
+PIDFD_INFO_BYTES, PIDFD_INFO_EXIT = 64, 1 << 3  # of the first version of struct pidfd_info; Linux 6.15 tells ends
+PIDFD_GET_INFO = 0xC0000000 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 FIRST_NAMESPACE = 0xEFFFFFFC  # the number of the one that sees all others
 NOWHERE = 1  # in place of a namespace's number: one that is not seen here
 NEARLY_ALL_PERCENT = 80
@@ -200,6 +203,51 @@ def mapped_files(pid: int) -> set[str]:
     lines = _read(pid, "maps", is_large=True).splitlines()
     paths = (line.split(None, 5)[5] for line in lines if b"/" in line)
     return {os.fsdecode(path.removesuffix(b" (deleted)")) for path in paths}
+
+
+def maps(pid: int, path: Path) -> bool:
+    """Whether a process has this file mapped, under whatever name it sees it."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return False
+    mark = f" {os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x} {facts.st_ino} ".encode()
+    return mark in _read(pid, "maps", is_large=True)
+
+
+def with_file(path: Path) -> set[int]:
+    """Every living process of the file's owner that has it mapped. A look takes 0.1 ms for each process of this
+    user, and 5 µs for each other one."""
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return set()
+    others = set(_all_pids()) - {os.getpid()}  # the daemon has all pages mapped
+    return {pid for pid in others if uid_of(pid) == owner and maps(pid, path) and is_alive(pid)}
+
+
+def uid_of(pid: int) -> int | None:
+    """Whose a process is; None if it is gone."""
+    for line in _read(pid, "status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[2])
+    return None
+
+
+def exit_status(pid: int, pidfd: int | None) -> int | None:
+    """How a process ended that may be nobody's child here, as wait(2) has it: it has not been waited for yet, or a
+    descriptor of it is there from before. None if this kernel does not tell."""
+    fields = _stat_fields(pid)
+    if fields and fields[0] == b"Z" and os.geteuid() in (0, uid_of(pid)):  # else the kernel shows 0 in its place
+        return int(fields[49])
+    if pidfd is None:
+        return None
+    told = bytearray(struct.pack("=Q", PIDFD_INFO_EXIT).ljust(PIDFD_INFO_BYTES, b"\0"))
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, told)
+        if struct.unpack_from("=Q", told)[0] & PIDFD_INFO_EXIT:
+            return int(struct.unpack_from("=i", told, PIDFD_INFO_BYTES - 4)[0])
+    return None
 
 
 def resident_bytes(pid: int) -> int:

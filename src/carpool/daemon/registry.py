@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from carpool.calls import Inherited
@@ -18,7 +18,7 @@ from carpool.core.node.model import HOLDING
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
-from carpool.daemon.jobs import LiveJob, is_parked, is_underway
+from carpool.daemon.jobs import LiveJob, forks_of, is_parked, is_underway
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
@@ -40,6 +40,7 @@ class Registry:
         self._starter = starter
         self._programs = programs
         self._jobs = starter.places.jobs
+        self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
 
     def new_job(
@@ -113,9 +114,11 @@ class Registry:
             live = LiveJob(id=JobId(file.job), directory=directory, file=file)
             was_started, end = live.learn_start(), End.load(directory)
             may_run = file.device and not is_after_boot and not _is_closed(end)
-            if may_run and is_underway(file, left.get(str(directory / "page"), ())):
+            if may_run and is_underway(file, left.get(str(directory / "page")) or forks_of(live)):
                 self._adopt_running(live)
             elif was_started or end is not None:
+                if end is None and file.is_joined:  # nobody writes down how it ended
+                    end = End(code=0, reason="it ended while no daemon ran; its exit code is not known")
                 self._driver.note_lost(live, end)  # never again: a program runs once
             elif file.environment is not None:
                 file.device = ""
@@ -152,6 +155,8 @@ class Registry:
             self._driver.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:
             self._programs.watch(live, live.file.child_pid)
+        elif live.file.is_joined:
+            self.on_unentered(live)
         else:
             self._starter.watch_runner(live)
 

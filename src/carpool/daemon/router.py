@@ -11,6 +11,7 @@ import contextlib
 from carpool import __version__, calls
 from carpool.daemon import moments, processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
@@ -30,6 +31,7 @@ class Router:
         *,
         members: Members,
         runners: Runners,
+        joining: Joining,
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
@@ -37,6 +39,7 @@ class Router:
         self._driver = driver
         self._members = members
         self._runners = runners
+        self._joining = joining
         self._queries = queries
         self._orders = orders
         self._stream = stream
@@ -86,6 +89,7 @@ class Router:
     def on_lost(self, peer: Connection) -> None:
         self._silent.pop(peer, None)
         self._stream.drop(peer)
+        self._joining.drop(peer)
         self._driver.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
@@ -114,6 +118,9 @@ class Router:
                 return
             if message.verb == "flush":
                 self._flush(peer)
+                return
+            if message.verb == "join":
+                self._joining.join(peer, message.arguments)
                 return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:

@@ -109,7 +109,7 @@ def _start():
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     _run_hidden()
     is_warm_parent = bool(os.environ.get("CARPOOL_WARM_PARENT"))
-    if not os.environ.get("CARPOOL_JOB") and not is_warm_parent:
+    if not (os.environ.get("CARPOOL_JOB") or os.environ.get("CARPOOL_JOIN") or is_warm_parent):
         return
     if sys.version_info < (3, 11):
         _go_alone("Python %d.%d is older than 3.11" % tuple(sys.version_info[:2]))
