@@ -7,10 +7,11 @@ CUDA_VENV := .venv-cuda
 CUDA_BIN := $(CUDA_VENV)/bin
 CUDA_STAMP := $(CUDA_VENV)/.ready
 
-.PHONY: help setup demo test compiled test-torch-cuda chaos check fmt native bench results docs house golden clean
+.PHONY: help setup demo test test-again compiled test-torch-cuda chaos check fmt native bench results docs house golden clean
 help:
 	@echo "make demo    set up, then show seven programs sharing this machine (under 3 minutes)"
 	@echo "make test    set up, then lint, types, import rules and every test"
+	@echo "make test-again  only the tests that failed in the last run, one after the other"
 	@echo "make test-torch-cuda  PyTorch's CUDA build on the stand-in GPU, in a .venv-cuda of its own (downloads 530 MB)"
 	@echo "make chaos   500 faults against real jobs and a real daemon, thousands against the core"
 	@echo "make setup   .venv with carpool, its pinned dependencies and a CPU build of torch"
@@ -49,6 +50,13 @@ test: setup
 	@sh tests/packages.sh
 	@$(MAKE) --no-print-directory -j2 check compiled
 	PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
+
+# Says whether a failure comes from the tests or from the load. Nothing to run again is a failure: then no test had failed,
+# but what comes before them.
+test-again: setup
+	@$(MAKE) --no-print-directory check
+	@echo "these tests failed in the run before; each is run once more, with nothing beside it:"
+	PYTHONHASHSEED=0 $(BIN)/pytest -v --last-failed --last-failed-no-failures none
 
 compiled: setup
 	@$(BIN)/python -m compileall -q src

@@ -163,6 +163,13 @@ static void note_iteration(TurnState *state, int64_t now)
         book_change(state);
 }
 
+/* The program waited for its input, or for somebody outside: no part of an iteration's cost. */
+static void note_wait(TurnState *state, int64_t waited)
+{
+    if (state->held && PyThread_get_thread_ident() == state->taker)
+        state->iterated_ns += waited;
+}
+
 static void note_turn_ended(TurnState *state, int64_t drained)
 {
     bool is_short = state->turn_steps > 0 && state->turn_steps < CP_CHANGE_STEPS;
@@ -189,6 +196,15 @@ static PyObject *state_iterated(TurnState *state, PyObject *args)
     if (!PyArg_ParseTuple(args, "L:iterated", &now))
         return NULL;
     note_iteration(state, now);
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_waited(TurnState *state, PyObject *args)
+{
+    long long waited;
+    if (!PyArg_ParseTuple(args, "L:waited", &waited))
+        return NULL;
+    note_wait(state, waited);
     Py_RETURN_NONE;
 }
 
@@ -314,6 +330,7 @@ static PyMemberDef state_members[] = {
     {"after_step", T_BYTE, offsetof(TurnState, pauses[AFTER_STEP]), 0, "how likely an idle pause is after a boundary"},
     {"after_yield", T_BYTE, offsetof(TurnState, pauses[AFTER_YIELD]), 0, "the same after a yield point"},
     {"after_block", T_BYTE, offsetof(TurnState, pauses[AFTER_BLOCK]), 0, "the same after an explicit turn"},
+    {"iterated_ns", T_LONGLONG, offsetof(TurnState, iterated_ns), READONLY, "the last boundary or grant, and waits since"},
     {"is_timed", T_BOOL, offsetof(TurnState, is_timed), 0, "whether processor time is read when a pause begins"},
     {"is_shown", T_BOOL, offsetof(TurnState, is_shown), 0, "whether nothing is on the device in a pause, so others may know"},
     {NULL},
@@ -332,6 +349,7 @@ static PyMethodDef state_methods[] = {
     {"hear", (PyCFunction)state_hear, METH_NOARGS, "The pass by which this process was rung, or 0."},
     {"turn_began", (PyCFunction)state_turn_began, METH_VARARGS, "turn_began(now): the turn is held from now on."},
     {"iterated", (PyCFunction)state_iterated, METH_VARARGS, "iterated(now): an iteration ended that Python counted."},
+    {"waited", (PyCFunction)state_waited, METH_VARARGS, "waited(ns): so much of this iteration was a wait."},
     {"turn_ended", (PyCFunction)state_turn_ended, METH_VARARGS, "turn_ended(drained_ns): the turn goes."},
     {"forget", (PyCFunction)state_forget, METH_NOARGS, "Let Python take care of every point again."},
     {NULL},
@@ -760,6 +778,7 @@ static PyObject *fetch_call(PyObject *self, PyObject *const *args, size_t nargsf
     TurnState *state = call->state;
     if (state != NULL && state->held && waited <= CP_STALL_NS && may_compute(state)) {
         state->stall_ns += (waited - state->stall_ns) >> 2; /* rounds down, as Python does */
+        note_wait(state, waited);
         show_input_wait(state, 0);
         return item;
     }

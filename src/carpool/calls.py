@@ -112,7 +112,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `quantum_why` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -156,6 +156,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    user: str = ""  # the account that it is of; empty in answers of an older carpool
+    uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
     gradient_bytes: int | None = None
@@ -234,6 +236,7 @@ class WarmParent(msgspec.Struct, kw_only=True, frozen=True):
     programs: int = 0  # that it has started
     memory_bytes: int = 0  # what it holds; its programs share most of that
     idle_ns: int = 0  # since it started the last one
+    is_ready: bool = True  # whether it has imported torch
 
 
 class Status(msgspec.Struct, kw_only=True, frozen=True):
@@ -317,6 +320,13 @@ class Stopped(msgspec.Struct, kw_only=True, frozen=True):
     pid: int
 
 
+class Reloaded(msgspec.Struct, kw_only=True, frozen=True):
+    """What the machine's daemon does otherwise since it read its settings again."""
+
+    changed: dict[str, str] = {}  # by setting: what it was and what it is
+    waits: list[str] = []  # those of them that count from the next start on
+
+
 class Nothing(msgspec.Struct, kw_only=True, frozen=True):
     """It was done; there is nothing to say."""
 
@@ -352,6 +362,7 @@ Answer = (
     | Cancelled
     | CheckpointOrder
     | Stopped
+    | Reloaded
     | Nothing
     | Changes
     | Job

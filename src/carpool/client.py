@@ -31,7 +31,7 @@ from carpool.wire import framing
 from carpool.wire import messages as m
 from carpool.wire.connecting import connect
 from carpool.wire.lock import WAKE
-from carpool.wire.places import Places, check_private, find_places
+from carpool.wire.places import Places, find_places
 from carpool.wire.protocol import REPLY_MAX
 
 ANSWER_SECONDS = 30.0
@@ -49,15 +49,16 @@ def _said(error: OSError) -> str:
 
 
 def _connected(places: Places) -> socket.socket:
-    """A connection to a process of this user; nothing is sent before that is known."""
+    """A connection to a process of the place's owner; nothing is sent before that is known (I21)."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        check_private(places.socket)
+        owner = places.check_socket()
         connect(peer, str(places.socket), seconds=ANSWER_SECONDS)
         peer.settimeout(ANSWER_SECONDS)
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
-            raise PeerError(f"a process of user {uid} answers at {places.socket}, not one of yours ({os.geteuid()})")
+        if uid != owner:
+            whose = f"of the machine's daemon ({owner})" if places.is_machine else f"of yours ({owner})"
+            raise PeerError(f"a process of user {uid} answers at {places.socket}, not one {whose}")
     except BaseException:
         peer.close()
         raise
@@ -77,9 +78,10 @@ def _woken(places: Places, error: OSError) -> socket.socket:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(OSError):
             return _connected(places)
-    raise UnreachableError(
-        f"no daemon answers at {places.socket} ({_said(error)}); start one: carpool daemon start"
-    ) from error
+    who, start = ("no daemon", "start one: carpool daemon start")
+    if places.is_machine:
+        who, start = ("the machine's daemon does not run: nobody", "an admin starts it: sudo carpool daemon start")
+    raise UnreachableError(f"{who} answers at {places.socket} ({_said(error)}); {start}") from error
 
 
 class DaemonSocket:
@@ -293,7 +295,7 @@ class Client:
         on_wait: Callable[[calls.Joined], object] = lambda joined: None,
     ) -> calls.Joined:
         """A job for a program that somebody else starts, or whose first process is `pid` already; returns when it is
-        let in. `on_wait` is told once if it has to wait. The answer says what the program needs in its environment."""
+        let in. `on_wait` is told once if it has to wait. The answer has what the program needs in its environment."""
         asked: dict[str, object] = {"spec": dict(spec), "argv": list(argv), "cwd": cwd, "pid": pid}
         wire, is_said = DaemonSocket(self.places), False
         try:
@@ -346,6 +348,10 @@ class Client:
     def flush(self) -> None:
         """Have everything that happened until now in the journal's file."""
         self._ask("flush", calls.Nothing)
+
+    def reload(self) -> calls.Reloaded:
+        """Have the machine's daemon read its settings again; for admins."""
+        return self._ask("reload", calls.Reloaded)
 
     def stop(self, *, force: bool = False) -> int:
         """Stop the daemon; returns the pid of what ends now. Refused while jobs run, unless forced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.limits import Limits
 from carpool.daemon.orders import Orders
+from carpool.daemon.people import Caller
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
+from carpool.daemon.settings_file import MachineSettings
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
@@ -29,6 +33,7 @@ from carpool.wire.places import Places
 
 MIB = 1 << 20
 CPU = DeviceId("cpu")
+ME = Caller(uid=os.geteuid(), gid=os.getegid(), pid=0)
 
 
 class Node:
@@ -44,25 +49,27 @@ class Node:
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
 
     def use_devices(self, devices: list[DeviceFacts]) -> None:
+        in_force = InForce(MachineSettings(), DaemonConfig())
         self.queries = Queries(
             self.driver.scheduler,
             self.driver.jobs,
             self.journal,
             starter=self._starter,
-            config=DaemonConfig(),
+            in_force=in_force,
             policy=Guarded(POLICIES["fair"], print),
             devices=devices,
             observers=self.driver.observers,
             hear=self.driver.hear,
         )
         limits = Limits(self.driver.jobs, self._starter.places)
-        registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
+        self.registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
         self.orders = Orders(
             self.driver,
             queries=self.queries,
-            registry=registry,
+            registry=self.registry,
             starter=self._starter,
             devices=devices,
+            reload=Reload(self._starter.places, in_force, self.driver),
             stop=lambda: None,
         )
 

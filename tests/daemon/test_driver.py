@@ -138,7 +138,7 @@ def test_an_allocation_that_waits_is_looked_at_until_it_does_not(
     async def run() -> None:
         places = Places(run=tmp_path, state=tmp_path)
         driver = driver_with(live, journal, places)
-        opened = KnockSocket(places.knock, driver.listen)
+        opened = KnockSocket(places, driver.listen)
         driver.tell(Tick())
         assert driver._listener is None, "nobody is looked at who did not knock"
         if knocks:

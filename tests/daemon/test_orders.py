@@ -17,7 +17,7 @@ from carpool.daemon.translate import spec_said
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
 from carpool.errors import RefusedError, UsageError
-from tests.daemon.node import MIB, Node, in_node
+from tests.daemon.node import ME, MIB, Node, in_node
 
 
 def test_a_job_for_which_no_byte_is_left_has_a_cap_all_the_same(tmp_path: Path) -> None:
@@ -45,7 +45,9 @@ def test_half_a_character_in_an_order_is_refused_like_any_other_bad_value(tmp_pa
                 node.orders.resize({"job": "a", field: half})
         for field in ("spec", "argv", "environment", "inherited"):
             with pytest.raises(UsageError, match="^the submission cannot be read: "):
-                node.orders.submit({"spec": {}, "argv": ["true"], "cwd": "/", "environment": {}, field: half})
+                node.orders.submit(
+                    {"spec": {}, "argv": ["true"], "cwd": "/", "environment": {}, field: half}, caller=ME
+                )
         for field in ("on_hog", "on_orphans", "cap_bytes", "steps", "may_park"):
             with pytest.raises(UsageError, match="^the job's options cannot be read: "):
                 spec_said({"name": "a", field: half})

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.machine import Machine, Population, make_population
 from tests.e2e.node import Node
 
 
@@ -20,5 +21,19 @@ def node() -> Iterator[Node]:
 def module_node() -> Iterator[Node]:
     """One node for all tests of a module; for what only looks at the same runs."""
     made = Node()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def population() -> Iterator[Population]:
+    """Users that only this run of the tests has, and their Python; skipped where there can be none."""
+    yield from make_population()
+
+
+@pytest.fixture
+def machine(population: Population) -> Iterator[Machine]:
+    """A machine of several users; its daemon is not started yet."""
+    made = Machine(population)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Programs that become jobs by joining, as text; most take plain turns, so that nothing waits for an import of torch."""
+"""Programs that become jobs by joining, as text; they take plain turns, so that nothing waits for torch."""
 
 from __future__ import annotations
 

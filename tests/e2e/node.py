@@ -96,9 +96,10 @@ class Started:
         number = len(node.started)
         self._out, self._err = node.files / f"{number}.out", node.files / f"{number}.err"
         stdin, cwd = options.pop("stdin", subprocess.DEVNULL), options.pop("cwd", PROGRAMS)
+        environment = options.pop("env", node.environment)
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                arguments, stdin=stdin, stdout=out, stderr=err, env=node.environment, cwd=cwd, **options
+                arguments, stdin=stdin, stdout=out, stderr=err, env=environment, cwd=cwd, **options
             )
         node.started.append(self)
 
@@ -163,6 +164,7 @@ class Node:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
         kept |= {"CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
         self.environment = eager.without_compiler(kept)
+        self.mark = f"CARPOOL_DIR={self.directory}"  # in the environment of all that is started here
         self.started: list[Started] = []
         self.daemon: Started | None = None
 
@@ -308,7 +310,7 @@ class Node:
 
     def processes(self) -> list[int]:
         """Every live process that was started in this node's directory, by its environment."""
-        mark = f"CARPOOL_DIR={self.directory}".encode()
+        mark = self.mark.encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():

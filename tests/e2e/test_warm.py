@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.node import CARPOOL, PATIENCE, PYTHON, Ended, Node, is_alive, kill, wait_until, with_environment
+from tests.e2e.node import CARPOOL, PYTHON, Ended, Node, is_alive, kill, wait_until, with_environment
 from tests.e2e.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(400)
@@ -537,7 +537,20 @@ def test_a_daemon_that_is_stopped_ends_the_parents(node: Node) -> None:
     assert run(node, PYTHON, "-c", "pass").code == 0
     pid = parents(node)[0]["pid"]
     assert node.carpool("daemon", "stop").code == 0
-    wait_until(lambda: not is_alive(pid), "the parent ended", seconds=PATIENCE)
+    assert not is_alive(pid)
+
+
+def test_a_parent_that_still_imports_is_known_and_ends_with_the_daemon(node: Node) -> None:
+    node.start()
+    job = node.run(PYTHON, "-c", "print(1)", options=(*WARM, "--name", "waits"))
+    found = wait_until(lambda: parents(node), "a parent is known", every=0.01)[0]
+    assert not found["is_ready"] and found["programs"] == 0, "known before it has imported anything"
+    text = node.carpool("daemon", "status").out.decode()
+    assert f"warm parent {found['pid']}: " in text
+    job.process.kill()
+    assert node.carpool("daemon", "stop", "--force").code == 0
+    assert not is_alive(found["pid"])
+    assert list((node.places.run / "warm").glob("*.sock")) == []
 
 
 def test_a_parent_that_does_not_answer_is_not_waited_for_long(node: Node) -> None:

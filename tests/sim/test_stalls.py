@@ -97,3 +97,10 @@ def test_the_prediction_of_the_bench_is_of_both_pairs() -> None:
     said = predict(step_ns=40 * MS, stall_ns=40 * MS, computing_ns=10 * MS)
     assert set(said) == {"stalling_beside_computing", "stalling_beside_stalling"}
     assert all(0.9 <= each <= 1 for each in said.values())
+
+
+def test_the_prediction_of_the_bench_knows_what_changes_of_turn_cost() -> None:
+    costs = {"first": 10 * MS, "second": 10 * MS, "computing": 0}
+    free = predict(step_ns=40 * MS, stall_ns=40 * MS, computing_ns=10 * MS)
+    paid = predict(step_ns=40 * MS, stall_ns=40 * MS, computing_ns=10 * MS, change_ns=costs)
+    assert all(paid[name] < free[name] for name in free), (paid, free)

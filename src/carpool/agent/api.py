@@ -14,7 +14,6 @@ from carpool.agent.job_words import job_word
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import process
 
-
 if TYPE_CHECKING:
     from carpool.agent.joining import JoinedJob
 

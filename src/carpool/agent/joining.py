@@ -56,8 +56,8 @@ def join(
 
     The options are those of `carpool run`: tenant, weight, priority, memory, wait_memory, compute, steps, device,
     on_hog, on_orphans, park. What is not given is read from CARPOOL_TENANT and so on. Inside a job that job is
-    returned, and nothing changes. Without a daemon this is an UnreachableError; with `required=False` the program goes
-    on without carpool, one line says so, and None is returned.
+    returned, and nothing changes. Without a daemon this is an UnreachableError; with `required=False` the program
+    goes on without carpool, one line says so, and None is returned.
     """
     unknown = set(options) - KNOWN
     if unknown:
@@ -144,7 +144,7 @@ def _wait_let_in(
             return _asked(peer, arguments, deadline), peer
         except (OSError, UnreachableError) as error:
             peer.close()
-            is_stopped = not os.path.exists(path)  # one that was stopped took its socket with it
+            is_stopped = not Path(path).exists()  # one that was stopped took its socket with it
             if not asked or is_stopped or time.monotonic() - asked > DIED_SECONDS:
                 said = error.strerror if isinstance(error, OSError) else str(error)
                 raise UnreachableError(

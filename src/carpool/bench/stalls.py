@@ -8,8 +8,10 @@ and sleep:
 Windows follow each other in the same processes, in changing order. The speed of a job is its iterations a second;
 figures are medians, over the cycles, of its speed in a window over its speed alone in the same cycle. A job that
 waits for the end of another's iteration cannot reach 1: with iterations as long as its own it would wait for half of
-one each time. The simulator is given what was measured alone (how long an iteration computes, and stalls), and says
-what the speeds beside each other will be (`predicted_…`, and the largest difference as `prediction_error`).
+one each time. The simulator is given what was measured alone (how long an iteration computes, and stalls) and what a
+change of turn cost each job, as the daemon knows it, and says what the speeds beside each other will be
+(`predicted_…`, and the largest difference as `prediction_error`). Beside that stands what it says if changes of turn
+are free (`bound_…`): what is above that, no bell and no quantum can win.
 
 Not measured: input with workers (which goes on while the job waits for its turn, and so loses less), a GPU.
 """
@@ -19,10 +21,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from subprocess import Popen
 
 from carpool.bench.node import Node, open_node, python, read_stamps, run_plain, steps_per_s, wait_all, wait_files
@@ -45,7 +47,8 @@ START_SECONDS = 180.0
 SETTLE_SECONDS = 0.5
 PLAIN_STEPS = 30
 HAND_OVER_NS = 200_000  # in the simulation: from a grant to the first operation
-SIMULATED_NS = 60 * SECOND
+SIMULATED_NS = 20 * SECOND
+PHASES = (0.94, 0.97, 1.0, 1.03, 1.06)  # of the other's iteration: whose ends would else meet an ask always or never
 
 Stamps = list[tuple[int, int]]
 
@@ -67,11 +70,12 @@ def run(say: Say, *, cycles: int, seconds: float) -> Report:
         cpu_s, began = node.cpu_s(), time.monotonic()
         windows = _watch(node.directory, say, list(started), cycles=cycles, seconds=seconds)
         share = (node.cpu_s() - cpu_s) / (time.monotonic() - began)
+        change_ns = {name: max(0, node.client.job(name).change_ns or 0) for name in started}
         (node.directory / "until").touch()
         _hold(node.directory, list(started), list(started))
         wait_all(list(started.values()), seconds=START_SECONDS)
         stamps = {name: read_stamps(node.directory / f"{name}.stamps") for name in started}
-    return make_report(windows, stamps, share)
+    return make_report(windows, stamps, change_ns, share)
 
 
 def _plain_step_s() -> float:
@@ -115,7 +119,9 @@ def _watch(directory: Path, say: Say, names: list[str], *, cycles: int, seconds:
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
-def make_report(windows: list[Window], stamps: dict[str, Stamps], daemon_core_fraction: float) -> Report:
+def make_report(
+    windows: list[Window], stamps: dict[str, Stamps], change_ns: dict[str, int], daemon_core_fraction: float
+) -> Report:
     report = Report(bench="throughput --stalls")
     live = {
         "stalling_beside_computing": _over_alone(windows, stamps, "mixed", "first", "stalling alone"),
@@ -126,10 +132,13 @@ def make_report(windows: list[Window], stamps: dict[str, Stamps], daemon_core_fr
     }
     step_ns, period_ns = _alone(windows, stamps["first"], "stalling alone")
     other_ns, _ = _alone(windows, stamps["computing"], "computing alone")
-    foreseen = predict(step_ns=step_ns, stall_ns=max(0, period_ns - step_ns), computing_ns=other_ns)
+    stall_ns = max(0, period_ns - step_ns)
+    foreseen = predict(step_ns=step_ns, stall_ns=stall_ns, computing_ns=other_ns, change_ns=change_ns)
+    bound = predict(step_ns=step_ns, stall_ns=stall_ns, computing_ns=other_ns)
     for name in ("stalling_beside_computing", "stalling_beside_stalling"):
         report.add(name, live[name], Target(limit=0.9, is_least=True))
         report.add(f"predicted_{name}", foreseen[name])
+        report.add(f"bound_{name}", bound[name])
     report.add("computing_beside_stalling", live["computing_beside_stalling"])
     worst = max(abs(foreseen[name] / live[name] - 1) for name in foreseen)
     report.add("prediction_error", worst, Target(limit=0.1))
@@ -137,6 +146,8 @@ def make_report(windows: list[Window], stamps: dict[str, Stamps], daemon_core_fr
     report.add("stalled_part_alone", 1 - step_ns / period_ns)
     report.add("stalling_step_ms", step_ns / 1e6)
     report.add("computing_step_ms", other_ns / 1e6)
+    for name, cost_ns in change_ns.items():
+        report.add(f"change_ms_{name}", cost_ns / 1e6)
     report.notes.append(f"{os.getloadavg()[0]:.1f} programs wanted a processor at the end")
     return report
 
@@ -159,17 +170,25 @@ def _alone(windows: list[Window], stamps: Stamps, kind: str) -> tuple[int, int]:
     return round(median(spans)), round(median(periods))
 
 
-def predict(*, step_ns: int, stall_ns: int, computing_ns: int) -> dict[str, float]:
-    """What the simulator says of the speeds beside each other, over alone."""
-    stalling = [_script(name, step_ns, stall_ns, SIMULATED_NS // (step_ns + stall_ns)) for name in ("a", "b")]
-    computing = _script("c", computing_ns, 0, 4 * SIMULATED_NS // computing_ns)
-    return {
-        "stalling_beside_computing": _speed([stalling[0], computing]),
-        "stalling_beside_stalling": min(_speed(stalling), _speed(stalling[::-1])),
-    }
+def predict(
+    *, step_ns: int, stall_ns: int, computing_ns: int, change_ns: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """What the simulator says of the speeds beside each other, over alone; without `change_ns` changes are free."""
+    cost = change_ns or {}
+    machine = Machine(devices=(("card", 16 * GIB),), switch_ns=HAND_OVER_NS if change_ns else 0)
+    each = SIMULATED_NS // (step_ns + stall_ns)
+    pairs, mixed = [], []
+    for phase in PHASES:
+        other_ns = round(computing_ns * phase)
+        first = _script("first", step_ns, stall_ns, each, cost.get("first", 0))
+        second = _script("second", step_ns, round(stall_ns * phase), each, cost.get("second", 0))
+        computing = _script("computing", other_ns, 0, 4 * SIMULATED_NS // other_ns, cost.get("computing", 0))
+        mixed.append(_speed([first, computing], machine))
+        pairs.append(min(_speed([first, second], machine), _speed([second, first], machine)))
+    return {"stalling_beside_computing": mean(mixed), "stalling_beside_stalling": mean(pairs)}
 
 
-def _script(name: str, step_ns: int, stall_ns: int, steps: int) -> Script:
+def _script(name: str, step_ns: int, stall_ns: int, steps: int, change_ns: int) -> Script:
     return Script(
         id=name,
         submit_ns=0,
@@ -178,12 +197,12 @@ def _script(name: str, step_ns: int, stall_ns: int, steps: int) -> Script:
         steps=steps,
         step_ns=step_ns,
         stall_ns=stall_ns,
+        change_ns=change_ns,
         is_known=True,
     )
 
 
-def _speed(scripts: list[Script]) -> float:
+def _speed(scripts: list[Script], machine: Machine) -> float:
     """Of the first of these jobs, beside the others, over alone."""
-    machine = Machine(devices=(("card", 16 * GIB),), switch_ns=HAND_OVER_NS)
     done = NodeEngine("fair", machine).run(scripts).jobs[0]
     return done.service_ns / done.completion_ns

@@ -94,6 +94,6 @@ def _argv(pid: int) -> list[str]:
 
 def _cwd(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid or 'self'}/cwd")
+        return str(Path(f"/proc/{pid or 'self'}/cwd").readlink())
     except OSError:
         return "/"

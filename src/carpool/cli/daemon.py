@@ -246,9 +246,8 @@ def show_status(as_json: bool) -> None:
     print(f"{told[-1]}{'' if status.warm_parents else ', no warm parent'}")
     for parent in status.warm_parents:
         idle, programs = format_ns(parent.idle_ns), format_count(parent.programs, "program")
-        print(
-            f"warm parent {parent.pid}: {format_bytes(parent.memory_bytes)}, {programs}, idle {idle}, {parent.python}"
-        )
+        does = f"{programs}, idle {idle}" if parent.is_ready else f"has imported for {idle}"
+        print(f"warm parent {parent.pid}: {format_bytes(parent.memory_bytes)}, {does}, {parent.python}")
     for warning in warnings_of(status):
         print(f"warning: {warning}")
     print(f"run directory {status.run}\njournal and logs in {status.state}")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool.cli.values import parsed
-from carpool.client import Client
+from carpool.client import Client, DaemonSocket
 from carpool.errors import CarpoolError, RefusedError, UnreachableError, UsageError
-from carpool.wire.lock import BROUGHT_BACK, read_sign
-from carpool.wire.places import Places, make_private
+from carpool.wire.lock import BROUGHT_BACK, MACHINE, read_sign
+from carpool.wire.places import Places, make_directory
 
 if TYPE_CHECKING:
     from carpool.daemon.config import DaemonConfig
@@ -34,21 +34,38 @@ DISK_MIN_BYTES = 4096
 def start_daemon(places: Places, config: DaemonConfig, *, is_brought_back: bool = False) -> bool:
     """Start a daemon and wait until it answers; False if one was running already."""
     config.check()
+    if places.is_machine:
+        return start_machine(places)
     for directory in (places.run, places.state, places.jobs):
-        make_private(directory)
+        make_directory(places, directory)
     if Client(places=places).is_running():
         return False
-    return _start(places, config, is_brought_back=is_brought_back)
+    return _start(places, _words(config, is_brought_back=is_brought_back))
+
+
+def start_machine(places: Places) -> bool:
+    """The same for the machine's daemon, which is told what its settings say: only who serves it can start it."""
+    if Client(places=places).is_running():
+        return False
+    if os.geteuid() not in (0, *([places.owner()] if places.run.exists() else [])):
+        DaemonSocket(places).close()  # says why it cannot be reached, and who starts it
+    for directory in (places.run, places.state):
+        make_directory(places, directory)
+    return _start(places, [MACHINE])
 
 
 def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
     """Start a daemon in the place of one whose settings nobody chose; False if the one that runs is no such."""
     sign = places.find_daemon()
-    return sign is not None and sign.is_brought_back and _start(places, config, is_brought_back=False)
+    return sign is not None and sign.is_brought_back and _start(places, _words(config, is_brought_back=False))
 
 
-def _start(places: Places, config: DaemonConfig, *, is_brought_back: bool) -> bool:
-    process = _spawn(places, config, is_brought_back=is_brought_back)
+def _words(config: DaemonConfig, *, is_brought_back: bool) -> list[str]:
+    return [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
+
+
+def _start(places: Places, words: list[str]) -> bool:
+    process = _spawn(places, words)
     began, ended = time.monotonic(), 0.0
     while time.monotonic() - began < START_SECONDS:
         code, sign = process.poll(), read_sign(places.lock)
@@ -63,14 +80,15 @@ def _start(places: Places, config: DaemonConfig, *, is_brought_back: bool) -> bo
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
 
-def _spawn(places: Places, config: DaemonConfig, *, is_brought_back: bool) -> subprocess.Popen[bytes]:
+def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON}
     if places.base is not None:
         environment["CARPOOL_DIR"] = str(places.base)  # it may have been said as seen from this directory
-    arguments = [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
+    if places.root is not None:
+        environment["CARPOOL_ROOT"] = str(places.root)
     with open(places.state / "daemon.err", "wb", opener=_private) as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "carpool.daemon.main", *arguments],
+            [sys.executable, "-m", "carpool.daemon.main", *words],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -89,7 +107,7 @@ def bring_daemon_back(places: Places) -> None:
     somebody else is bringing it back."""
     from carpool.daemon.config import DaemonConfig
 
-    if places.find_daemon() is not None:
+    if places.find_daemon() is not None or places.is_machine:  # the system brings that one back
         return
     with open(places.run / "restart.lock", "wb", opener=_private) as lock, contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +134,7 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
 
     A running daemon with another policy or other devices is not changed behind its users' backs.
     """
-    if not Client(places=places).is_running():
+    if not places.is_machine and not Client(places=places).is_running():
         from carpool.daemon.config import DaemonConfig
 
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.

@@ -42,7 +42,7 @@ from carpool.daemon.start_and_end import End, Start
 from carpool.errors import CarpoolError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import messages as m
 from carpool.wire.lock import WAKE
-from carpool.wire.places import Places, find_places
+from carpool.wire.places import Places, places_of_job
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # whoever sends one of these cancels the job
 FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGWINCH}
 SI_KERNEL = 0x80  # the sender was the terminal, or a limit or timer of the runner's own, not a process
+SAID_AFTER_SECONDS = 3.0  # that a job waits: most starts wait for a moment, and nobody needs to know
 RETRY_SECONDS = 0.2
 RESTART_SECONDS = 2.0
 RESTORE_SECONDS = 30.0  # a daemon that was told makes files that were removed again at once, a busy one later
@@ -198,11 +199,12 @@ class Runner:
         """Queue until the daemon says go; survives a daemon that is restarted meanwhile."""
         if not self._job:
             self._enter()  # the user is told at once if there is no daemon
+        say_at, said = time.monotonic() + SAID_AFTER_SECONDS, ""
         while True:
             try:
                 if self._wire is None:
                     self._enter()
-                message = self._wire.receive(seconds=None) if self._wire is not None else None
+                message = self._heard(said, say_at)
             except UnreachableError:
                 if not self._places.socket.exists():
                     self._say("the daemon was stopped; the job waits for the next one: carpool daemon start")
@@ -213,14 +215,23 @@ class Runner:
                     self._job = message.job
                     return message
                 case m.Wait():
-                    self._job = message.job
-                    self._say(f"{message.job} {message.reason}")
+                    self._job, said = message.job, f"{message.job} {message.reason}"
+                case None:
+                    self._say(said)
+                    said = ""
                 case m.Refuse():
                     raise PeerError(message.reason)
                 case m.Stop():
                     raise PeerError(f"job {self._job} was cancelled before it started")
                 case _:
                     raise PeerError(f"the daemon sent {type(message).__name__} to a queued job")
+
+    def _heard(self, said: str, say_at: float) -> m.Message | None:
+        """What the daemon says next; None if it is time to say why the job waits, and nothing came before."""
+        assert self._wire is not None
+        if said and not self._wire.wait_readable(max(0.001, say_at - time.monotonic())):
+            return None
+        return self._wire.receive(seconds=None)
 
     def _learn_name(self) -> None:
         """The daemon has the job, and its first word to us, which names it, may be on its way still."""
@@ -400,7 +411,7 @@ def main() -> int:
     was started before an upgrade has opened the log itself, and names none."""
     directory = Path(sys.argv[1])
     try:
-        places = find_places()
+        places = places_of_job(directory)
     except CarpoolError as error:
         sys.stderr.write(f"carpool: {error}\n")
         return error.exit_code

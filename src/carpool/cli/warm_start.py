@@ -104,8 +104,7 @@ def start(places: Places, wish: Wish, *, is_urgent: Callable[[], bool]) -> WarmP
             undo.callback(peer.close)
             warm.check_peer(peer)
             _send(peer, wish, interpreter)
-            is_ready = path.with_suffix(".json").exists()
-            word = _wait_word(peer, is_urgent, seconds=ANSWER_SECONDS if is_ready else START_SECONDS)
+            word = _wait_word(peer, is_urgent, seconds=ANSWER_SECONDS if _is_ready(path) else START_SECONDS)
             if word is None:
                 raise ColdStartError(_last_words(path) or "the warm parent ended")
             if "pid" not in word:
@@ -261,6 +260,12 @@ def _is_inherited(number: int) -> bool:
         return os.get_inheritable(number)
     except OSError:
         return False
+
+
+def _is_ready(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return bool(json.loads(path.with_suffix(".json").read_text())["is_ready"])
+    return False
 
 
 def _wait_word(peer: socket.socket, is_urgent: Callable[[], bool], *, seconds: float) -> dict[str, Any] | None:

@@ -463,7 +463,7 @@ class Driver:
         """Keep the end of a job that ended while no daemon ran, unless the last one had noted it."""
         noted = self.journal.find_ended(live.id)
         if noted is None or noted["id"] != live.id:
-            self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv)
+            self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv, uid=live.file.uid)
         self._over.remove(live, self.journal.flush)
 
     def _note_end(self, live: LiveJob) -> None:
@@ -473,7 +473,7 @@ class Driver:
             End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
-            self.journal.note_job(live.file.number, picture, live.file.argv, **said)
+            self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.tell(JobForgotten(job=self._ended.popleft()))

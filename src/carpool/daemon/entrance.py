@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from carpool.errors import CarpoolError, PeerError
-from carpool.wire.lock import Lock, Sign, read_sign, take_lock
-from carpool.wire.places import Places, make_private
+from carpool.wire.lock import Lock, Sign, read_sign, show_sign, take_lock
+from carpool.wire.places import Places, make_directory
 
 log = logging.getLogger("carpool")
 BACKLOG = 4096  # connections that wait to be taken; the kernel may allow fewer
@@ -40,12 +40,15 @@ AGAIN_SECONDS = 1.0
 class BoundSocket:
     """A Unix socket and the name under which others find it."""
 
-    def __init__(self, path: Path, kind: socket.SocketKind) -> None:
+    def __init__(self, path: Path, kind: socket.SocketKind, *, mode: int = 0o700, group: int | None = None) -> None:
         self._path = path
         _remove_dead(path, kind)
         self.socket = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         try:
-            self.socket.bind(os.fsencode(path))
+            self.socket.bind(os.fsencode(path))  # the umask lets nobody else in yet
+            if group is not None:
+                os.chown(path, -1, group)
+            path.chmod(mode)
             if kind == socket.SOCK_STREAM:
                 self.socket.listen(BACKLOG)
             self._facts = path.lstat()
@@ -68,6 +71,11 @@ class BoundSocket:
         if self.is_own():
             with contextlib.suppress(OSError):
                 self._path.unlink()
+
+
+def bind(places: Places, path: Path, kind: socket.SocketKind) -> BoundSocket:
+    """A socket that all who may use this daemon can reach."""
+    return BoundSocket(path, kind, mode=places.socket_mode, group=places.group)
 
 
 def _remove_dead(path: Path, kind: socket.SocketKind) -> None:
@@ -133,6 +141,7 @@ class Entrance:
         _check_dead(self._places.socket, socket.SOCK_STREAM)
         _check_dead(self._places.knock, socket.SOCK_DGRAM)
         self._hold_directory()
+        self._show_sign()
 
     def _take_missing(self) -> Path | None:
         """Take what we do not hold, that of the journal first; returns the one that another process has."""
@@ -143,6 +152,10 @@ class Entrance:
                     return path
                 self._locks[path] = lock
         return None
+
+    def _show_sign(self) -> None:
+        if self._places.is_machine:
+            show_sign(self._places.sign, self._sign)
 
     def _let_go(self) -> None:
         for lock in self._locks.values():
@@ -162,7 +175,7 @@ class Entrance:
     async def open(self, connect: Callable[[], asyncio.Protocol]) -> None:
         """Let others connect."""
         self._connect = connect
-        self._bound = BoundSocket(self._places.socket, socket.SOCK_STREAM)
+        self._bound = bind(self._places, self._places.socket, socket.SOCK_STREAM)
         await self._serve(self._bound)
 
     async def _serve(self, bound: BoundSocket) -> None:
@@ -202,7 +215,7 @@ class Entrance:
 
     def _restore(self) -> None:
         for directory in self._places.directories_of_run():
-            make_private(directory)
+            make_directory(self._places, directory)
         if not self._locks[self._places.lock].is_own():
             again = take_lock(self._places.lock, self._sign)
             if again is None:
@@ -210,10 +223,11 @@ class Entrance:
                 return
             self._take_up(self._places.lock, again)
         self._hold_directory()
+        self._show_sign()
         for restore in self.on_restored:
             restore()
         if self._bound is not None and not self._bound.is_own():
-            self._bound = BoundSocket(self._places.socket, socket.SOCK_STREAM)
+            self._bound = bind(self._places, self._places.socket, socket.SOCK_STREAM)
             task = asyncio.get_running_loop().create_task(self._serve(self._bound))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -250,7 +264,7 @@ class Entrance:
             if not is_lost and all(directory.exists() for directory in directories):
                 return None
             for directory in directories:
-                make_private(directory)
+                make_directory(self._places, directory)
             again = take_lock(path, self._sign) if is_lost else None
         except (CarpoolError, OSError) as error:
             log.warning("daemon.state_lost reason=%s", error)  # the next look tries again

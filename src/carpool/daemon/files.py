@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     job: str
     number: int
     spec: JobSpec
+    uid: int = msgspec.field(default_factory=os.geteuid)  # whose it is; where nobody noted it, the daemon's own
     argv: list[str]
     cwd: str
     environment: dict[str, str] | None = None  # of a submitted job; None for `carpool run`

@@ -29,6 +29,7 @@ from carpool.daemon.containers import container_of
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
+from carpool.daemon.people import ROOT, Caller
 from carpool.daemon.programs import Programs
 from carpool.daemon.registry import Registry
 from carpool.daemon.translate import read_as
@@ -79,14 +80,15 @@ class Joining:
     def join(self, peer: Connection, arguments: Mapping[str, object]) -> None:
         """Somebody joins: a new job, queued like any other. The answers come when there is something to say."""
         asked = read_as(calls.Join, arguments, what="the wish to join")
-        caller = peer.process()
+        caller = peer.caller
         pid = who_joins(caller, asked.pid)
         jobs = self._driver.jobs.values()
         around = callers.job_around(jobs, pid) if pid > 0 else None
         if around is not None:
             raise RefusedError(f"process {pid} is in job {around.id} already, and stays in it (X11)")
-        callers.check_start(callers.job_around(jobs, caller))
-        live = self._registry.new_job(asked.spec, asked.argv, asked.cwd, environment=None)
+        callers.check_start(callers.job_around(jobs, caller.pid))
+        owner = owner_of(caller, pid)
+        live = self._registry.new_job(asked.spec, asked.argv, asked.cwd, caller=owner, environment=None)
         live.file.is_joined = True
         live.file.joins_until_ns = _now_ns() + asked.patience_ns if not pid else 0
         live.runner = Joiner(self, peer, live, pid)
@@ -161,22 +163,30 @@ class Joining:
         self._programs.watch(live, pid)
 
 
-def who_joins(caller: int, claimed: int) -> int:
+def who_joins(caller: Caller, claimed: int) -> int:
     """The process that joins, by its number here; 0 if it is still to come, UNSEEN if it cannot be seen from here.
     RefusedError if it is nobody's, or not the caller's (X10)."""
-    if not claimed or (caller == processes.UNSEEN):
-        return caller if claimed else 0
-    if claimed == processes.inner_pid(caller):
-        return caller
-    pid = processes.everyone.find(claimed, processes.namespace_of(caller))
+    if not claimed or caller.pid == processes.UNSEEN:
+        return caller.pid if claimed else 0
+    if claimed == processes.inner_pid(caller.pid):
+        return caller.pid
+    pid = processes.everyone.find(claimed, processes.namespace_of(caller.pid))
     if pid <= 0:
         raise RefusedError(f"there is no process {claimed}; nothing was joined")
-    whose, own = processes.uid_of(pid), processes.uid_of(caller)
-    if own != 0 and whose != own:
+    whose = processes.uid_of(pid)
+    if caller.uid not in (ROOT, whose):
         raise RefusedError(
-            f"process {claimed} is of user {whose}, and this is user {own}; each joins for his own only"
+            f"process {claimed} is of user {whose}, and this is user {caller.uid}; each joins for his own only"
         )
     return pid
+
+
+def owner_of(caller: Caller, pid: int) -> Caller:
+    """Whose job it is: root's own commands join for others, too (a prolog)."""
+    uid = processes.uid_of(pid) if pid > 0 and pid != caller.pid else None
+    if uid is None or uid == caller.uid:
+        return caller
+    return Caller(uid=uid, gid=processes.gid_of(pid) or 0, pid=pid)
 
 
 def _now_ns() -> int:

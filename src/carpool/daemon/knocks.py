@@ -2,7 +2,7 @@
 
 A knock says nothing: what waits stands in the pages (S_PENDING). So one that is lost, or comes when nobody listens,
 does no harm, as the program knocks again while it waits (native/meter.c, M4); one that anybody sends makes the daemon
-look once too often. The directory is this user's alone.
+look once too often.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
-from carpool.daemon.entrance import BoundSocket
+from carpool.daemon.entrance import bind
+from carpool.wire.places import Places
 
 HEARD_MAX = 100  # knocks at once; whatever is left comes next
 
 
 class KnockSocket:
-    def __init__(self, path: Path, on_knock: Callable[[], None]) -> None:
-        self._path = path
+    def __init__(self, places: Places, on_knock: Callable[[], None]) -> None:
+        self._places = places
         self._on_knock = on_knock
         self._open()
 
     def _open(self) -> None:
-        self._bound = BoundSocket(self._path, socket.SOCK_DGRAM)
+        self._bound = bind(self._places, self._places.knock, socket.SOCK_DGRAM)
         self._socket = self._bound.socket
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._hear)
 

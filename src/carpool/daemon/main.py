@@ -1,4 +1,5 @@
-"""The daemon's life: one per user, started by `carpool daemon start` or by the first `carpool run`."""
+"""The daemon's life: one per user, started by `carpool daemon start` or by the first `carpool run`; or one for all
+users of the machine, started by the system."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 import msgspec
 
@@ -20,6 +22,7 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes, warm_parents
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -32,8 +35,10 @@ from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
+from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
@@ -41,8 +46,8 @@ from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
 from carpool.journal.writer import Journal
 from carpool.policies import POLICIES, Guarded, find_policy
-from carpool.wire.lock import BROUGHT_BACK, WAKE, make_sign
-from carpool.wire.places import Places, find_places, make_private
+from carpool.wire.lock import BROUGHT_BACK, MACHINE, WAKE, make_sign
+from carpool.wire.places import Places, machine_places, make_directory, own_places
 
 log = logging.getLogger("carpool")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -51,9 +56,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def make_router(
     driver: Driver,
     starter: Starter,
-    config: DaemonConfig,
+    in_force: InForce,
     devices: list[DeviceFacts],
     *,
+    reload: Reload,
     limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
@@ -62,7 +68,8 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs)
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
+    registry = Registry(driver, starter, programs, allowances)
     joining = Joining(driver, programs, registry)
     registry.on_unentered = joining.wait_first
     members = Members(driver, starter.places)
@@ -72,13 +79,15 @@ def make_router(
         driver.jobs,
         driver.journal,
         starter=starter,
-        config=config,
+        in_force=in_force,
         policy=policy,
         devices=devices,
         observers=driver.observers,
         hear=driver.hear,
     )
-    orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
+    orders = Orders(
+        driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
+    )
     router = Router(
         driver,
         members=members,
@@ -87,6 +96,7 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
+        allowances=allowances,
     )
     return registry, router
 
@@ -114,7 +124,16 @@ def guard(reference: str) -> Guarded:
     return policy
 
 
-async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> bool:
+def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
+    """Who reads the settings again, when an admin says so or sends SIGHUP."""
+    reload = Reload(starter.places, in_force, driver)
+    reload.on_change.append(starter.take_settings)
+    if starter.places.is_machine:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
+    return reload
+
+
+async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -122,6 +141,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
+    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -136,12 +156,12 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
-    limits = Limits(driver.jobs, places)
+    limits, reload = Limits(driver.jobs, places), make_reload(driver, starter, in_force)
     registry, router = make_router(
-        driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
+        driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
-    knocks = KnockSocket(places.knock, driver.listen)
+    knocks = KnockSocket(places, driver.listen)
     entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
@@ -184,6 +204,21 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
+def _told(arguments: list[str]) -> tuple[Places, InForce]:
+    """Where it serves, and with which settings."""
+    if arguments[:1] == [MACHINE]:
+        places = machine_places()
+        settings = load_settings(places.settings)
+        places = replace(places, group=group_id(settings.access.group))
+    else:
+        places = own_places()
+        daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        settings = MachineSettings(daemon=daemon)
+    config = settings.config()
+    config.check()
+    return places, InForce(settings, config.with_host_memory())
+
+
 def _say(error: CarpoolError) -> int:
     sys.stderr.write(f"carpool daemon: {error}\n")
     return error.exit_code
@@ -198,17 +233,15 @@ def main() -> int:
 
 
 def _main() -> int:
-    """Its arguments are the configuration, as JSON, and whether it is brought back."""
+    """Its arguments are the configuration, as JSON, and whether it is brought back; or that it is the machine's."""
     os.umask(0o077)
     signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
-        places = find_places()
-        config = msgspec.json.decode(sys.argv[1], type=DaemonConfig) if len(sys.argv) > 1 else DaemonConfig()
-        config.check()
-        config = config.with_host_memory()
+        places, in_force = _told(sys.argv[1:])
+        config = in_force.config
         places = config.place_store(places)
         for directory in places.directories():
-            make_private(directory)
+            make_directory(places, directory)
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)
@@ -223,7 +256,7 @@ def _main() -> int:
     processes.step_back()
     processes.raise_descriptor_limit()
     try:
-        return 0 if _run(serve(places, config, entrance)) else 1
+        return 0 if _run(serve(places, in_force, entrance)) else 1
     except CarpoolError as error:
         return _say(error)
     finally:

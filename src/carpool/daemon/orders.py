@@ -29,8 +29,10 @@ from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.people import Caller, user_of
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
 from carpool.daemon.start_and_end import replace_file
 from carpool.daemon.starter import Starter
@@ -49,6 +51,7 @@ class Orders:
         registry: Registry,
         starter: Starter,
         devices: list[DeviceFacts],
+        reload: Reload,
         stop: Callable[[], object],
     ) -> None:
         self._driver = driver
@@ -56,25 +59,27 @@ class Orders:
         self._registry = registry
         self._starter = starter
         self._devices = devices
+        self._reload = reload
         self._stop = stop
 
-    def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Callable[[], int]) -> calls.Answer:
-        """`caller` tells the pid of whoever asks, as the kernel names it."""
+    def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
         job = str(arguments.get("job", ""))
         match verb:
             case "submit":
-                callers.check_start(callers.job_around(self._driver.jobs.values(), caller()))
-                return self.submit(arguments)
+                callers.check_start(callers.job_around(self._driver.jobs.values(), caller.pid))
+                return self.submit(arguments, caller=caller)
             case "cancel":
                 return self.cancel(job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")))
             case "suspend" | "resume":
                 return self.suspend(job, is_resumed=verb == "resume")
             case "resize":
-                return self.resize(arguments, around=callers.job_around(self._driver.jobs.values(), caller()))
+                return self.resize(arguments, around=callers.job_around(self._driver.jobs.values(), caller.pid))
             case "migrate":
                 return self.migrate(job, str(arguments.get("device", "")))
             case "checkpoint":
                 return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
+            case "reload":
+                return self._reload.read_again(by=user_of(caller.uid).name)
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:
@@ -218,10 +223,15 @@ class Orders:
         live.page.header.checkpoint = number
         return calls.CheckpointOrder(job=job, number=number, directory=str(live.directory), argv=live.file.argv)
 
-    def submit(self, arguments: Mapping[str, object]) -> calls.Submitted:
+    def submit(self, arguments: Mapping[str, object], *, caller: Caller) -> calls.Submitted:
         asked = read_as(calls.Submission, arguments, what="the submission")
         live = self._registry.new_job(
-            asked.spec, asked.argv, asked.cwd, environment=asked.environment, inherited=asked.inherited
+            asked.spec,
+            asked.argv,
+            asked.cwd,
+            caller=caller,
+            environment=asked.environment,
+            inherited=asked.inherited,
         )
         self._driver.tell(JobSubmitted(job=live.id, spec=live.file.spec))
         if live.trouble:

@@ -227,9 +227,18 @@ def with_file(path: Path) -> set[int]:
 
 
 def uid_of(pid: int) -> int | None:
-    """Whose a process is; None if it is gone."""
+    """As whom a process acts; None if it is gone."""
+    return _acts_as(pid, b"Uid:")
+
+
+def gid_of(pid: int) -> int | None:
+    """And as which group."""
+    return _acts_as(pid, b"Gid:")
+
+
+def _acts_as(pid: int, name: bytes) -> int | None:
     for line in _read(pid, "status").splitlines():
-        if line.startswith(b"Uid:"):
+        if line.startswith(name):
             return int(line.split()[2])
     return None
 

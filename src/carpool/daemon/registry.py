@@ -14,11 +14,13 @@ from pathlib import Path
 from carpool.calls import Inherited
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
-from carpool.core.node.model import HOLDING
+from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, forks_of, is_parked, is_underway
+from carpool.daemon.people import Caller, user_of
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
@@ -35,10 +37,13 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 class Registry:
-    def __init__(self, driver: Driver, starter: Starter, programs: Programs) -> None:
+    def __init__(
+        self, driver: Driver, starter: Starter, programs: Programs, allowances: Allowances | None = None
+    ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._jobs = starter.places.jobs
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
@@ -49,13 +54,16 @@ class Registry:
         argv: list[str],
         cwd: str,
         *,
+        caller: Caller,
         environment: dict[str, str] | None,
         inherited: Inherited | None = None,
         wanted_id: str = "",
     ) -> LiveJob:
-        """Make the directory of a new job; the caller tells the core."""
+        """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._allowances is not None and not wanted_id:  # else it was let in before
+            self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
-        spec = spec_from(said)
+        spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
         job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
         if not _IS_ID.fullmatch(job_id):
@@ -66,6 +74,7 @@ class Registry:
             job=job_id,
             number=self._number,
             spec=spec,
+            uid=caller.uid,
             argv=argv,
             cwd=cwd,
             environment=environment,
@@ -83,6 +92,9 @@ class Registry:
             raise
         self._driver.jobs[job_id] = live
         return live
+
+    def _state_of(self, live: LiveJob) -> JobState | None:
+        return self._driver.scheduler.state_of(live.id)
 
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays

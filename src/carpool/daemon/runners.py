@@ -60,7 +60,12 @@ class Runners:
             if not message.job:  # else a runner comes back to a daemon that has forgotten the job
                 callers.check_start(callers.job_around(self._driver.jobs.values(), peer.process()))
             live = self._registry.new_job(
-                message.spec, message.argv, message.cwd, environment=None, wanted_id=message.job
+                message.spec,
+                message.argv,
+                message.cwd,
+                caller=peer.caller,
+                environment=None,
+                wanted_id=message.job,
             )
         except (CarpoolError, OSError) as error:
             peer.send(m.Refuse(reason=str(error)))

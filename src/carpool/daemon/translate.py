@@ -43,8 +43,8 @@ def spec_said(body: Mapping[str, object]) -> calls.Spec:
     return read_as(calls.Spec, body, what="the job's options")
 
 
-def spec_from(said: calls.Spec) -> JobSpec:
-    """Check and convert a spec; a UsageError names what is wrong."""
+def spec_from(said: calls.Spec, *, user: str = "") -> JobSpec:
+    """Check and convert the spec of this account; a UsageError names what is wrong."""
     if said.weight_milli < 1:
         raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
     for name, value in (
@@ -69,6 +69,7 @@ def spec_from(said: calls.Spec) -> JobSpec:
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
+        user=user,
     )
 
 
@@ -135,6 +136,7 @@ def picture_lost(file: JobFile, end: End | None) -> JobPicture:
         move_ns=0,
         move_trouble="",
         reason=f"it ended while no daemon ran; {how}" if how else end.reason if end is not None else "",
+        user=file.spec.user,
     )
 
 
@@ -145,9 +147,9 @@ def grant_from(effect: GrantLease, serial: int = 0) -> m.Grant:
 def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.Job:
     """A job as people see it: the core's picture, with what its page and its processes say at this moment."""
     facts = plain(picture)
-    if live is not None and live.is_unstarted:
-        facts["argv"] = live.file.argv
-    elif live is not None:
+    if live is not None:
+        facts |= {"argv": live.file.argv, "uid": live.file.uid}
+    if live is not None and not live.is_unstarted:
         gradients = sum(member.gradient_bytes for member in live.members.values())
         facts |= {
             "steps": live.turn.steps() or picture.steps,
@@ -155,7 +157,6 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "silent_ns": _silent_ns(picture, live, now=now),
             "remaining_ns": _remaining_ns(picture, live),
             "pids": sorted(live.pids()),
-            "argv": live.file.argv,
             "gradient_bytes": gradients or None,
             "device_ns": live.job_page.device_ns(),
             "processes": live.job_page.usage(),

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from carpool import calls
 from carpool.daemon import processes
 from carpool.wire import warm
+
+END_SECONDS = 2.0  # that an end by SIGTERM may take
 
 
 def find(run: Path) -> list[calls.WarmParent]:
@@ -33,16 +37,37 @@ def find(run: Path) -> list[calls.WarmParent]:
                         programs=int(facts["programs"]),
                         memory_bytes=processes.resident_bytes(pid),
                         idle_ns=max(0, round((time.time() - float(facts["used"])) * 1e9)),
+                        is_ready=bool(facts["is_ready"]),
                     )
                 )
     return found
 
 
 def end_all(run: Path) -> None:
-    """The daemon was stopped. Programs that they started go on."""
+    """The daemon was stopped: they are gone when this returns. Programs that they started go on.
+
+    Without its socket a parent ends when it looks, so one that has just begun and wrote no note yet does.
+    """
+    directory = warm.directory_in(run)
+    _remove(directory.glob("*.sock"))
+    ends = []
     for parent in find(run):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(parent.pid, signal.SIGTERM)
-    for file in warm.directory_in(run).glob("*.*"):
         with contextlib.suppress(OSError):
-            file.unlink()  # without its socket, one that just starts ends when it looks
+            ends.append(os.pidfd_open(parent.pid))
+            if parent.is_ready:
+                os.kill(parent.pid, signal.SIGTERM)
+            else:  # it has no programs yet, and perhaps a helper
+                os.killpg(os.getpgid(parent.pid), signal.SIGTERM)
+    deadline = time.monotonic() + END_SECONDS
+    for end in ends:
+        if not select.select([end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+        os.close(end)
+    _remove(directory.glob("*.*"))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()

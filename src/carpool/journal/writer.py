@@ -109,10 +109,18 @@ class Journal:
         self.dropped_rows += new
 
     def note_job(
-        self, number: int, picture: JobPicture, argv: list[str], *, refusals: str = "", start: str = ""
+        self,
+        number: int,
+        picture: JobPicture,
+        argv: list[str],
+        *,
+        uid: int | None = None,
+        refusals: str = "",
+        start: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
-        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "refusals": refusals, "start": start}
+        said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
+        said |= {"refusals": refusals, "start": start}
         self._keep(
             EndedJob(
                 job=picture.id,

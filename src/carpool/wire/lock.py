@@ -23,6 +23,7 @@ from carpool.errors import PeerError
 
 SIGN_BYTES_MAX = 1 << 16
 BROUGHT_BACK = "--brought-back"  # an argument of the daemon's process: it is started as the last one was told
+MACHINE = "--machine"  # the same: it serves all users, in the system's places and as carpool.toml says
 WAKE = signal.SIGUSR1  # a daemon that gets it looks whether its socket and its locks are still its own
 
 
@@ -59,14 +60,15 @@ def make_sign(*, run: Path, state: Path, is_brought_back: bool) -> Sign:
     )
 
 
-def read_sign(path: Path) -> Sign | None:
-    """What the newest holder wrote into a lock; None if there is none or it cannot be read."""
+def read_sign(path: Path, *, owner: int | None = None) -> Sign | None:
+    """What the newest holder wrote into a lock; None if there is none, it cannot be read, or somebody else than the
+    owner (this user) wrote it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        if os.fstat(fd).st_uid != os.geteuid():
+        if os.fstat(fd).st_uid != (os.geteuid() if owner is None else owner):
             return None
         return _decoded(os.read(fd, SIGN_BYTES_MAX))
     except (OSError, ValueError, TypeError):
@@ -98,13 +100,27 @@ class Lock:
             return False
 
     def write(self, sign: Sign) -> None:
-        text = json.dumps(asdict(sign)).encode()
+        text = _encoded(sign)
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
             os.pwrite(self._fd, text, 0)
             os.ftruncate(self._fd, len(text))
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def show_sign(path: Path, sign: Sign) -> None:
+    """Let everyone read who the daemon is, without a lock that somebody could hold; the caller has the locks."""
+    draft = path.with_name(f"{path.name}.new")
+    with contextlib.suppress(OSError):
+        draft.unlink(missing_ok=True)
+        draft.write_bytes(_encoded(sign))
+        draft.chmod(0o644)
+        draft.replace(path)
+
+
+def _encoded(sign: Sign) -> bytes:
+    return json.dumps(asdict(sign)).encode()
 
 
 def take_lock(path: Path, sign: Sign) -> Lock | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -101,6 +102,40 @@ def test_faster_than_usual_is_less_than_nothing(loop: Loop) -> None:
     loop.turn(*[10 * MS] * 50)
     loop.turn(*[9_900_000] * CHANGE_STEPS)
     assert loop.booked == (1, -CHANGE_STEPS * 100_000)
+
+
+def test_d15_a_program_that_waits_for_input_in_each_iteration_does_not_gain_by_a_change_of_turn(loop: Loop) -> None:
+    def stalling(count: int) -> None:
+        for _ in range(count):
+            loop.now += 40 * MS
+            loop.state.waited(40 * MS)
+            loop.run(10 * MS)
+
+    loop.state.held, loop.state.taker = True, threading.get_ident()
+    loop.state.turn_began(loop.now)
+    stalling(50)
+    loop.state.turn_ended(0)
+    loop.now += 500 * MS
+    loop.state.turn_began(loop.now)  # its input was there before it asked
+    loop.run(12 * MS)
+    loop.state.turn_ended(0)
+    assert loop.booked == (1, 2 * MS)
+    loop.state.turn_began(loop.now)
+    loop.run(12 * MS)
+    stalling(CHANGE_STEPS)
+    assert loop.booked == (2, 4 * MS), "nor does it lose by it"
+
+
+def test_d15_waits_without_the_turn_and_of_other_threads_are_no_part_of_it(loop: Loop) -> None:
+    loop.turn(*[10 * MS] * 50)
+    loop.state.turn_began(loop.now)
+    loop.state.held, loop.state.taker = True, threading.get_ident() + 1
+    loop.state.waited(10 * MS)
+    loop.state.held, loop.state.taker = False, threading.get_ident()
+    loop.state.waited(10 * MS)
+    loop.run(10 * MS)
+    loop.state.turn_ended(0)
+    assert loop.booked == (1, 0)
 
 
 def test_without_a_slot_nothing_is_written(loop: Loop) -> None:

@@ -8,11 +8,17 @@ take beyond a usual one. Caches are cold then, threads wake on one processor, th
 of a turn the wait for the device is added: what the host ran ahead of it at first is paid there. The sums stand in
 the slot (S_CHANGES, S_CHANGE_NS), and the core chooses quanta by them. A usual iteration is the fading mean of the
 later ones. Short turns have no later ones: there it only falls, by iterations that took clearly less.
+
+Rules
+  D15 A wait for input or an idle pause is no part of an iteration, usual or first. A program asks for its turn when
+      its input has come, so the first iteration after a grant has no wait: with waits in the usual one a change of
+      turn would cost less than nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from carpool._native import load
@@ -114,6 +120,11 @@ class PlainTurnState:
         self.turn_steps += 1
         if self.turn_steps == CHANGE_STEPS:
             self._book(self.excess_ns, 1)
+
+    def waited(self, waited_ns: int) -> None:
+        """The thread that takes the turns waited for so long, for its input or in a pause (D15)."""
+        if self.held and get_ident() == self.taker:
+            self.iterated_ns += waited_ns
 
     def turn_ended(self, drained_ns: int) -> None:
         """The turn goes, after a wait of so long for the device."""

@@ -112,6 +112,7 @@ class Pauses:
             self._count(is_idle=is_idle)
             if state.held and is_idle:
                 words[base + S_PAUSE_NS] += idle_ns
+                state.waited(idle_ns)
 
     def _learn_in_flight(self) -> None:
         """A long pause on a device on which work may have been in flight when it began (T9)."""
@@ -157,6 +158,7 @@ class Pauses:
         """Input arrived after this long. A wait while others computed says little: it only fades the estimate."""
         state = self._state
         self._is_input_expected = False
+        state.waited(waited_ns)
         state.stall_ns += (waited_ns - state.stall_ns) // 4 if state.held else -(state.stall_ns // 16)
         if waited_ns > STALL_NS and state.base:
             self._words[state.base + S_STALL_NS] += waited_ns

@@ -47,12 +47,23 @@ class Parent:
         self._title.show(f"carpool: warm parent of {sys.executable}")
         self._socket = socket.socket(fileno=int(sys.argv[1]))
         self._path = Path(sys.argv[2])
-        self._inode = self._path.stat().st_ino
+        self._inode = 0
+        self._is_ready = False
         self._shelf = Shelf()
         self._reads = Reads()
         self._programs = 0
         self._trouble = ""  # why nobody can be served here
         self._changed = ""  # a file that is not what was imported
+
+    def begin(self) -> None:
+        """Be known. Whoever ends all parents takes their sockets away first and then looks for notes: this one's is
+        there before it looks for its socket, so it is ended or ends itself, and imports nothing then."""
+        self._note()
+        try:
+            self._inode = self._path.stat().st_ino
+        except OSError:
+            self._path.with_suffix(".json").unlink(missing_ok=True)
+            os._exit(0)
 
     def preload(self) -> None:
         """Import everything; what goes wrong is why nobody is served here."""
@@ -81,6 +92,7 @@ class Parent:
 
     def serve(self) -> Program | None:
         """Fork for whoever comes; returns in a program, and None at the parent's own end."""
+        self._is_ready = True
         self._note()
         served = time.monotonic()
         while not self._is_over(served):
@@ -153,7 +165,8 @@ class Parent:
 
     def _note(self) -> None:
         """What the daemon shows of it."""
-        facts = {"pid": os.getpid(), "python": sys.executable, "programs": self._programs, "used": time.time()}
+        facts: dict[str, object] = {"pid": os.getpid(), "python": sys.executable, "programs": self._programs}
+        facts |= {"used": time.time(), "is_ready": self._is_ready}
         draft = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
             draft.write_text(json.dumps(facts))
@@ -240,9 +253,14 @@ def available_percent() -> int:
 
 def serve() -> Program | None:
     """Called by main.py: returns in each program, with what to run. Nobody is told of this process's end: it is no
-    child of the runner that started it, and so not part of a job in which that runner is."""
+    child of the runner that started it, and so not part of a job in which that runner is. The runner goes on when
+    this process has written its note."""
+    noted, begun = os.pipe()
     if os.fork():
+        os.close(begun)
+        os.read(noted, 1)
         os._exit(0)
+    os.close(noted)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)
@@ -251,6 +269,8 @@ def serve() -> Program | None:
     os.umask(0o077)
     global _parent
     _parent = Parent()
+    _parent.begin()
+    os.close(begun)
     _parent.preload()
     return _parent.serve()
 

@@ -167,6 +167,7 @@ class JobSpec:
     steps: int | None = None
     device: DeviceId | None = None
     fingerprint: str = ""
+    user: str = ""  # whose it is, by the name of the account; empty where only one account is served
 
 
 @dataclass(slots=True, kw_only=True)

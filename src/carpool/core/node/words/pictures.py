@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
@@ -18,8 +18,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
     served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
     remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
     late, rows = choice.deadline(node, job), lifecycle.rows_of(job, now=now)
-    last = max(job.service.last_step_ns or 0, job.lease.granted_ns) if job.lease is not None else None
-    makes_room, migrates = job.departures.get(Why.MAKES_ROOM), job.departures.get(Why.MIGRATES)
+    makes_room = job.departures.get(Why.MAKES_ROOM)
     return JobPicture(
         id=job.id,
         name=job.spec.name,
@@ -39,7 +38,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         waited_ns=sum(rows.get(row, 0) for row in WAITS),
         spent_ns=rows,
         waited_for_ns=dict(job.service.waited_for_ns),
-        silent_ns=now - last if last is not None else None,
+        silent_ns=_silent_ns(job, now=now),
         is_hog=late is not None and now >= late,
         needs=job.memory.needs,
         promised_bytes=job.memory.promised_bytes,
@@ -56,14 +55,24 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         move_ns=job.move.took_ns,
         move_trouble=job.move.trouble,
         reason=reason,
-        moving_to=job.device if job.move.source is not None else migrates.to if migrates is not None else None,
+        moving_to=_moving_to(job),
         kept_on=job.move.source,
         kept_bytes=node.devices[job.move.source].kept[job.id] if job.move.source is not None else 0,
         move_refused=job.move.refused,
         change_ns=job.service.changes.each_ns,
         quantum_ns=choice.quantum_of(node, job, now=now) if node.lane_of(job) is not None else None,
         quantum_why=choice.why_quantum(node, job, now=now),
+        user=job.spec.user,
     )
+
+
+def _silent_ns(job: Job, *, now: Nanos) -> Nanos | None:
+    return None if job.lease is None else now - max(job.service.last_step_ns or 0, job.lease.granted_ns)
+
+
+def _moving_to(job: Job) -> DeviceId | None:
+    migrates = job.departures.get(Why.MIGRATES)
+    return job.device if job.move.source is not None else migrates.to if migrates is not None else None
 
 
 def picture_device(node: Node, device: Device) -> DevicePicture:

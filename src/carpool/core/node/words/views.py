@@ -54,6 +54,7 @@ class JobPicture:
     change_ns: Nanos | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: Nanos | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    user: str = ""  # whose it is; empty where only one account is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
