@@ -55,9 +55,9 @@ def join(
     """Make this process a job, and wait until it is let in; `wait` is how many seconds at most.
 
     The options are those of `carpool run`: tenant, weight, priority, memory, wait_memory, compute, steps, device,
-    on_hog, on_orphans, park. What is not given is read from CARPOOL_TENANT and so on. Inside a job that job is
-    returned, and nothing changes. Without a daemon this is an UnreachableError; with `required=False` the program
-    goes on without carpool, one line says so, and None is returned.
+    on_hog, on_orphans, park. What is not given is read from the environment, as the options of commands are. Inside
+    a job that job is returned, and nothing changes. Without a daemon this is an UnreachableError; with
+    `required=False` the program goes on without carpool, one line says so, and None is returned.
     """
     unknown = set(options) - KNOWN
     if unknown:

@@ -49,7 +49,7 @@ def adopt(pid: int, as_env: bool, patience: str, as_json: bool, no_park: bool, *
     \b
     eval "$(carpool adopt --name nb --env)"; python train.py
     carpool adopt --name slurm-$SLURM_JOB_ID --env     in a TaskProlog
-    carpool adopt --pid 4711                           and what 4711 starts with those variables
+    carpool adopt --pid 4711 --env       4711, and what has these variables
     """
     patience_ns = parsed("--patience", parse_duration_ns, patience)
     if patience_ns < 1:
