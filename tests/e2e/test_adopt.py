@@ -115,7 +115,7 @@ def test_a_process_that_is_in_a_job_is_not_adopted_again_nor_one_that_is_gone(no
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have a process of another user")
 def test_x10_nobody_joins_for_another_user(node: Node) -> None:
     """Checked in the daemon: here it is asked for by a process that is another user's, as the kernel says."""
-    from carpool.daemon.joining import owner_of, who_joins
+    from carpool.daemon.joining import who_joins, whose_job
     from carpool.daemon.people import Caller
     from carpool.errors import RefusedError
 
@@ -124,7 +124,7 @@ def test_x10_nobody_joins_for_another_user(node: Node) -> None:
     other.wait_lines(1)
     root, nobody = Caller(uid=0, gid=0, pid=os.getpid()), Caller(uid=65534, gid=65534, pid=other.pid)
     assert who_joins(root, other.pid) == other.pid  # root may, and the job is that user's
-    assert owner_of(root, other.pid).uid == 65534
+    assert whose_job(root, other.pid).uid == 65534
     with pytest.raises(RefusedError, match="each joins for his own only"):
         who_joins(nobody, os.getpid())
 

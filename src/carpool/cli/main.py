@@ -34,6 +34,7 @@ COMMANDS = (
     "checkpoint",
     "cancel",
     "daemon",
+    "system",
     "policy",
     "doctor",
     "verify",

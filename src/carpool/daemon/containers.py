@@ -9,8 +9,11 @@ Rules
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from carpool.daemon import processes
 
 SHORT = 12  # digits of an id, as the runtimes themselves show it
 _ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
@@ -20,21 +23,22 @@ def container_of(pid: int) -> str:
     """The short id of the container in which a process is; `ns` and a number for a namespace without one; empty if it
     is in none, or gone, or may not be looked at."""
     found = _id_in(_groups(pid))
-    if found and found != _id_in(_groups("self")):
+    if found and found != _id_in(_groups(os.getpid())):
         return found[:SHORT]
     for kind in ("pid", "user"):
         number = _namespace(pid, kind)
-        if number and number != _namespace("self", kind):
+        if number and number != _namespace(os.getpid(), kind):
             return f"ns{number}"
     return ""
 
 
-def _groups(pid: int | str) -> list[str]:
+def _groups(pid: int) -> list[str]:
     """The control groups of a process, one of each hierarchy."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+
+    def read() -> str:
+        return Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+
+    lines = processes.look(pid, "cgroup", read, "").splitlines()
     return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
 
 
@@ -43,8 +47,5 @@ def _id_in(groups: list[str]) -> str:
     return next((ids[-1] for group in groups if (ids := _ID.findall(group))), "")
 
 
-def _namespace(pid: int | str, kind: str) -> int:
-    try:
-        return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
-    except OSError:
-        return 0
+def _namespace(pid: int, kind: str) -> int:
+    return processes.look(pid, f"ns/{kind}", lambda: Path(f"/proc/{pid}/ns/{kind}").stat().st_ino, 0)

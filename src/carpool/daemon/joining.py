@@ -87,7 +87,7 @@ class Joining:
         if around is not None:
             raise RefusedError(f"process {pid} is in job {around.id} already, and stays in it (X11)")
         callers.check_start(callers.job_around(jobs, caller.pid))
-        owner = owner_of(caller, pid)
+        owner = whose_job(caller, pid)
         live = self._registry.new_job(asked.spec, asked.argv, asked.cwd, caller=owner, environment=None)
         live.file.is_joined = True
         live.file.joins_until_ns = _now_ns() + asked.patience_ns if not pid else 0
@@ -173,7 +173,7 @@ def who_joins(caller: Caller, claimed: int) -> int:
     pid = processes.everyone.find(claimed, processes.namespace_of(caller.pid))
     if pid <= 0:
         raise RefusedError(f"there is no process {claimed}; nothing was joined")
-    whose = processes.uid_of(pid)
+    whose, _ = processes.acts_as(pid)
     if caller.uid not in (ROOT, whose):
         raise RefusedError(
             f"process {claimed} is of user {whose}, and this is user {caller.uid}; each joins for his own only"
@@ -181,12 +181,10 @@ def who_joins(caller: Caller, claimed: int) -> int:
     return pid
 
 
-def owner_of(caller: Caller, pid: int) -> Caller:
-    """Whose job it is: root's own commands join for others, too (a prolog)."""
-    uid = processes.uid_of(pid) if pid > 0 and pid != caller.pid else None
-    if uid is None or uid == caller.uid:
-        return caller
-    return Caller(uid=uid, gid=processes.gid_of(pid) or 0, pid=pid)
+def whose_job(caller: Caller, pid: int) -> Caller:
+    """Whose job it is: root joins for others, too (a prolog)."""
+    uid, gid = processes.acts_as(pid) if pid > 0 and pid != caller.pid else (caller.uid, caller.gid)
+    return caller if uid in (caller.uid, -1) else Caller(uid=uid, gid=gid, pid=pid)
 
 
 def _now_ns() -> int:

@@ -122,7 +122,7 @@ class Programs:
             return
         if live.ended is not None or self._is_underway(live):
             return
-        if end := End.load(live.directory):  # what it wrote down and could not tell, or not yet
+        if end := live.learn_end():  # what it wrote down and could not tell, or not yet
             self._told(live, end)
         elif live.file.is_joined:
             self._end(live, ended_by_itself(live))
