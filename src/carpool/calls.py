@@ -17,7 +17,6 @@ import msgspec
 from carpool.units import format_bytes
 
 ENDED = frozenset({"finished", "failed", "cancelled"})  # the states of a job that is over
-
 ARGUMENTS_MAX = 4096  # characters of a job's arguments in a list of jobs, and of one that is over
 Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -72,9 +71,9 @@ class Submission(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Join(msgspec.Struct, kw_only=True, frozen=True):
-    """A process that runs already becomes a job, or one that somebody else will start."""
+    """A process that runs already becomes a job, or one that somebody else will start. The spec is a Spec."""
 
-    spec: dict[str, object]  # a Spec
+    spec: dict[str, object]
     argv: list[str]
     cwd: str
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)] = 0  # as the caller numbers it; 0: nobody yet
@@ -290,10 +289,10 @@ class Submitted(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Joined(msgspec.Struct, kw_only=True, frozen=True):
-    """The job that somebody joins. While it is queued there is a reason and no page; the last answer has the page."""
+    """The job that somebody joins; the last answer has a page."""
 
     job: str
-    reason: str = ""
+    reason: str = ""  # why it waits
     page: str = ""
     environment: dict[str, object] = {}  # as in Start
     keeps: bool = False  # the connection stays open as long as the job lives: the daemon does not see who joined

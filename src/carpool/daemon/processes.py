@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import signal
@@ -34,8 +33,6 @@ ENVIRON_BYTES = 1 << 17
 LARGE_BYTES_MAX = 8 << 20  # more variables no program can be started with; what a process makes of them is its own
 UNSEEN = -1  # in place of a pid: nobody here can tell who it is, or whether it lives
 SO_PEERPIDFD = 77  # Linux 6.5; before that a pid that was used again cannot be told from the first
-PIDFD_INFO_BYTES, PIDFD_INFO_EXIT = 64, 1 << 3  # of the first version of struct pidfd_info; Linux 6.15 tells ends
-PIDFD_GET_INFO = 0xC0000000 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 FIRST_NAMESPACE = 0xEFFFFFFC  # the number of the one that sees all others
 NOWHERE = 1  # in place of a namespace's number: one that is not seen here
 NEARLY_ALL_PERCENT = 80
@@ -310,22 +307,6 @@ def acts_as(pid: int) -> tuple[int, int]:
     said = status_of(pid)
     found = [said.get(name, b"").split() for name in (b"Uid", b"Gid")]
     return (int(found[0][1]), int(found[1][1])) if all(found) else (-1, -1)
-
-
-def exit_status(pid: int, pidfd: int | None) -> int | None:
-    """How a process ended that may be nobody's child here, as wait(2) has it: it has not been waited for yet, or a
-    descriptor of it is there from before. None if this kernel does not tell."""
-    fields = _stat_fields(pid)
-    if fields and fields[0] == b"Z" and os.geteuid() in (0, owner_of(pid)):  # else the kernel shows 0 in its place
-        return int(fields[49])
-    if pidfd is None:
-        return None
-    told = bytearray(struct.pack("=Q", PIDFD_INFO_EXIT).ljust(PIDFD_INFO_BYTES, b"\0"))
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(pidfd, PIDFD_GET_INFO, told)
-        if struct.unpack_from("=Q", told)[0] & PIDFD_INFO_EXIT:
-            return int(struct.unpack_from("=i", told, PIDFD_INFO_BYTES - 4)[0])
-    return None
 
 
 def resident_bytes(pid: int) -> int:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from carpool.core.node.events import JobDetached, JobExited, ProgramStarted
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.exits import exit_status
 from carpool.daemon.jobs import LiveJob, has_runner
 from carpool.daemon.limits import Limits
 from carpool.daemon.python_options import why_kept_out
@@ -101,7 +102,7 @@ class Programs:
     def _on_gone(self, live: LiveJob) -> None:
         """It ended; its runner tells the exit code, perhaps when it has found this daemon, unless it is gone too."""
         if live.file.is_joined:
-            live.exit_status = processes.exit_status(live.file.child_pid, live.child_pidfd)
+            live.exit_status = exit_status(live.file.child_pid, live.child_pidfd)
         live.unwatch_child()
         if live.runner is None and not has_runner(live.file):
             self.end_if_dead(live)
