@@ -284,21 +284,25 @@ def _taken_state(run: Path) -> Path | None:
         return None
 
 
-def make_directory(places: Places, directory: Path) -> None:
-    """Make one of the daemon's directories as it has to be, or make sure that it is so; missing parents too."""
+def make_directory(places: Places, directory: Path, *, owner: int | None = None) -> None:
+    """Make one of the daemon's directories as it has to be, or make sure that it is so; missing parents too. Root may
+    make it for another account, which is the owner of all that the machine's daemon has."""
     if not places.is_machine:
         make_private(directory)
         return
     mode, group = places.mode_of(directory), -1 if places.group is None else places.group
+    owner = os.geteuid() if owner is None else owner
     try:
         for missing in _missing_parents(directory):
             missing.mkdir()
             missing.chmod(0o755)
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
+            if owner != os.geteuid():
+                os.chown(directory, owner, -1)
         facts = directory.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise PeerError(f"{directory} is no directory of user {os.geteuid()}; remove it, or give it to that user")
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != owner:
+            raise PeerError(f"{directory} is no directory of user {owner}; remove it, or give it to that user")
         if group not in (-1, facts.st_gid):
             os.chown(directory, -1, group)
         directory.chmod(mode)
