@@ -97,19 +97,20 @@ class Machine(Node):
             os.chown(place, uid, uid)
         return place
 
-    def popen(self, uid: int, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
-        """Start a program as this user."""
+    def popen(
+        self, uid: int, command: Sequence[str], *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program as this user; what it says goes to our stderr unless somebody wants it."""
         home = self.directory_of(uid)
-        environment = {**self.environment, "HOME": str(home)}
-        child: subprocess.Popen[bytes] = subprocess.Popen(
+        child = subprocess.Popen(
             command,
             user=uid,
             group=uid,
             extra_groups=[],
-            env=environment,
+            env={**self.environment, "HOME": str(home)},
             cwd=home,
-            stdin=subprocess.DEVNULL,
-            **{"stdout": sys.stderr.fileno(), **options},  # type: ignore[call-overload]  # its overloads know no mapping
+            stdin=stdin,
+            stdout=sys.stderr.fileno() if stdout is None else stdout,
         )
         self.started.append(child)
         return child

@@ -20,6 +20,7 @@ from typing import Any
 from carpool.bench.attacks import HELD, NOT_HELD, NOT_TRIED, Attack, Outcome
 from carpool.bench.machine import Machine, free_uids, open_machine
 from carpool.bench.node import PROGRAMS, Lines, python, wait_files
+from carpool.calls import ENDED
 from carpool.errors import CarpoolError, PeerError
 
 SETTINGS = 'policy = "fair"\ndevice = "cpu:2GiB"\nquantum = "50ms"\n'
@@ -202,7 +203,7 @@ def _harm(machine: Machine, victim: Victim, steps: int) -> str:
             return "the daemon ended, and there is another one"
         deadline = time.monotonic() + VICTIM_SECONDS
         while _steps(machine, victim) <= steps + 1:
-            if machine.client.job(victim.job).ended_ns or time.monotonic() > deadline:
+            if machine.client.job(victim.job).state in ENDED or time.monotonic() > deadline:
                 return f"the victim is {machine.client.job(victim.job).state}"
             time.sleep(LOOK_SECONDS)
         job = machine.client.job(victim.job)

@@ -70,9 +70,9 @@ def read_processes(facts: Facts) -> list[str]:
             path = f"/proc/{pid}/{name}"
             with denied(got, path):
                 if name == "fd":
-                    os.listdir(path)
+                    list(Path(path).iterdir())
                 elif name == "cwd":
-                    os.readlink(path)
+                    Path(path).readlink()
                 else:
                     with open(path, "rb") as file:
                         file.read(1)
@@ -105,9 +105,9 @@ def write_files(facts: Facts) -> list[str]:
         with denied(got, f"{path} cut"):
             os.truncate(path, 0)
         with denied(got, f"{path} moved"):
-            os.rename(path, path + ".away")
+            Path(path).rename(path + ".away")
         with denied(got, f"{path} removed"):
-            os.unlink(path)
+            Path(path).unlink()
     return [each for each in got if "opened" not in each or not each.startswith((facts["socket"], facts["knock"]))]
 
 
@@ -115,13 +115,13 @@ def make_files(facts: Facts) -> list[str]:
     """Put files where others would find them: names of jobs to come, bells, the daemon's own."""
     got: list[str] = []
     for directory in facts["directories"]:
-        path = os.path.join(directory, "squatted")
-        with denied(got, path):
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
-        with denied(got, f"{path} as a link"):
-            os.symlink("/etc/passwd", path + "-link")
-        with denied(got, f"{path} as a directory"):
-            os.mkdir(path + "-directory")
+        place = Path(directory)
+        with denied(got, f"a file in {place}"):
+            (place / "squatted").touch()
+        with denied(got, f"a link in {place}"):
+            (place / "squatted-link").symlink_to("/etc/passwd")
+        with denied(got, f"a directory in {place}"):
+            (place / "squatted-directory").mkdir()
     return got
 
 
@@ -146,7 +146,7 @@ def ring(facts: Facts) -> list[str]:
             for name in [*map(str, facts["pids"]), *_list(facts["bells"])]:
                 for word in (0, 1, 2**32 - 1, 2**63, 2**64 - 1):
                     with contextlib.suppress(OSError):
-                        bell.sendto(word.to_bytes(8, "little"), os.path.join(facts["bells"], name))
+                        bell.sendto(word.to_bytes(8, "little"), f"{facts['bells']}/{name}")
             for _ in range(20):
                 with contextlib.suppress(OSError):
                     bell.sendto(b"", facts["knock"])
@@ -397,7 +397,7 @@ def _fields(message: m.Message | None) -> dict[str, Any]:
 
 def _list(directory: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return os.listdir(directory)
+        return [path.name for path in Path(directory).iterdir()]
     return []
 
 
@@ -414,7 +414,7 @@ def main() -> None:
         facts = json.loads(line)
         try:
             answer: dict[str, object] = {"got": ATTACKS[facts["attack"]](facts)}
-        except Exception as error:  # the caller says that it was not tried, and why
+        except (OSError, CarpoolError, subprocess.TimeoutExpired) as error:  # the caller says that it was not tried
             answer = {"trouble": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
