@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
@@ -236,6 +236,8 @@ def _main() -> int:
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)

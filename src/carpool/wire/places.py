@@ -100,8 +100,8 @@ class Places:
 
     @property
     def kept_jobs(self) -> Path:
-        """What the machine's daemon keeps of jobs where no user can look."""
-        return self.state / "jobs"
+        """What the daemon keeps of jobs: the machine's where no user can look."""
+        return self.jobs if self.root is None else self.state / "jobs"
 
     @property
     def logs(self) -> Path:
@@ -111,6 +111,18 @@ class Places:
     def parked(self) -> Path:
         """Where CPU-device jobs put their memory while they are parked: on a disk, which `run` often is not."""
         return self.store if self.store is not None else self.state / "parked"
+
+    def logs_of(self, user: int | None) -> Path:
+        """Where the logs of this user's jobs are: on the machine in a directory that only he can enter."""
+        return self.logs if self.root is None else self.logs / str(user)
+
+    def all_logs(self) -> list[Path]:
+        """Every directory of logs."""
+        return [self.logs] if self.root is None else [path for path in self.logs.iterdir() if path.is_dir()]
+
+    def parked_of(self, user: int) -> Path:
+        """Where this user's jobs put their memory."""
+        return self.parked if self.root is None else self.parked / str(user)
 
     @property
     def daemon_log(self) -> Path:
