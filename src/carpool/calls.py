@@ -332,6 +332,82 @@ class Changes(msgspec.Struct, kw_only=True, frozen=True):
     end: str = ""
 
 
+class UsageRow(msgspec.Struct, kw_only=True, frozen=True):
+    """What a user, a tenant or a job had in some time, or what all had on one day."""
+
+    name: str  # the user, tenant, job or day
+    user: str = ""  # of a job
+    tenant: str = ""  # of a job
+    jobs: int = 0  # that ended in this time
+    had_ns: int = 0  # device time
+    waited_ns: int = 0  # for turns and memory, in the queue and parked, all its jobs together
+    memory_mib_s: int = 0  # MiB that were held, times the seconds
+    lent_ns: int = 0  # device time of its guaranteed part that others had
+    borrowed_ns: int = 0  # device time beyond its own part
+
+
+class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    """Who had which device for how long: `carpool usage`. The rows, idle and unknown time add up to `device_ns`."""
+
+    by: str = "user"
+    since_ns: int = 0  # since 1970; what is kept by the hour or day begins there
+    until_ns: int = 0  # up to here everything is booked
+    devices: list[str] = []
+    device_ns: int = 0  # the time times the devices
+    idle_ns: int = 0
+    unknown_ns: int = 0  # no daemon ran, or it was killed before it had written what happened
+    rows: list[UsageRow] = []
+    trouble: str = ""  # what is wrong with the journal
+
+
+class PastJob(msgspec.Struct, kw_only=True, frozen=True):
+    """A job that is over, in short: a line of `carpool history`."""
+
+    number: int
+    job: str
+    ended_s: float  # since 1970
+    user: str = ""
+    tenant: str = ""
+    name: str = ""
+    state: str = ""
+    device: str = ""  # empty: it never got one
+    wall_ns: int = 0
+    had_ns: int = 0
+    waited_ns: int = 0
+    needs_bytes: int | None = None  # what it was measured to need
+    steps: int = 0
+    reason: str = ""
+
+
+class History(msgspec.Struct, kw_only=True, frozen=True):
+    """Jobs that are over, newest first: `carpool history`."""
+
+    jobs: list[PastJob] = []
+    has_more: bool = False  # older ones that fit the filters were left out
+    trouble: str = ""  # what is wrong with the journal
+
+
+class UsageAsked(msgspec.Struct, kw_only=True, frozen=True):
+    """What of the usage somebody wants to know. Times are seconds since 1970."""
+
+    by: Literal["user", "tenant", "job", "day"] = "user"
+    since_s: Count = 0
+    until_s: Count | None = None
+
+
+class HistoryAsked(msgspec.Struct, kw_only=True, frozen=True):
+    """Which ended jobs somebody wants to see; what is not said matches all."""
+
+    user: str | None = None
+    tenant: str | None = None
+    name: str | None = None  # with * for any letters
+    state: Literal["finished", "failed", "cancelled"] | None = None
+    since_s: Count = 0
+    until_s: Count | None = None
+    before: Count | None = None  # a number: only older ones
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+
+
 Answer = (
     Node
     | Status
@@ -346,6 +422,8 @@ Answer = (
     | Job
     | Device
     | Change
+    | Usage
+    | History
 )
 
 

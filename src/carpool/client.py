@@ -234,6 +234,14 @@ class Client:
         """The daemon, its settings and its devices."""
         return self._ask("status", calls.Status)
 
+    def usage(self, asked: calls.UsageAsked | None = None) -> calls.Usage:
+        """Who had which device for how long, in some time; of all that is kept unless it says otherwise."""
+        return self._ask("usage", calls.Usage, **_said_of(asked or calls.UsageAsked()))
+
+    def history(self, asked: calls.HistoryAsked | None = None) -> calls.History:
+        """Jobs that are over, newest first: the newest 50 unless it says otherwise."""
+        return self._ask("history", calls.History, **_said_of(asked or calls.HistoryAsked()))
+
     def changes(self, *, turns: bool = False, seconds: float | None = None) -> Changes:
         """What happens to jobs from now on; with `turns` also that a turn came or went, many times a second."""
         return Changes(self.places, turns=turns, seconds=seconds)
@@ -343,6 +351,10 @@ class Client:
 
     def _ask(self, verb: str, kind: type[Answer], **arguments: object) -> Answer:
         return _converted(verb, self.call(verb, **arguments), kind)
+
+
+def _said_of(asked: calls.UsageAsked | calls.HistoryAsked) -> dict[str, object]:
+    return {name: value for name, value in msgspec.to_builtins(asked).items() if value is not None}
 
 
 def _call(verb: str, arguments: dict[str, object]) -> m.Call:

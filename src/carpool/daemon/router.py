@@ -16,6 +16,7 @@ from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
 from carpool.daemon.queries import Queries
+from carpool.daemon.records import VERBS, Records
 from carpool.daemon.runners import Runners
 from carpool.daemon.stream import ChangeStream
 from carpool.errors import CarpoolError, PeerError
@@ -42,6 +43,7 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
+        self._records = Records(driver)
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
@@ -117,6 +119,9 @@ class Router:
                 return
             if message.verb == "flush":
                 self._flush(peer)
+                return
+            if message.verb in VERBS:
+                self._records.answer(peer, message.verb, message.arguments)
                 return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:
