@@ -35,6 +35,7 @@ from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
+from carpool.daemon.rights import keep_rights
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
 from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
@@ -241,6 +242,7 @@ def _main() -> int:
         for directory in places.directories():
             make_directory(places, directory)
         if places.is_machine:
+            keep_rights()
             hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
