@@ -43,6 +43,7 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
+from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -167,6 +168,8 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
     entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    if places.is_machine:
+        driver.on_note.append(UserBounds(driver, places, in_force).look)
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
