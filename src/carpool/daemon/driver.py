@@ -300,6 +300,11 @@ class Driver:
                 changed[job_id] = account
         self.journal.note_accounts(changed, now=now)
 
+    def book(self) -> None:
+        """Have what happened until now in the accounts, unless that was done a moment ago."""
+        if self._account_in_seconds() <= 0:
+            self.note_accounts()
+
     def judge_pages(self, jobs: Iterable[JobId]) -> None:
         """A program that spoilt its page has spoilt it for its own job only: that one goes on outside the turns."""
         for live in [self.jobs[job] for job in jobs if job in self.jobs]:
