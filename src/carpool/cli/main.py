@@ -22,6 +22,7 @@ from carpool.errors import CarpoolError
 COMMANDS = (
     "run",
     "submit",
+    "adopt",
     "ps",
     "top",
     "explain",

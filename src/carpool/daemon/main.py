@@ -26,6 +26,7 @@ from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
+from carpool.daemon.joining import Joining
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
@@ -71,6 +72,10 @@ def make_router(
     starter.on_runner_gone = programs.end_if_dead
     allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
     registry = Registry(driver, starter, programs, allowances)
+    joining = Joining(driver, programs, registry)
+    registry.on_unentered = joining.wait_first
+    members = Members(driver, starter.places)
+    members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -88,8 +93,9 @@ def make_router(
     bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
-        members=Members(driver, starter.places),
+        members=members,
         runners=Runners(driver, starter, programs, registry),
+        joining=joining,
         queries=queries,
         orders=orders,
         stream=stream,
