@@ -34,7 +34,7 @@ from carpool.client import Client
 from carpool.wire.lock import MACHINE
 from carpool.wire.places import machine_places
 from tests import eager
-from tests.e2e.node import PATIENCE, PROGRAMS, PYTHON, Ended, Node, Started, is_alive, kill, wait_until
+from tests.e2e.node import PATIENCE, PROGRAMS, Ended, Node, Started, is_alive, kill, wait_until
 
 NAMES = ("ana", "ben", "eve")
 _OURS = re.compile(r"cp_t([0-9]+)_[a-z]+")
@@ -121,7 +121,7 @@ class Population:
 
     def remove(self) -> None:
         for login in self.logins.values():
-            _remove_user(login)
+            remove_user(login)
         shutil.rmtree(self.home, ignore_errors=True)
         self.python.remove()
 
@@ -131,7 +131,8 @@ def _do(*words: str) -> None:
     assert done.returncode == 0, (words, done.stderr)
 
 
-def _remove_user(login: str) -> None:
+def remove_user(login: str) -> None:
+    """Remove an account that a test made, with its processes and its group."""
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(login).pw_uid
         for pid in _processes_of(uid):
@@ -156,7 +157,7 @@ def _remove_forgotten() -> None:
     for user in pwd.getpwall():
         match = _OURS.fullmatch(user.pw_name)
         if match and not is_alive(int(match[1])):
-            _remove_user(user.pw_name)
+            remove_user(user.pw_name)
 
 
 class Person:
@@ -229,10 +230,11 @@ class Machine(Node):
         self.places.settings.parent.mkdir(parents=True, exist_ok=True)
         self.places.settings.write_text(text)
 
-    def start_machine(self, text: str = SETTINGS, *, python: str = PYTHON, **options: Any) -> None:
+    def start_machine(self, text: str = SETTINGS, *, python: str = "", **options: Any) -> None:
         """Start the daemon with these settings, as a child of the test; wait until it answers."""
         self.write_settings(text)
-        self.daemon = Started(self, [python, "-m", "carpool.daemon.main", MACHINE], **options)
+        words = [python or self.population.python.python, "-m", "carpool.daemon.main", MACHINE]
+        self.daemon = Started(self, words, **options)
         self.wait_daemon()
 
     def command(self, program: Iterable[str]) -> list[str]:

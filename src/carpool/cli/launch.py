@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 START_SECONDS = 20.0
 RACE_SECONDS = 1.0  # the daemon of another start that holds the lock may not listen yet
 DISK_MIN_BYTES = 4096
+# Of a service account: to give users their files, to read what their programs write, to see and end their processes.
+RIGHTS = ("chown", "dac_override", "fowner", "kill", "sys_ptrace")
 
 
 def start_daemon(places: Places, config: DaemonConfig, *, is_brought_back: bool = False) -> bool:
@@ -47,11 +50,12 @@ def start_machine(places: Places) -> bool:
     """The same for the machine's daemon, which is told what its settings say: only who serves it can start it."""
     if Client(places=places).is_running():
         return False
-    if os.geteuid() not in (0, *([places.owner()] if places.run.exists() else [])):
+    owner = places.state.lstat().st_uid if places.state.exists() else os.geteuid()  # it outlives a boot; `run` not
+    if os.geteuid() not in (0, owner):
         DaemonSocket(places).close()  # says why it cannot be reached, and who starts it
     for directory in (places.run, places.state):
-        make_directory(places, directory)
-    return _start(places, [MACHINE])
+        make_directory(places, directory, owner=owner)
+    return _start(places, [MACHINE], owner=owner)
 
 
 def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
@@ -64,11 +68,11 @@ def _words(config: DaemonConfig, *, is_brought_back: bool) -> list[str]:
     return [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
 
 
-def _start(places: Places, words: list[str]) -> bool:
-    process = _spawn(places, words)
+def _start(places: Places, words: list[str], *, owner: int | None = None) -> bool:
+    process = _spawn(places, words, owner)
     began, ended = time.monotonic(), 0.0
     while time.monotonic() - began < START_SECONDS:
-        code, sign = process.poll(), read_sign(places.lock)
+        code, sign = process.poll(), read_sign(places.lock, owner=owner)
         is_ours = sign is not None and sign.pid == process.pid
         if (is_ours or code is not None) and Client(places=places).is_running():
             return code is None
@@ -80,7 +84,7 @@ def _start(places: Places, words: list[str]) -> bool:
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
 
-def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
+def _spawn(places: Places, words: list[str], owner: int | None) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON}
     if places.base is not None:
         environment["CARPOOL_DIR"] = str(places.base)  # it may have been said as seen from this directory
@@ -88,7 +92,7 @@ def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
         environment["CARPOOL_ROOT"] = str(places.root)
     with open(places.state / "daemon.err", "wb", opener=_private) as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "carpool.daemon.main", *words],
+            _as_account(owner, [sys.executable, "-m", "carpool.daemon.main", *words]),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -98,8 +102,21 @@ def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
         )
 
 
+def _as_account(owner: int | None, words: list[str]) -> list[str]:
+    """The command that runs these words as that account, with the rights a daemon of all users needs."""
+    if owner in (None, os.geteuid()):
+        return words
+    if shutil.which("setpriv") is None:
+        raise RefusedError("setpriv (util-linux) is missing, which starts the daemon as another account than root")
+    rights = ",".join(f"+{right}" for right in RIGHTS)
+    group = pwd.getpwuid(owner).pw_gid
+    who = [f"--reuid={owner}", f"--regid={group}", "--init-groups"]
+    kept = [f"--bounding-set=-all,{rights}", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    return ["setpriv", *who, *kept, *words]
+
+
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def bring_daemon_back(places: Places) -> None:

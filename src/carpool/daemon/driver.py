@@ -298,7 +298,12 @@ class Driver:
             if account.row == "turn" or live.noted_ns != account.row_since_ns:
                 live.noted_ns = account.row_since_ns
                 changed[job_id] = account
-        self.journal.note_accounts(changed, now=now)
+        self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
+
+    def book(self) -> None:
+        """Have what happened until now in the accounts, unless that was done a moment ago."""
+        if self._account_in_seconds() <= 0:
+            self.note_accounts()
 
     def judge_pages(self, jobs: Iterable[JobId]) -> None:
         """A program that spoilt its page has spoilt it for its own job only: that one goes on outside the turns."""
@@ -307,7 +312,7 @@ class Driver:
                 reason = (
                     "a program of it cut short or overwrote the page that it shares with the daemon; start it anew"
                 )
-                log.warning("job.page_spoilt job=%s path=%s", live.id, live.directory / "page")
+                log.warning("job.page_spoilt job=%s path=%s", live.id, live.page_path)
                 self._collect()
                 live.lose_page(reason)
                 self.tell(JobDetached(job=live.id, reason=reason))
@@ -470,7 +475,7 @@ class Driver:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
+            End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
             self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)

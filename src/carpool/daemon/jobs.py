@@ -15,28 +15,33 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import msgspec
+
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseReturned
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
-from carpool.daemon.start_and_end import WARM, Start
+from carpool.daemon.start_and_end import WARM, End, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
+from carpool.daemon.user_files import make_directory, remove_aside
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.page import LEASE_HELD, LEASE_PARKED, Page
+from carpool.wire.places import make_private
 
 log = logging.getLogger("carpool")
 UNNOTED_MAX = 1000  # directories of ended jobs that are kept while the journal cannot be written
 
 
 class LiveJob:
-    def __init__(self, *, id: JobId, directory: Path, file: JobFile) -> None:
+    def __init__(self, *, id: JobId, directory: Path, file: JobFile, kept: Path | None = None) -> None:
         self.id = id
-        self.directory = directory
+        self.directory = directory  # its user's: its programs and its runner write there
+        self.kept = kept or directory  # the daemon's own; only the machine's daemon has two
         self.file = file
-        self.job_page = JobPage()
+        self.job_page = JobPage(file.uid)
         self.turn = SharedTurn(self.job_page, file.detached_pids)
         self.runner: Peer | None = None
         self.child_pidfd: int | None = None
@@ -45,6 +50,7 @@ class LiveJob:
         self.park_bytes: int | None = None  # what they may move together; None if an earlier daemon told them
         self.trouble = ""
         self.refusal = ""  # why no process of it may take turns any more
+        self.exit_status: int | None = None  # of its first process, as wait(2) has it, where the kernel told us
         self.ended: JobExited | None = None  # how its first process ended, while others of it go on
         self.orphans: set[int] = set()  # those others, as they were found last
         self.unlimited: dict[int, str] = {}  # its processes in which a limit of it is not kept, and why
@@ -56,6 +62,11 @@ class LiveJob:
     @property
     def page(self) -> Page | None:
         return self.job_page.page
+
+    @property
+    def page_path(self) -> str:
+        """By which its processes are known: they were started with it."""
+        return str(self.directory / "page")
 
     @property
     def is_unstarted(self) -> bool:
@@ -83,7 +94,7 @@ class LiveJob:
 
     def learn_start(self) -> bool:
         """Take in what its runner wrote down of its start, if no runner told it; whether one was made."""
-        start = Start.load(self.directory)
+        start = Start.load(self.directory, self.file.uid)
         if start is not None:
             self.file.how = start.how
         if start is not None and not self.file.child_pid:
@@ -91,15 +102,32 @@ class LiveJob:
             self.file.child_pid, self.file.child_birth = start.child_pid, start.child_birth
         return start is not None or bool(self.file.child_pid)
 
+    def learn_end(self) -> End | None:
+        """How it ended: what became of it, as the last daemon wrote down, or else how its program did, as its runner
+        wrote. What stands in its user's directory says nothing of the first."""
+        end = End.load(self.kept, os.geteuid())
+        if end is None and self.kept != self.directory:
+            end = End.load(self.directory, self.file.uid)
+            return msgspec.structs.replace(end, state="") if end is not None else None
+        return end
+
     def how_it_started(self) -> str:
         """As `calls.Job.start`. A program that started warm may have begun again, cold, and has noted that."""
         if self.file.how == WARM:
             self.learn_start()
         return self.file.how
 
+    def make_directories(self) -> None:
+        """Make what is not there; a PeerError or OSError says why that cannot be."""
+        make_private(self.kept)
+        if self.directory != self.kept:
+            if self.directory.exists() and self.directory.lstat().st_uid != self.file.uid:
+                remove_aside(self.directory)  # of a job of somebody else that had this id
+            make_directory(self.directory, self.file.uid)
+
     def save(self) -> None:
         """Write the job's file; OSError if the disk refuses."""
-        self.file.save(self.directory)
+        self.file.save(self.kept)
 
     def save_or_warn(self) -> None:
         """Write it where a disk that refuses is no reason to fail: only the next daemon would miss what is new."""
@@ -189,7 +217,7 @@ class LiveJob:
         """Its living processes, whoever started them: those with its page in their environment. A program may have
         written over its environment; one that is connected is known by that."""
         connected = {member.pid for member in self.members.values() if member.peer is not None}
-        inside = processes.by_page().get(str(self.directory / "page"), set())
+        inside = processes.by_page(self.file.uid).get(self.page_path, set()) | forks_of(self)
         return inside | set(filter(processes.is_alive, connected))
 
     def was_killed(self) -> bool:
@@ -214,7 +242,9 @@ class LiveJob:
 
     def remove(self) -> None:
         """Take its directory away; on a busy disk that takes longer than many turns."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.kept, ignore_errors=True)
+        if self.kept != self.directory:
+            remove_aside(self.directory)
 
 
 class OverJobs:
@@ -240,7 +270,12 @@ def is_underway(file: JobFile, left: Collection[int]) -> bool:
     """Whether the job's program runs, or others of its processes do, or its runner starts it or tells its end."""
     if file.child_pid and processes.is_alive(file.child_pid, file.child_birth):
         return True
-    return bool(left) or has_runner(file)
+    return bool(left) or has_runner(file) or file.joins_until_ns > time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def forks_of(live: LiveJob) -> set[int]:
+    """Of a joined job: living processes that were forked from those that joined, which no environment tells."""
+    return processes.with_file(live.page_path, live.file.uid) if live.file.is_joined else set()
 
 
 def has_runner(file: JobFile) -> bool:
@@ -248,10 +283,10 @@ def has_runner(file: JobFile) -> bool:
     return processes.is_alive(file.runner_pid, file.runner_birth or None)
 
 
-def is_parked(directory: Path) -> bool:
+def is_parked(directory: Path, owner: int) -> bool:
     """Whether a process of the job says in its page that its tensors are away."""
     try:
-        page = Page.open(directory / "page")
+        page = Page.open(directory / "page", owner=owner)
     except PeerError:
         return False
     page.guard()

@@ -32,6 +32,10 @@ from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 LOOK_SECONDS = 0.5  # after a program's start, and between the two looks of I8; a loader needs milliseconds
+JOINED_LATE = (
+    "it ran already when it joined, and carpool's library gets into a program at its start only; start it with the"
+    " variables of carpool adopt"
+)
 OTHER_RIGHTS = "it runs with other rights than the daemon's, and its loader takes no libraries from you"
 
 
@@ -54,11 +58,12 @@ class Limits:
             self._timer.cancel()
             self._timer = None
         limited = [live for live in self._jobs.values() if live.page is not None and limits_of(live)]
-        inside, parents = (processes.by_page(), processes.parents()) if limited else ({}, {})
+        parents = processes.parents() if limited else {}
+        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in limited}}
         before, self._suspects = self._suspects, set()
         kept, self._kept = self._kept, set()
         for live in limited:
-            mine = inside.get(str(live.directory / "page"), set()) | {live.file.child_pid} & set(parents)
+            mine = inside[live.file.uid].get(live.page_path, set()) | {live.file.child_pid} & set(parents)
             self._look_at(live, processes.with_descendants(mine, parents), kept, before)
         if self._suspects - before:
             self.look_soon()
@@ -82,7 +87,8 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                found[pid] = live.unlimited.get(pid) or why_without(pid, library, self._places.run)
+                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                found[pid] = live.unlimited.get(pid) or why
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)
@@ -115,16 +121,24 @@ def uses_device(live: LiveJob, files: set[str]) -> bool:
 
 def why_without(pid: int, library: str, run: Path) -> str:
     """Why the library is not in a process, and what to do about it, as far as its files tell."""
-    why = obstacle(f"/proc/{pid}/exe", library)
+    why = processes.look(pid, "exe", lambda: obstacle(f"/proc/{pid}/exe", library), None)
     if why is not None:
         return why
-    try:
-        Path(f"/proc/{pid}/root{library}").stat()
-    except PermissionError:
+    found = processes.look(pid, "root", lambda: _finds(Path(f"/proc/{pid}/root{library}")), "")
+    if found == OTHER_RIGHTS:
         return OTHER_RIGHTS
-    except OSError:
+    if not found:
         files = f"{Path(library).parent} and {run}"
         return f"carpool's files are not in its file system; give it {files} under the same paths"
     if library not in processes.variable_of(pid, "LD_PRELOAD"):
         return "LD_PRELOAD was taken from its environment; start it with the variables of the job"
     return "carpool's library cannot count inside it, and said so there"
+
+
+def _finds(path: Path) -> str:
+    """Whether a file is seen there, in words."""
+    try:
+        path.stat()
+    except PermissionError:
+        return OTHER_RIGHTS
+    return "it is there"

@@ -21,11 +21,12 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
+from carpool.daemon.joining import Joining
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
@@ -35,11 +36,13 @@ from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
+from carpool.daemon.rights import keep_rights
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
+from carpool.daemon.terms import ChangedTerms
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -69,6 +72,10 @@ def make_router(
     starter.on_runner_gone = programs.end_if_dead
     allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
     registry = Registry(driver, starter, programs, allowances)
+    joining = Joining(driver, programs, registry)
+    registry.on_unentered = joining.wait_first
+    members = Members(driver, starter.places)
+    members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -83,10 +90,12 @@ def make_router(
     orders = Orders(
         driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
     )
+    bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
-        members=Members(driver, starter.places),
+        members=members,
         runners=Runners(driver, starter, programs, registry),
+        joining=joining,
         queries=queries,
         orders=orders,
         stream=stream,
@@ -95,9 +104,10 @@ def make_router(
     return registry, router
 
 
-def tell_what_is_known(driver: Driver, config: DaemonConfig, devices: list[DeviceFacts]) -> None:
+def tell_what_is_known(driver: Driver, in_force: InForce, devices: list[DeviceFacts]) -> None:
     """The core's first facts: its settings, its devices, and what programs needed before."""
-    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
+    config = in_force.config
+    driver.tell(NodeConfigured(policy=config.policy, settings=in_force.settings.node_settings(config)))
     for device in devices:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in driver.journal.histories().items():
@@ -121,7 +131,7 @@ def guard(reference: str) -> Guarded:
 def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     """Who reads the settings again, when an admin says so or sends SIGHUP."""
     reload = Reload(starter.places, in_force, driver)
-    reload.on_change.append(starter.take_settings)
+    reload.on_change += [starter.take_settings, ChangedTerms(driver, in_force.settings).take]
     if starter.places.is_machine:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
     return reload
@@ -146,7 +156,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
         stopped.set()
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
-    tell_what_is_known(driver, config, devices)
+    tell_what_is_known(driver, in_force, devices)
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
@@ -207,6 +217,7 @@ def _told(arguments: list[str]) -> tuple[Places, InForce]:
     else:
         places = own_places()
         daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        check_not_taken(daemon)
         settings = MachineSettings(daemon=daemon)
     config = settings.config()
     config.check()
@@ -236,6 +247,9 @@ def _main() -> int:
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            keep_rights()
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)

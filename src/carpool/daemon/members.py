@@ -10,11 +10,12 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
-from carpool.daemon import parking, processes, progress
+from carpool.daemon import bells, parking, processes, progress
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -42,11 +43,20 @@ def identify(live: LiveJob, connected: int, claimed: int) -> int:
     if not pid:
         raise RefusedError(f"process {connected} says that it is process {claimed}; each takes turns for itself only")
     job = processes.job_of(pid)
-    if job is not None and job != live.id:
+    if job is not None and job != live.id and (job or not has_joined(live, pid)):
         whose = f"of job {job}" if job else "of no job"
         raise RefusedError(f"process {pid} is {whose}; it takes no turns of job {live.id}")
     processes.everyone.note(pid, claimed, processes.namespace_of(pid))
     return pid
+
+
+def has_joined(live: LiveJob, pid: int) -> bool:
+    """Whether a process whose environment names no job is of this one, which it joined: it, or who started or forked
+    it (X11)."""
+    first = live.file.child_pid
+    if not live.file.is_joined or not pid:
+        return False
+    return pid == first or processes.descends_from(pid, first) or processes.maps(pid, live.page_path)
 
 
 def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
@@ -61,6 +71,7 @@ class Members:
     def __init__(self, driver: Driver, places: Places) -> None:
         self._driver = driver
         self._places = places
+        self.on_first: Callable[[LiveJob], object] = lambda live: None  # somebody is in a job that nobody was in yet
 
     def attach(self, peer: Connection, message: m.Attach) -> None:
         """A process says to which job it belongs; it gets a slot of the job's page."""
@@ -79,7 +90,16 @@ class Members:
             live.turn.set_recall(member, LAPSED)
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
-        peer.send(m.Attached(slot=slot, pid=max(0, pid)))
+        self._welcome(peer, m.Attached(slot=slot, pid=max(0, pid)))
+        if live.file.is_joined and not live.file.child_pid:
+            self.on_first(live)
+
+    def _welcome(self, peer: Connection, answer: m.Attached) -> None:
+        """With its bell, if it can be rung."""
+        bell = bells.hang(self._places.bells, answer.pid) if answer.pid else None
+        peer.send(answer, bell)
+        if bell is not None:
+            bell.close()
 
     def refused(self, peer: Connection, message: m.Attach) -> None:
         """A process of another version was refused: it goes on outside the turns, though it may hold one."""
@@ -210,10 +230,10 @@ class Members:
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
         live.turn.set_recall(member, LAPSED)  # if only the connection broke: it looks here and asks anew
-        if member.pid < 0 or not processes.is_alive(member.pid):
-            if live.page is not None and member.slot >= FIRST_LENT:
-                live.page.clear_slot(member.slot)
-            (self._places.bells / str(member.pid)).unlink(missing_ok=True)
+        is_gone = member.pid < 0 or not processes.is_alive(member.pid)
+        if is_gone and live.page is not None and member.slot >= FIRST_LENT:
+            live.page.clear_slot(member.slot)
+        bells.take_down(self._places.bells, member.pid)  # if it comes again, it gets another one
 
     def _state_of(self, live: LiveJob) -> JobState | None:
         return self._driver.scheduler.state_of(live.id)

@@ -12,10 +12,12 @@ from carpool import __version__, calls
 from carpool.daemon import moments, processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
 from carpool.daemon.queries import Queries
+from carpool.daemon.records import VERBS, Records
 from carpool.daemon.runners import Runners
 from carpool.daemon.stream import ChangeStream
 from carpool.errors import CarpoolError, PeerError
@@ -31,6 +33,7 @@ class Router:
         *,
         members: Members,
         runners: Runners,
+        joining: Joining,
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
@@ -39,9 +42,11 @@ class Router:
         self._driver = driver
         self._members = members
         self._runners = runners
+        self._joining = joining
         self._queries = queries
         self._orders = orders
         self._stream = stream
+        self._records = Records(driver)
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
@@ -89,6 +94,7 @@ class Router:
     def on_lost(self, peer: Connection) -> None:
         self._silent.pop(peer, None)
         self._stream.drop(peer)
+        self._joining.drop(peer)
         self._driver.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
@@ -117,6 +123,12 @@ class Router:
                 return
             if message.verb == "flush":
                 self._flush(peer)
+                return
+            if message.verb == "join":
+                self._joining.join(peer, message.arguments)
+                return
+            if message.verb in VERBS:
+                self._records.answer(peer, message.verb, message.arguments)
                 return
             answer = self._queries.answer(message.verb, message.arguments)
             if answer is None:

@@ -100,7 +100,7 @@ def _check_program(peer: Connection, live: LiveJob, pid: int) -> None:
     is_seen = runner > 0 and processes.inner_pid(runner) == runner
     if not is_seen or not processes.is_alive(pid) or processes.descends_from(pid, runner):
         return
-    if processes.page_of(pid) != str(live.directory / "page"):
+    if processes.page_of(pid) != live.page_path:
         raise PeerError(f"process {runner} says that it started process {pid}, which is not its child")
 
 

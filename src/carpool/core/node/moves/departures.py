@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ParkJob, UnparkJob
 from carpool.core.node.events import (
@@ -46,7 +46,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import AWAY, ENDED, PARKED, WAITING, Departure, Device, Job, JobState, Why
-from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return
+from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return, note_wish
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import format_bytes
@@ -189,6 +189,7 @@ def end(node: Node, job: Job, cause: type, reason: str = "") -> None:
 def _touch(node: Node, job: Job) -> None:
     for device in node.devices.values() if job.device is None else (node.devices[job.device],):
         ledger.touch(device)
+        note_wish(device, job)
 
 
 def first(job: Job) -> tuple[Row, Departure] | None:
@@ -217,6 +218,12 @@ def asked_words(job: Job) -> str:
 def reasons_of(job: Job) -> tuple[Why, ...]:
     """All its departures, in the order in which they are told (E3)."""
     return tuple(why for why in TABLE if why in job.departures) if job.departures else ()
+
+
+def leaves_for(job: Job) -> JobId | None:
+    """The job that gets its memory."""
+    makes_room = job.departures.get(Why.MAKES_ROOM)
+    return makes_room.whom if makes_room is not None else None
 
 
 def stays_away(job: Job) -> bool:
@@ -459,7 +466,8 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
 
 def is_due(node: Node, *, now: Nanos) -> bool:
     """Whether a parked job whose return failed may be tried again now."""
-    return any(job.move.trouble and may_return(job, now=now) for job in node.jobs.values())
+    here = (job for device in node.devices.values() for job in node.lively_on(device))
+    return any(job.move.trouble and may_return(job, now=now) for job in here)
 
 
 def check_departures(node: Node) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
@@ -18,7 +18,6 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
     served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
     remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
     late, rows = choice.deadline(node, job), lifecycle.rows_of(job, now=now)
-    makes_room = job.departures.get(Why.MAKES_ROOM)
     return JobPicture(
         id=job.id,
         name=job.spec.name,
@@ -50,7 +49,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         is_suspended=departures.is_stopped(job),
         departures=departures.reasons_of(job),
         is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
-        leaving_for=makes_room.whom if makes_room is not None else None,
+        leaving_for=departures.leaves_for(job),
         parked_bytes=job.memory.parked_bytes,
         move_ns=job.move.took_ns,
         move_trouble=job.move.trouble,
@@ -62,6 +61,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         change_ns=job.service.changes.each_ns,
         quantum_ns=choice.quantum_of(node, job, now=now) if node.lane_of(job) is not None else None,
         quantum_why=choice.why_quantum(node, job, now=now),
+        borrowed_ns=job.share.borrowed // SHARE_ONE,
         user=job.spec.user,
     )
 
