@@ -138,6 +138,11 @@ def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     return reload
 
 
+def _bounds(driver: Driver, places: Places, in_force: InForce) -> list[Callable[[], object]]:
+    """Looks at what users have; one who has a daemon of his own bounds himself."""
+    return [UserBounds(driver, places, in_force).look] if places.is_machine else []
+
+
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
@@ -167,9 +172,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
-    if places.is_machine:
-        driver.on_note.append(UserBounds(driver, places, in_force).look)
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look, *_bounds(driver, places, in_force)]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
