@@ -17,7 +17,6 @@ import msgspec
 from carpool.units import format_bytes
 
 ENDED = frozenset({"finished", "failed", "cancelled"})  # the states of a job that is over
-
 ARGUMENTS_MAX = 4096  # characters of a job's arguments in a list of jobs, and of one that is over
 Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -69,6 +68,16 @@ class Submission(msgspec.Struct, kw_only=True, frozen=True):
     cwd: str
     environment: dict[str, str]
     inherited: Inherited | None = None  # None: what the daemon has
+
+
+class Join(msgspec.Struct, kw_only=True, frozen=True):
+    """A process that runs already becomes a job, or one that somebody else will start. The spec is a Spec."""
+
+    spec: dict[str, object]
+    argv: list[str]
+    cwd: str
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)] = 0  # as the caller numbers it; 0: nobody yet
+    patience_ns: Positive = 60 * 10**9  # how long a job that nobody is in yet waits for its first process
 
 
 class Resize(msgspec.Struct, kw_only=True, frozen=True):
@@ -156,6 +165,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     orphans: list[int] = []  # pids of those that go on after its first process has ended
     unwritable: str = ""  # why it cannot be written to a file, of a job that was started with --checkpointable
     limit_loss: str = ""  # in which processes a limit of it is not kept, and why; empty while it is kept in all
+    container: str = ""  # the container of its first process, as the kernel names it; empty outside of one
     start: str = ""  # how it started: "warm", or "cold: " and why; empty where nobody wanted it warm
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
@@ -276,6 +286,16 @@ class Submitted(msgspec.Struct, kw_only=True, frozen=True):
 
     job: Job
     log: str = ""
+
+
+class Joined(msgspec.Struct, kw_only=True, frozen=True):
+    """The job that somebody joins; the last answer has a page."""
+
+    job: str
+    reason: str = ""  # why it waits
+    page: str = ""
+    environment: dict[str, object] = {}  # as in Start
+    keeps: bool = False  # the connection stays open as long as the job lives: the daemon does not see who joined
 
 
 class Cancelled(msgspec.Struct, kw_only=True, frozen=True):
@@ -413,6 +433,7 @@ Answer = (
     | Status
     | JobAnswer
     | Submitted
+    | Joined
     | Cancelled
     | CheckpointOrder
     | Stopped

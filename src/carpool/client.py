@@ -18,7 +18,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -37,6 +37,7 @@ from carpool.wire.protocol import REPLY_MAX
 ANSWER_SECONDS = 30.0
 WAKE_SECONDS = 3.0  # a daemon that cannot be reached and is told so binds its socket again
 LOOK_SECONDS = 0.05
+ADOPT_PATIENCE_NS = 60 * 10**9  # how long a job that nobody is in yet waits for its first process
 NAME_MAX = 60
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for a program to inherit
 
@@ -290,6 +291,32 @@ class Client:
             environment=dict(os.environ if environment is None else environment),
             inherited=msgspec.to_builtins(inherited()),
         )
+
+    def adopt(
+        self,
+        spec: Mapping[str, object],
+        *,
+        argv: Sequence[str] = ("adopted",),
+        cwd: str = "/",
+        pid: int = 0,
+        patience_ns: int = ADOPT_PATIENCE_NS,
+        on_wait: Callable[[calls.Joined], object] = lambda joined: None,
+    ) -> calls.Joined:
+        """A job for a program that somebody else starts, or whose first process is `pid` already; returns when it is
+        let in. `on_wait` is told once if it has to wait. The answer has what the program needs in its environment."""
+        asked: dict[str, object] = {"spec": dict(spec), "argv": list(argv), "cwd": cwd, "pid": pid}
+        wire, is_said = DaemonSocket(self.places), False
+        try:
+            wire.send(_call("join", {**asked, "patience_ns": patience_ns}))
+            while True:
+                joined = _converted("join", _answer_of("join", wire.receive(seconds=None)), calls.Joined)
+                if joined.page:
+                    return joined
+                if not is_said:
+                    on_wait(joined)
+                is_said = True
+        finally:
+            wire.close()
 
     def cancel(self, job: str, *, reason: str = "by carpool.Client") -> str:
         """End a job, queued or running; returns its id. The reason is shown with its end."""

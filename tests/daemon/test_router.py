@@ -10,6 +10,7 @@ import pytest
 
 from carpool.daemon import members as members_module
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
@@ -46,6 +47,7 @@ def router(members: object, runners: object) -> Router:
         cast(Driver, nobody),
         members=cast(Members, members),
         runners=cast(Runners, runners),
+        joining=cast(Joining, nobody),
         queries=cast(Queries, nobody),
         orders=cast(Orders, nobody),
         stream=cast(ChangeStream, nobody),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,8 @@ from carpool.core.node.events import (
     Tick,
 )
 from carpool.core.node.model import Account, JobSpec, JobState
+from carpool.daemon.files import JobFile
+from carpool.daemon.translate import picture_lost
 from carpool.journal.hours import DAY, HOUR, MONTH, end_of, start_of
 from carpool.journal.metering import BORROWED, HAD, LENT, MEMORY, MIB_MS, WAITED, Cut, Kind, Meter
 from carpool.units import MIB, SECOND
@@ -274,19 +277,31 @@ def test_waits_are_those_of_the_accounts_and_go_on_under_the_next_daemon() -> No
     machine.tell(JobAdopted(
         job=job, spec=JobSpec(name="a"), device=A, holding=False, steps=1, live_bytes=0, needs=None, account=known,
     ))  # fmt: skip
-    machine.meter.end_wait(job, 17 * SECOND, now=machine.now)
+    file = JobFile(job=job, number=1, spec=JobSpec(name="a"), argv=[], cwd="/")
+    machine.meter.end_account(replace(picture_lost(file, None), waited_ns=17 * SECOND), now=machine.now)
     machine.write({})
     assert machine.had(job="a", what=WAITED) == 17 * SECOND, "what it waited in all, and nothing twice"
 
 
-def test_loans_are_rows_of_their_own() -> None:
+def test_what_is_lent_is_on_the_account_of_the_tenant_and_what_is_borrowed_on_that_of_the_job() -> None:
     machine = Machine()
-    machine.meter.lend(A, TenantId("lab"), lent_ns=5, borrowed_ns=0)
-    machine.meter.lend(A, TenantId("lab"), lent_ns=2, borrowed_ns=3)
+    job = machine.submit("a", A)
+    machine.meter.note_lent({TenantId("lab"): 5, TenantId("ana"): 3})
+    machine.meter.note_lent({TenantId("lab"): 7, TenantId("ana"): 3})
     machine.now += SECOND
-    machine.write()
-    assert (machine.had(kind=Kind.LOAN, what=LENT), machine.had(kind=Kind.LOAN, what=BORROWED)) == (7, 3)
+    machine.write({job: replace(account(machine.now, row="run", turn_ns=0), borrowed_ns=6)})
+    lent = {key.tenant: (key.user, spent[LENT]) for key, spent in machine.kept.rows.items() if key.kind == Kind.LOAN}
+    assert lent == {"lab": ("", 7), "ana": ("ana", 3)}, "a tenant that is one user is named as he is"
+    assert machine.had(job="a", what=BORROWED) == 6
     machine.check()
+    machine.begin()  # what was borrowed before is booked, and what was lent begins anew with the scheduler
+    known = replace(account(machine.now, row="run", turn_ns=0), borrowed_ns=6)
+    machine.tell(JobAdopted(
+        job=job, spec=JobSpec(name="a"), device=A, holding=False, steps=1, live_bytes=0, needs=None, account=known,
+    ))  # fmt: skip
+    machine.meter.note_lent({TenantId("lab"): 2})
+    machine.write({job: replace(known, borrowed_ns=10)})
+    assert (machine.had(kind=Kind.LOAN, what=LENT), machine.had(job="a", what=BORROWED)) == (12, 10)
 
 
 @settings(max_examples=60, deadline=None)

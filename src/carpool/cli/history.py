@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import click
 
@@ -24,7 +24,7 @@ State = Literal["finished", "failed", "cancelled"]
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
 @click.option("--tenant", metavar="NAME", help="Only jobs of this tenant.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name; * stands for any letters.")
-@click.option("--state", type=click.Choice(["finished", "failed", "cancelled"]), help="Only jobs that ended so.")
+@click.option("--state", metavar="HOW", help="Only jobs that ended so: finished, failed or cancelled.")
 @click.option("--since", metavar="TIME", help="Only jobs that ended since then: 12h, 7d, yesterday, 2026-11-20.")
 @click.option("--until", metavar="TIME", help="Only jobs that ended before.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
@@ -45,6 +45,8 @@ def history(
     carpool history --user ana --since 7d
     carpool history --name 'train*' --state failed --json
     """
+    if state is not None and state not in get_args(State):
+        raise click.BadParameter(f"'{state}' is none of {', '.join(get_args(State))}", param_hint="--state")
     since_s, until_s = span_of(since, until, default="1970-01-02")
     asked = calls.HistoryAsked(
         user=user,

@@ -22,6 +22,7 @@ from carpool.errors import CarpoolError
 COMMANDS = (
     "run",
     "submit",
+    "adopt",
     "ps",
     "top",
     "explain",
@@ -101,9 +102,6 @@ def carpool() -> None:
     carpool explain JOB                 why it waits, where its time went
     carpool usage, carpool history      who had how much; jobs that are over
     carpool suspend JOB                 leave the device until carpool resume
-    carpool resize JOB --memory 4GiB    give a running job more or less
-    carpool migrate JOB --to cpu1       continue on another device of this node
-    carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import click
 
@@ -24,7 +24,7 @@ By = Literal["user", "tenant", "job", "day"]
 
 
 @click.command(short_help="Who had the devices for how long.")
-@click.option("--by", type=click.Choice(["user", "tenant", "job", "day"]), default="user", show_default=True)
+@click.option("--by", default="user", show_default=True, metavar="WHAT", help="user, tenant, job or day.")
 @click.option("--since", metavar="TIME", help="From when on: 12h, 7d, yesterday, 2026-11-20.  [default: 30d]")
 @click.option("--until", metavar="TIME", help="Up to when.  [default: now]")
 @click.option("--csv", "as_csv", is_flag=True, help="Print rows for a spreadsheet, with times in seconds.")
@@ -39,6 +39,8 @@ def usage(by: str, since: str | None, until: str | None, as_csv: bool, as_json: 
     carpool usage --by day --since 7d
     carpool usage --since yesterday --until today --csv
     """
+    if by not in get_args(By):
+        raise click.BadParameter(f"'{by}' is none of {', '.join(get_args(By))}", param_hint="--by")
     since_s, until_s = span_of(since, until, default="30d")
     found = Client().usage(calls.UsageAsked(by=cast(By, by), since_s=since_s, until_s=until_s))
     if found.trouble:

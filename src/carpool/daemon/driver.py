@@ -298,7 +298,7 @@ class Driver:
             if account.row == "turn" or live.noted_ns != account.row_since_ns:
                 live.noted_ns = account.row_since_ns
                 changed[job_id] = account
-        self.journal.note_accounts(changed, now=now)
+        self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
 
     def book(self) -> None:
         """Have what happened until now in the accounts, unless that was done a moment ago."""

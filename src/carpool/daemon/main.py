@@ -26,6 +26,7 @@ from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
+from carpool.daemon.joining import Joining
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
@@ -42,6 +43,7 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
+from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -71,6 +73,10 @@ def make_router(
     starter.on_runner_gone = programs.end_if_dead
     allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
     registry = Registry(driver, starter, programs, allowances)
+    joining = Joining(driver, programs, registry)
+    registry.on_unentered = joining.wait_first
+    members = Members(driver, starter.places)
+    members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -88,8 +94,9 @@ def make_router(
     bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
-        members=Members(driver, starter.places),
+        members=members,
         runners=Runners(driver, starter, programs, registry),
+        joining=joining,
         queries=queries,
         orders=orders,
         stream=stream,
@@ -131,6 +138,11 @@ def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     return reload
 
 
+def _bounds(driver: Driver, places: Places, in_force: InForce) -> list[Callable[[], object]]:
+    """Looks at what users have; one who has a daemon of his own bounds himself."""
+    return [UserBounds(driver, places, in_force).look] if places.is_machine else []
+
+
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
@@ -160,7 +172,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look, *_bounds(driver, places, in_force)]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)

@@ -12,6 +12,7 @@ from carpool import __version__, calls
 from carpool.daemon import moments, processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
@@ -32,6 +33,7 @@ class Router:
         *,
         members: Members,
         runners: Runners,
+        joining: Joining,
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
@@ -40,6 +42,7 @@ class Router:
         self._driver = driver
         self._members = members
         self._runners = runners
+        self._joining = joining
         self._queries = queries
         self._orders = orders
         self._stream = stream
@@ -91,6 +94,7 @@ class Router:
     def on_lost(self, peer: Connection) -> None:
         self._silent.pop(peer, None)
         self._stream.drop(peer)
+        self._joining.drop(peer)
         self._driver.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
@@ -119,6 +123,9 @@ class Router:
                 return
             if message.verb == "flush":
                 self._flush(peer)
+                return
+            if message.verb == "join":
+                self._joining.join(peer, message.arguments)
                 return
             if message.verb in VERBS:
                 self._records.answer(peer, message.verb, message.arguments)

@@ -52,6 +52,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.model import Account, JobSpec
 from carpool.core.node.words.pictures import WAITS
+from carpool.core.node.words.views import JobPicture
 from carpool.journal.hours import DAY, HOUR, end_of, start_of
 from carpool.units import MIB, MS, SECOND
 
@@ -135,13 +136,15 @@ class _Job:
     tenant: str
     user: str
     device: _Device | None = None
-    had_ns: Nanos = 0  # this and the next two: since the last cut
+    had_ns: Nanos = 0  # this and the next three: since the last cut
     waited_ns: Nanos = 0
+    borrowed_ns: Nanos = 0
     byte_ns: int = 0
     live_bytes: int = 0
     away_bytes: int = 0  # what it held before it was parked
     bytes_since_ns: Nanos = 0
     booked_wait_ns: Nanos = 0  # what it waited as far as it is booked, all daemons together
+    booked_loan_ns: Nanos = 0  # what it borrowed, as far as it is booked
     account_wait_ns: Nanos = 0  # what its account said it had waited …
     account_at_ns: Nanos = 0  # … then
     is_waiting: bool = False  # and whether it has waited since then
@@ -158,6 +161,8 @@ class Meter:
         self._hour_ends_ns = 0
         self._hour_s = 0
         self._swept_ns = self._began_ns = 0
+        self._lent_ns: dict[TenantId, Nanos] = {}  # as far as it is booked
+        self._users: set[str] = set()
 
     def take_up(self, found: Cut) -> None:
         """Go on where the last daemon stopped: until when what was booked, and what its jobs had waited."""
@@ -247,11 +252,13 @@ class Meter:
     def _add_job(self, now: Nanos, event: JobSubmitted | JobAdopted, effects: list[Effect]) -> None:
         spec: JobSpec = event.spec
         job = self._jobs[event.job] = _Job(event.job, spec.tenant, spec.user, bytes_since_ns=now)
+        self._users.add(spec.user)
         account = event.account
         if account is not None:
             # What the daemon before did not book, and what is known of the time without one, is booked from now on.
             job.booked_wait_ns = self._found.waited_ns.pop(event.job, _waited(account))
             job.account_wait_ns = max(job.booked_wait_ns, _waited(account))
+            job.booked_loan_ns = account.borrowed_ns
         job.account_at_ns = now
         if isinstance(event, JobAdopted):
             self._place(now, event.job, event.device)
@@ -310,11 +317,11 @@ class Meter:
             self._turn_hours(now)
         self._book_bytes(job, now)
         memory, job.byte_ns = divmod(job.byte_ns, MIB_MS)
-        if job.had_ns or job.waited_ns or memory:
+        if job.had_ns or job.waited_ns or memory or job.borrowed_ns:
             device = job.device.id if job.device is not None else ""
             key = Key(self._hour_s, HOUR, Kind.JOB, device, job.tenant, job.user, job.id)
-            add(self._cut.rows, key, (job.had_ns, job.waited_ns, memory, 0, 0))
-            job.had_ns = job.waited_ns = 0
+            add(self._cut.rows, key, (job.had_ns, job.waited_ns, memory, 0, job.borrowed_ns))
+            job.had_ns = job.waited_ns = job.borrowed_ns = 0
 
     def _put_all(self, now: Nanos) -> None:
         for device in self._devices.values():
@@ -398,19 +405,29 @@ class Meter:
         if job is not None:
             job.account_wait_ns, job.account_at_ns = _waited(account), account.at_ns
             job.is_waiting = account.row in WAITS
+            self._book_loan(job, account.borrowed_ns)
 
-    def end_wait(self, job_id: JobId, waited_ns: Nanos, *, now: Nanos) -> None:
-        """A job is over: what it had waited in all."""
-        job = self._jobs.get(job_id)
+    def end_account(self, picture: JobPicture, *, now: Nanos) -> None:
+        """A job is over: what it had waited and borrowed in all."""
+        job = self._jobs.get(picture.id)
         if job is not None:
-            job.account_wait_ns, job.account_at_ns, job.is_waiting = waited_ns, now, False
+            job.account_wait_ns, job.account_at_ns, job.is_waiting = picture.waited_ns, now, False
             self._book_wait(job, now)
+            self._book_loan(job, picture.borrowed_ns)
 
-    def lend(self, device: DeviceId, tenant: TenantId, *, lent_ns: Nanos, borrowed_ns: Nanos, user: str = "") -> None:
-        """Book what of a tenant's guarantee others had since the last time, and what it had beyond its own."""
-        if lent_ns or borrowed_ns:
-            key = Key(self._hour_s, HOUR, Kind.LOAN, device, tenant, user)
-            add(self._cut.rows, key, (0, 0, 0, lent_ns, borrowed_ns))
+    def _book_loan(self, job: _Job, borrowed_ns: Nanos) -> None:
+        job.borrowed_ns += max(0, borrowed_ns - job.booked_loan_ns)
+        job.booked_loan_ns = borrowed_ns
+
+    def note_lent(self, lent_ns: Mapping[TenantId, Nanos]) -> None:
+        """Book what each tenant lent of its guaranteed part since the last time; `lent_ns` is since the daemon began.
+        A tenant that is one user, and named so, is that user's row too."""
+        for tenant, until_now_ns in lent_ns.items():
+            span = until_now_ns - self._lent_ns.get(tenant, 0)
+            self._lent_ns[tenant] = until_now_ns
+            if span > 0:
+                user = tenant if tenant in self._users else ""
+                add(self._cut.rows, Key(self._hour_s, HOUR, Kind.LOAN, "", tenant, user), (0, 0, 0, span, 0))
 
 
 def _waited(account: Account) -> Nanos:

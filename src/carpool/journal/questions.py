@@ -52,8 +52,9 @@ def _usage(db: sqlite3.Connection, asked: calls.UsageAsked, sight: Sight) -> cal
     sums: dict[str, list[int]] = {}
     whose: dict[str, tuple[str, str]] = {}
     column = _BY[asked.by]
+    kinds = f"{Kind.JOB}" if asked.by == "job" else f"{Kind.JOB}, {Kind.LOAN}"
     wanted = f"""select {column}, max(user), max(tenant), {_SUMS} from usage
-        where start_s >= ? and start_s < ? and kind in ({Kind.JOB}, {Kind.LOAN}) group by 1{_split(asked.by)}"""
+        where start_s >= ? and start_s < ? and kind in ({kinds}) group by 1{_split(asked.by)}"""
     for what, user, tenant, *found in db.execute(wanted, span):
         name = _name(asked.by, what, user, tenant, sight)
         whose[name] = (user, tenant) if asked.by == "job" and name not in (OTHERS, EARLIER) else ("", "")
@@ -99,7 +100,9 @@ def _name(by: str, what: object, user: str, tenant: str, sight: Sight) -> str:
         return time.strftime("%Y-%m-%d", time.localtime(int(str(what))))
     if not sight.sees(user, tenant):
         return OTHERS
-    return str(what) or (EARLIER if by == "job" else UNNAMED)
+    if by == "job":
+        return str(what) or EARLIER
+    return str(what) or (f"({tenant})" if tenant else UNNAMED)
 
 
 def _whole(db: sqlite3.Connection, kind: int, span: tuple[int, int]) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.calls import cut_arguments
+from carpool.core.kernel.ids import TenantId
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
 from carpool.core.node.lifecycle import UNNOTED_NS
@@ -141,7 +142,7 @@ class Journal:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
         said |= {"refusals": refusals, "start": start}
-        self._meter.end_wait(picture.id, picture.waited_ns, now=time.monotonic_ns())
+        self._meter.end_account(picture, now=time.monotonic_ns())
         self._keep(
             EndedJob(
                 job=picture.id,
@@ -188,21 +189,24 @@ class Journal:
             if len(self._histories) > HISTORIES_KEPT:
                 del self._histories[next(iter(self._histories))]
 
-    def note_accounts(self, changed: Mapping[str, Account], *, now: int) -> None:
+    def note_accounts(
+        self, changed: Mapping[str, Account], *, now: int, lent_ns: Mapping[TenantId, int] | None = None
+    ) -> None:
         """Keep where the time of live jobs went, until they end; all others do what they did when last noted."""
         bodies = {job: msgspec.json.encode(account) for job, account in changed.items()}
-        cut = self._cut(changed, now=now)
+        cut = self._cut(changed, lent_ns or {}, now=now)
         with self._changed:
             self._accounts |= bodies
             self._collected.accounts |= bodies
             self._collected.usage = self._collected.usage.followed_by(cut)
             self._collected.noted_ns = now
 
-    def _cut(self, changed: Mapping[str, Account], *, now: int) -> Cut:
+    def _cut(self, changed: Mapping[str, Account], lent_ns: Mapping[TenantId, int], *, now: int) -> Cut:
         """What was booked since the last note (J11)."""
         if self._meter_trouble:
             return Cut()
         try:
+            self._meter.note_lent(lent_ns)
             return self._meter.cut(now, changed)
         except Exception as error:  # noqa: BLE001 - as in note()
             self._stop_metering(error)
