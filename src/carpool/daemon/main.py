@@ -24,6 +24,7 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
+from carpool.daemon.disk_use import DiskUse
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
 from carpool.daemon.joining import Joining
@@ -142,10 +143,9 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     stopped, broken = asyncio.Event(), asyncio.Event()
-    running = asyncio.get_running_loop()
+    running, config = asyncio.get_running_loop(), in_force.config
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
-    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -166,7 +166,8 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    entrance.on_lost = give_up
+    driver.on_note = [entrance.look, limits.look, DiskUse(driver, places, in_force).look]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
