@@ -43,6 +43,7 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
+from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -137,6 +138,11 @@ def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     return reload
 
 
+def _bounds(driver: Driver, places: Places, in_force: InForce) -> list[Callable[[], object]]:
+    """Looks at what users have; one who has a daemon of his own bounds himself."""
+    return [UserBounds(driver, places, in_force).look] if places.is_machine else []
+
+
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
@@ -166,7 +172,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look, *_bounds(driver, places, in_force)]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
