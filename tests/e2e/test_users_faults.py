@@ -194,27 +194,3 @@ def test_i40_a_process_whose_files_in_proc_do_not_open_holds_up_nobody(machine: 
     machine.wait_steps("ana", machine.job("ana")["steps"] + 20)
     assert ana.carpool("cancel", "ana").code == 0
     assert job.wait().code != 0
-
-
-FILLS = """
-import os, time
-from pathlib import Path
-place = Path(os.environ["CARPOOL_PAGE"]).parent
-(place / "junk").write_bytes(bytes(3 << 20))
-print("x" * (3 << 20), flush=True)
-print("filled", flush=True)
-time.sleep(1000)
-"""
-
-
-def test_i46_who_fills_what_all_share_is_ended_and_his_log_loses_its_beginning(machine: Machine) -> None:
-    machine.start_machine('device = "cpu:2GiB"\n[limits]\nrun_size = "1MiB"\nlog_size = "1MiB"\n')
-    ana, eve = machine.people["ana"], machine.people["eve"]
-    job = ana.run(*LOOP, options=["--name", "ana"])
-    python = machine.population.python.python
-    submitted = eve.submit(python, "-S", "-c", FILLS, options=["--name", "fills"])
-    found = machine.wait_state("fills", "cancelled", "failed")
-    assert "may have 1MiB there (run_size)" in found["reason"], found["reason"]
-    log = machine.places.logs_of(eve.uid) / f"{submitted['id']}.log"
-    wait_until(lambda: not log.exists() or log.stat().st_blocks * 512 <= 1 << 20, "its log is within the bound")
-    assert job.process.poll() is None

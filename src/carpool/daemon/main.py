@@ -24,7 +24,6 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.config import DaemonConfig
-from carpool.daemon.disk_use import DiskUse
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
 from carpool.daemon.joining import Joining
@@ -44,6 +43,7 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
+from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -138,14 +138,20 @@ def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     return reload
 
 
+def _bounds(driver: Driver, places: Places, in_force: InForce) -> list[Callable[[], object]]:
+    """Looks at what users have; one who has a daemon of his own bounds himself."""
+    return [UserBounds(driver, places, in_force).look] if places.is_machine else []
+
+
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     stopped, broken = asyncio.Event(), asyncio.Event()
-    running, config = asyncio.get_running_loop(), in_force.config
+    running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
+    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -166,8 +172,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost = give_up
-    driver.on_note = [entrance.look, limits.look, DiskUse(driver, places, in_force).look]
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look, *_bounds(driver, places, in_force)]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
