@@ -47,6 +47,7 @@ class Registry:
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
+        self._awaited: dict[str, int] = {}  # ids of queued jobs whose runners come back, and whose they are
         self._number = driver.journal.last_number()
         if not self._places.is_machine:
             self._number = max(self._number, last_logged(self._places.logs))
@@ -63,12 +64,13 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._places.is_machine and not self._comes_back(wanted_id, caller.uid):
+            wanted_id = ""
         if self._allowances is not None and not wanted_id:  # else it was let in before
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
-        self._number += 1
-        job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
+        job_id = JobId(wanted_id or self._new_id(spec.name))
         if not _IS_ID.fullmatch(job_id):
             raise UsageError(f"'{job_id}' cannot be the id of a job")
         is_for_others = environment is not None and self._places.is_machine
@@ -98,6 +100,21 @@ class Registry:
             raise
         self._driver.jobs[job_id] = live
         return live
+
+    def _new_id(self, name: str) -> str:
+        while True:
+            self._number += 1
+            found = f"{_slug(name)}-{self._number}"
+            if found not in self._driver.jobs:  # a runner that came back may have named one of another daemon's
+                return found
+
+    def _comes_back(self, wanted_id: str, user: int) -> bool:
+        """Whether a runner of this user may have this id: an earlier daemon gave it to him. On a machine nobody gets
+        an id by naming it, or he could keep somebody else's job from coming back."""
+        is_his = bool(wanted_id) and self._awaited.get(wanted_id) == user
+        if is_his:
+            del self._awaited[wanted_id]
+        return is_his
 
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
@@ -150,6 +167,7 @@ class Registry:
                 account = self._driver.journal.account_of(live.id)
                 self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
+                self._awaited[live.id] = file.uid
                 live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _remove_left(self) -> None:
