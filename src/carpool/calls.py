@@ -101,8 +101,16 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     device_ns: int = 0
 
 
+class Order(msgspec.Struct, kw_only=True, frozen=True):
+    """What a person ordered about a job."""
+
+    verb: str
+    by: str
+    after_ns: int  # how long the job had been here
+
+
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `orders` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -147,6 +155,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
     user: str = ""  # the account that it is of; empty in answers of an older carpool
+    orders: list[Order] = []  # what people ordered about it, the newest last; of a daemon that serves several
     uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over

@@ -58,6 +58,11 @@ class LiveJob:
         return self.job_page.page
 
     @property
+    def name(self) -> str:
+        """As its user calls it."""
+        return self.file.name or self.file.spec.name
+
+    @property
     def is_unstarted(self) -> bool:
         """Whether it has neither a page nor a process, so only the core knows of it."""
         return self.page is None and not self.file.child_pid

@@ -22,6 +22,7 @@ from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import processes, warm_parents
+from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -56,6 +57,7 @@ def make_router(
     config: DaemonConfig,
     devices: list[DeviceFacts],
     *,
+    authority: Authority,
     limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
@@ -64,11 +66,12 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs)
+    registry = Registry(driver, starter, programs, authority)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
         driver.journal,
+        authority=authority,
         starter=starter,
         config=config,
         policy=policy,
@@ -76,7 +79,15 @@ def make_router(
         observers=driver.observers,
         hear=driver.hear,
     )
-    orders = Orders(driver, queries=queries, registry=registry, starter=starter, devices=devices, stop=stop)
+    orders = Orders(
+        driver,
+        authority=authority,
+        queries=queries,
+        registry=registry,
+        starter=starter,
+        devices=devices,
+        stop=stop,
+    )
     router = Router(
         driver,
         members=Members(driver, starter.places),
@@ -84,7 +95,7 @@ def make_router(
         queries=queries,
         orders=orders,
         stream=stream,
-        is_for_all=starter.places.is_machine,
+        authority=authority,
     )
     return registry, router
 
@@ -131,12 +142,21 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
     tell_what_is_known(driver, config, devices)
-    stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
+    authority = Authority(driver.jobs, is_for_all=places.is_machine)
+    stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
     limits = Limits(driver.jobs, places)
     registry, router = make_router(
-        driver, starter, config, devices, limits=limits, policy=policy, stream=stream, stop=stop
+        driver,
+        starter,
+        config,
+        devices,
+        authority=authority,
+        limits=limits,
+        policy=policy,
+        stream=stream,
+        stop=stop,
     )
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)

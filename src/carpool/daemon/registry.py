@@ -9,6 +9,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from carpool.calls import Inherited
@@ -16,6 +17,7 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
 from carpool.core.node.model import HOLDING
 from carpool.daemon import processes
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, is_parked, is_underway
@@ -36,10 +38,11 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 class Registry:
-    def __init__(self, driver: Driver, starter: Starter, programs: Programs) -> None:
+    def __init__(self, driver: Driver, starter: Starter, programs: Programs, authority: Authority) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._authority = authority
         self._jobs = starter.places.jobs
         self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
 
@@ -55,18 +58,19 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
-        said = spec_said(spec_body)
+        said, is_private = spec_said(spec_body), self._authority.is_private
         spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
-        job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
-        if not _IS_ID.fullmatch(job_id):
-            raise UsageError(f"'{job_id}' cannot be the id of a job")
+        job_id = JobId(wanted_id or f"{'job' if is_private else _slug(spec.name)}-{self._number}")
+        self._check_id(job_id, caller)
+        name, spec = (spec.name, replace(spec, name=job_id)) if is_private else ("", spec)
         directory = self._jobs / job_id
         make_private(directory)
         file = JobFile(
             job=job_id,
             number=self._number,
             spec=spec,
+            name=name,
             uid=caller.uid,
             argv=argv,
             cwd=cwd,
@@ -85,6 +89,14 @@ class Registry:
             raise
         self._driver.jobs[job_id] = live
         return live
+
+    def _check_id(self, job_id: JobId, caller: Caller) -> None:
+        """A runner that comes back says which job it had; no other user's becomes its own by that (I33)."""
+        if not _IS_ID.fullmatch(job_id):
+            raise UsageError(f"'{job_id}' cannot be the id of a job")
+        owner = self._driver.journal.owner_of(job_id)
+        if owner is not None and owner != caller.uid:
+            raise RefusedError(f"job {job_id} was another user's; start the program anew")
 
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays

@@ -10,6 +10,7 @@ import contextlib
 
 from carpool import __version__, calls
 from carpool.daemon import moments, processes
+from carpool.daemon.authority import Authority, Right
 from carpool.daemon.driver import Driver
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
@@ -33,7 +34,7 @@ class Router:
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
-        is_for_all: bool = False,
+        authority: Authority,
     ) -> None:
         self._driver = driver
         self._members = members
@@ -41,12 +42,12 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
-        self._is_for_all = is_for_all  # whether it serves all users of the machine, or one
+        self._authority = authority
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
     def connect(self) -> Connection:
         """Take a connection. Those that say nothing have half of the descriptors at most: the oldest has to go."""
-        peer = Connection(self.on_message, self.on_lost, is_for_all=self._is_for_all)
+        peer = Connection(self.on_message, self.on_lost, is_for_all=self._authority.is_for_all)
         self._silent[peer] = None
         if len(self._silent) > max(1, processes.descriptor_limit() // 2):
             oldest = next(iter(self._silent))
@@ -111,15 +112,17 @@ class Router:
 
     def _call(self, peer: Connection, message: m.Call) -> None:
         try:
+            arguments = self._admit(message, peer.uid)
             if message.verb == "changes":
                 self._stream.add(peer, has_turns=bool(message.arguments.get("turns")))
                 return
             if message.verb == "flush":
                 self._flush(peer)
                 return
-            answer = self._queries.answer(message.verb, message.arguments)
+            answer = self._queries.answer(message.verb, arguments, uid=peer.uid)
             if answer is None:
-                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.caller)
+                answer = self._orders.carry_out(message.verb, arguments, caller=peer.caller)
+            shown = self._authority.shown(answer, peer.uid)
         except CarpoolError as error:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return
@@ -127,7 +130,20 @@ class Router:
             where = f": {error.filename}" if error.filename is not None else ""
             peer.send(m.Reply(answer={}, error=f"{error.strerror or error}{where}", code=1))
             return
-        peer.send(m.Reply(answer=calls.as_dict(answer), error="", code=0))
+        peer.send(m.Reply(answer=calls.as_dict(shown), error="", code=0))
+
+    def _admit(self, message: m.Call, uid: int) -> dict[str, object]:
+        """What is asked, with the job that is meant by its id; RefusedError where this user may not ask that."""
+        right = self._authority.check(message.verb, uid)
+        if "job" not in message.arguments:
+            return message.arguments
+        wanted = str(message.arguments["job"])
+        job = self._queries.find_live(wanted, uid=uid)
+        if right is Right.OWNER:
+            if job is None:
+                raise self._queries.missing(wanted, uid=uid)
+            self._authority.check_owner(message.verb, uid, self._driver.jobs[job])
+        return message.arguments if job is None else {**message.arguments, "job": job}
 
     def _flush(self, peer: Connection) -> None:
         """Answer when the journal's thread has tried to write everything; nobody else waits for that."""

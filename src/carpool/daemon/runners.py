@@ -47,6 +47,9 @@ class Runners:
 
     def _enter(self, peer: Connection, message: m.Enter) -> None:
         known = self._driver.jobs.get(JobId(message.job)) if message.job else self._find_unnamed(message.pid)
+        if known is not None and known.file.uid != peer.uid:
+            peer.send(m.Refuse(reason=f"job {message.job} is another user's"))
+            return
         if known is not None and _has_other_runner(known, message):
             peer.send(m.Refuse(reason=f"job {message.job} has a runner already"))
             return

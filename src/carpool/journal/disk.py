@@ -31,8 +31,9 @@ SPARE_BYTES = 8 << 20  # pages without contents that the file may keep for what 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class _HasName(msgspec.Struct):
+class _Known(msgspec.Struct):
     name: str = ""
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +46,22 @@ class EndedJob:
     state: str
     body: str  # JSON
     name: str
+    uid: int | None = None  # whose it was; None if nobody noted that
 
     @classmethod
     def of_row(cls, row: tuple[object, ...]) -> EndedJob | None:
         """None for a row that cannot be read."""
         job, number, wall_s, state, body = row
         try:
-            name = msgspec.json.decode(str(body), type=_HasName).name
+            known = msgspec.json.decode(str(body), type=_Known)
             found = cls(
                 job=str(job),
                 number=int(str(number)),
                 wall_s=float(str(wall_s)),
                 state=str(state),
                 body=str(body),
-                name=name,
+                name=known.name,
+                uid=known.uid,
             )
         except (ValueError, TypeError):  # msgspec's errors are ValueErrors too
             return None

@@ -115,12 +115,13 @@ class Journal:
         argv: list[str],
         *,
         uid: int | None = None,
+        name: str = "",
         refusals: str = "",
         start: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
-        said |= {"refusals": refusals, "start": start}
+        said |= {"refusals": refusals, "start": start, "name": name or picture.name}
         self._keep(
             EndedJob(
                 job=picture.id,
@@ -128,7 +129,8 @@ class Journal:
                 wall_s=time.time(),
                 state=picture.state,
                 body=json.dumps(said),
-                name=picture.name,
+                name=name or picture.name,
+                uid=uid,
             )
         )
         self.flush()
@@ -318,10 +320,21 @@ class Journal:
         newest = heapq.nlargest(limit, self._jobs.values(), key=lambda job: job.number)
         return [json.loads(job.body) for job in reversed(newest)]
 
-    def find_ended(self, wanted: str) -> dict[str, object] | None:
-        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over."""
+    def owner_of(self, job: str) -> int | None:
+        """Whose job of this id was, if it is over and that is known."""
+        known = self._jobs.get(job)
+        return known.uid if known is not None else None
+
+    def find_ended(
+        self, wanted: str, *, uid: int | None = None, knows_names: bool = True
+    ) -> dict[str, object] | None:
+        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over. Of a
+        name this user's own come first, or alone."""
         known = self._jobs.get(wanted)
         found = [known] if known is not None else [job for job in self._jobs.values() if job.name == wanted]
+        if known is None and uid is not None:
+            own = [job for job in found if job.uid == uid]
+            found = own if own or not knows_names else found
         if not found and wanted.isdecimal():
             found = [job for job in self._jobs.values() if job.job.endswith(f"-{wanted}")]
         if not found:

@@ -16,6 +16,7 @@ from carpool.core.node import accounts, adoption, endings, lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
     CancelAsked,
+    CheckpointAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -31,9 +32,12 @@ from carpool.core.node.events import (
     MigrateAsked,
     NeedsMeasured,
     NodeConfigured,
+    PersonsOrder,
     ProgramStarted,
     ProgressSeen,
+    ResumeAsked,
     StartPutOff,
+    SuspendAsked,
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
@@ -312,6 +316,18 @@ class Scheduler:
                 return []
             case JobExited():
                 return endings.end(self._node, job, event, now=now)
+            case CancelAsked() | JobResized() | MigrateAsked() | CheckpointAsked() | SuspendAsked() | ResumeAsked():
+                if event.by:
+                    lifecycle.note_order(job, event, now=now)
+                return self._on_order(job, event, now)
+            case JobSubmitted() | JobAdopted():
+                raise InternalError(f"{type(event).__name__} is handled before")
+            case _:
+                departures.take(self._node, job, event, now=now)
+                return []
+
+    def _on_order(self, job: Job, event: PersonsOrder, now: Nanos) -> list[Effect]:
+        match event:
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
             case JobResized():
@@ -319,8 +335,8 @@ class Scheduler:
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
             case MigrateAsked():
                 return migration.take(self._node, job, event, now=now)
-            case JobSubmitted() | JobAdopted():
-                raise InternalError(f"{type(event).__name__} is handled before")
+            case CheckpointAsked():
+                return []  # its program was told; the core keeps who did it
             case _:
                 departures.take(self._node, job, event, now=now)
                 return []

@@ -54,7 +54,7 @@ from carpool.units import format_bytes
 FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
 
 ParkingEvent = HoldOrder | JobParked | JobUnparked | MoveFailed
-OVER = frozenset({JobExited, JobDetached})
+OVER: frozenset[type] = frozenset({JobExited, JobDetached})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ TABLE: dict[Why, Row] = {
     Why.SENT_AWAY: Row(
         set_by=("turns/hogs",),
         is_stop=True,
-        ended_by=OVER | {ResumeAsked, MoveFailed},
+        ended_by=OVER | {ResumeAsked} | {MoveFailed},
         comes_back="when nobody else wants the device, or when it is resumed",
         held=lambda job, _: f"{job.spec.name} kept others waiting too long",
         stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",

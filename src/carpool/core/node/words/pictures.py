@@ -63,6 +63,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         quantum_ns=choice.quantum_of(node, job, now=now) if node.lane_of(job) is not None else None,
         quantum_why=choice.why_quantum(node, job, now=now),
         user=job.spec.user,
+        orders=job.wall.orders,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
-from carpool.core.node.model import JobState, Needs, Why
+from carpool.core.node.model import JobState, Needs, Order, Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class JobPicture:
     quantum_ns: Nanos | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
     user: str = ""  # whose it is; empty where only one account is served
+    orders: tuple[Order, ...] = ()  # what people ordered about it, the newest last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
