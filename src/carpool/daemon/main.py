@@ -90,8 +90,8 @@ def make_router(
     )
     router = Router(
         driver,
-        members=Members(driver, starter.places),
-        runners=Runners(driver, starter, programs, registry),
+        members=Members(driver, starter.places, authority),
+        runners=Runners(driver, starter, programs, registry, authority),
         queries=queries,
         orders=orders,
         stream=stream,

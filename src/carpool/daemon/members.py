@@ -15,6 +15,7 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
 from carpool.daemon import parking, processes, progress
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -58,8 +59,9 @@ def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
 
 
 class Members:
-    def __init__(self, driver: Driver, places: Places) -> None:
+    def __init__(self, driver: Driver, places: Places, authority: Authority) -> None:
         self._driver = driver
+        self._authority = authority
         self._places = places
 
     def attach(self, peer: Connection, message: m.Attach) -> None:
@@ -95,6 +97,7 @@ class Members:
         """The job to which a process attaches, and its seat there; RefusedError if it has none."""
         live = self._driver.jobs.get(JobId(message.job))
         if live is not None:
+            self._authority.check_process(peer.uid, live)
             self._driver.judge_pages([live.id])
         if live is not None and live.refusal:
             raise RefusedError(live.refusal)
