@@ -308,6 +308,13 @@ class Stopped(msgspec.Struct, kw_only=True, frozen=True):
     pid: int
 
 
+class Reloaded(msgspec.Struct, kw_only=True, frozen=True):
+    """What the machine's daemon does otherwise since it read its settings again."""
+
+    changed: dict[str, str] = {}  # by setting: what it was and what it is
+    waits: list[str] = []  # those of them that count from the next start on
+
+
 class Nothing(msgspec.Struct, kw_only=True, frozen=True):
     """It was done; there is nothing to say."""
 
@@ -342,6 +349,7 @@ Answer = (
     | Cancelled
     | CheckpointOrder
     | Stopped
+    | Reloaded
     | Nothing
     | Changes
     | Job

@@ -322,6 +322,10 @@ class Client:
         """Have everything that happened until now in the journal's file."""
         self._ask("flush", calls.Nothing)
 
+    def reload(self) -> calls.Reloaded:
+        """Have the machine's daemon read its settings again; for admins."""
+        return self._ask("reload", calls.Reloaded)
+
     def stop(self, *, force: bool = False) -> int:
         """Stop the daemon; returns the pid of what ends now. Refused while jobs run, unless forced."""
         return self._ask("stop", calls.Stopped, force=force).pid

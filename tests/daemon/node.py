@@ -23,6 +23,8 @@ from carpool.daemon.people import Caller
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
+from carpool.daemon.settings_file import MachineSettings
 from carpool.daemon.starter import Starter
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
@@ -49,13 +51,14 @@ class Node:
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
 
     def use_devices(self, devices: list[DeviceFacts]) -> None:
+        in_force = InForce(MachineSettings(), DaemonConfig())
         self.queries = Queries(
             self.driver.scheduler,
             self.driver.jobs,
             self.journal,
             authority=self.authority,
             starter=self._starter,
-            config=DaemonConfig(),
+            in_force=in_force,
             policy=Guarded(POLICIES["fair"], print),
             devices=devices,
             observers=self.driver.observers,
@@ -70,6 +73,7 @@ class Node:
             registry=self.registry,
             starter=self._starter,
             devices=devices,
+            reload=Reload(self._starter.places, in_force, self.driver),
             stop=lambda: None,
         )
 

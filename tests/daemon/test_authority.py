@@ -19,6 +19,7 @@ from carpool.daemon.authority import HIDDEN, VERBS, Authority, Right
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import User
+from carpool.daemon.settings_file import Access
 from carpool.errors import RefusedError, UsageError
 
 DAEMON = Path(authority_module.__file__).parent
@@ -47,7 +48,7 @@ def live_job(name: str, uid: int, directory: Path) -> LiveJob:
 
 
 def machine(*live: LiveJob, **said: Any) -> Authority:
-    return Authority({each.id: each for each in live}, is_for_all=True, **said)
+    return Authority({each.id: each for each in live}, Access(**said), is_for_all=True)
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def test_what_has_no_row_does_not_exist_not_even_for_root_i30(verb: str) -> None
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_who_may_ask_a_verb_is_what_its_row_says_i30(verb: str) -> None:
-    authority = machine(admins=["@wheel"])
+    authority = machine(admins=("@wheel",))
     for uid in (ROOT, EVE, SERVICE):
         assert authority.check(verb, uid) is VERBS[verb]
     if VERBS[verb] is Right.ADMIN:
@@ -107,7 +108,7 @@ def test_who_may_ask_a_verb_is_what_its_row_says_i30(verb: str) -> None:
 @pytest.mark.parametrize("verb", [verb for verb, right in VERBS.items() if right is Right.OWNER])
 def test_an_order_about_a_job_is_for_its_owner_and_admins_i31(verb: str, tmp_path: Path) -> None:
     live = live_job("a-1", ANA, tmp_path)
-    authority = machine(live, admins=["eve"])
+    authority = machine(live, admins=("eve",))
     for uid in (ANA, ROOT, EVE, SERVICE):
         authority.check_owner(verb, uid, live)
     with pytest.raises(RefusedError, match=f"job a-1 is of user ana: only its owner and admins may {verb} it"):
@@ -117,14 +118,14 @@ def test_an_order_about_a_job_is_for_its_owner_and_admins_i31(verb: str, tmp_pat
 def test_a_refusal_in_private_mode_does_not_say_whose_the_job_is_i35(tmp_path: Path) -> None:
     live = live_job("a-1", ANA, tmp_path)
     with pytest.raises(RefusedError, match="job a-1 is of another user: "):
-        machine(live, is_private=True).check_owner("cancel", BEN, live)
+        machine(live, private=True).check_owner("cancel", BEN, live)
 
 
 @pytest.mark.parametrize("uid", [ROOT, BEN, EVE, SERVICE])
 def test_a_process_of_another_uid_is_no_part_of_a_job_not_even_an_admins_i33(uid: int, tmp_path: Path) -> None:
     """An admin orders jobs about; he does not compute as one of them."""
     live = live_job("a-1", ANA, tmp_path)
-    authority = machine(live, admins=["eve"])
+    authority = machine(live, admins=("eve",))
     authority.check_process(ANA, live)
     with pytest.raises(RefusedError, match="job a-1 is another user's"):
         authority.check_process(uid, live)
@@ -133,14 +134,14 @@ def test_a_process_of_another_uid_is_no_part_of_a_job_not_even_an_admins_i33(uid
 def test_admins_change_while_the_daemon_runs() -> None:
     authority = machine()
     assert not authority.is_admin(EVE)
-    authority.change(admins=["@wheel"], is_private=False)
+    authority.change(Access(admins=("@wheel",)))
     assert authority.is_admin(EVE) and not authority.is_admin(ANA)
-    authority.change(admins=[], is_private=False)
+    authority.change(Access(admins=()))
     assert not authority.is_admin(EVE) and authority.is_admin(ROOT)
 
 
 def test_the_user_of_a_daemon_of_his_own_may_do_everything_and_no_list_makes_others_admins() -> None:
-    own = Authority({}, admins=["ana", "@students"])
+    own = Authority({}, Access(admins=("ana", "@students")))
     for verb, right in VERBS.items():
         assert own.check(verb, SERVICE) is right
     assert not own.is_admin(ANA)
@@ -229,7 +230,7 @@ JUDGED = {
 
 def test_in_private_mode_nothing_names_another_user_i35(tmp_path: Path) -> None:
     jobs = [live_job("job-1", ANA, tmp_path), live_job("job-2", BEN, tmp_path)]
-    authority, job = machine(*jobs, is_private=True), answered(ANA)
+    authority, job = machine(*jobs, private=True), answered(ANA)
     shown = authority.shown(job, BEN)
     assert isinstance(shown, calls.Job)
     assert differing(job, shown) == set(HIDES_NAMES)
@@ -243,7 +244,7 @@ def test_in_private_mode_nothing_names_another_user_i35(tmp_path: Path) -> None:
 
 
 def test_in_private_mode_a_stream_and_the_status_name_nobody_i35(tmp_path: Path) -> None:
-    authority = machine(live_job("job-1", ANA, tmp_path), live_job("job-2", BEN, tmp_path), is_private=True)
+    authority = machine(live_job("job-1", ANA, tmp_path), live_job("job-2", BEN, tmp_path), private=True)
     change = calls.Change(at_ns=1, job="job-1", state="waiting", reason="tenant ana has had less, and anas more")
     told = authority.shown(calls.Changes(changes=[change]), BEN)
     assert isinstance(told, calls.Changes)
@@ -258,4 +259,4 @@ def test_in_private_mode_a_stream_and_the_status_name_nobody_i35(tmp_path: Path)
 
 def test_a_daemon_for_one_user_hides_nothing_from_him() -> None:
     job = answered(ANA)
-    assert Authority({}, is_private=True).shown(job, SERVICE) is job
+    assert Authority({}, Access(private=True)).shown(job, SERVICE) is job

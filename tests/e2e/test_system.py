@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
+from carpool.errors import AnsweredError
 from carpool.wire.lock import read_sign
 from tests.e2e.machine import Machine
+from tests.e2e.node import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -116,3 +119,37 @@ def test_its_sign_is_read_by_all_and_its_locks_by_nobody(machine: Machine) -> No
     for lock in (places.lock, places.journal_lock):
         done = ana.start("sh", "-c", f"exec 9<{lock}").wait()
         assert done.code != 0 and "Permission denied" in done.err
+
+
+RELOADED = 'policy = "fair"\ndevice = "cpu:2GiB"\nlatency = "700ms"\nwarm = true\n[access]\nprivate = true\n'
+
+
+def test_settings_are_read_again_and_no_job_is_lost_i23(machine: Machine) -> None:
+    machine.start_machine('device = "cpu:2GiB"\n')
+    submitted = machine.root.submit("sleep", "100", options=("--name", "stays"))
+    machine.wait_state(submitted["id"], "starting", "waiting", "running", "idle")
+    machine.write_settings(RELOADED)
+    reloaded = machine.client.reload()
+    assert reloaded.changed["latency"] == "nothing → 700ms" and reloaded.changed["access.private"] == "false → true"
+    assert reloaded.waits == []
+    status = machine.status()
+    assert (status["latency_ns"], status["warm"], status["jobs"]) == (700_000_000, True, 1)
+    machine.write_settings(RELOADED.replace("fair", "srtf").replace("700ms", "300ms"))
+    reloaded = machine.client.reload()
+    assert (set(reloaded.changed), reloaded.waits) == ({"policy", "latency"}, ["policy"])
+    status = machine.status()
+    assert (status["latency_ns"], status["policy"]) == (300_000_000, "fair")
+    (event,) = [each for each in machine.journal("SettingsChanged") if each["settings"]["latency_ns"] == 300_000_000]
+    assert event["by"] == "root"
+    machine.client.cancel(submitted["id"])
+
+
+def test_a_file_that_is_refused_changes_nothing_i23(machine: Machine) -> None:
+    machine.start_machine('device = "cpu:2GiB"\nlatency = "900ms"\n')
+    machine.write_settings('device = "cpu:2GiB"\nlatency = "100ms"\n[access]\nadmin = ["ana"]\n')
+    with pytest.raises(AnsweredError, match="admin is no setting; do you mean admins"):
+        machine.client.reload()
+    assert machine.status()["latency_ns"] == 900_000_000
+    machine.write_settings('device = "cpu:2GiB"\nlatency = "100ms"\n')
+    os.kill(machine.status()["pid"], signal.SIGHUP)
+    wait_until(lambda: machine.status()["latency_ns"] == 100_000_000, "SIGHUP had it read again")

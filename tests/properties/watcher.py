@@ -48,6 +48,8 @@ from carpool.core.node.events import (
     NeedsMeasured,
     NodeConfigured,
     ProgressSeen,
+    SettingsChanged,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
@@ -188,8 +190,10 @@ class WatchedScheduler:
 
     def _is_legal(self, event: Event) -> bool:
         match event:
-            case NodeConfigured() | DeviceAdded() | HistoryLoaded() | Tick():
+            case NodeConfigured() | DeviceAdded() | SettingsChanged() | HistoryLoaded() | Tick():
                 return True
+            case TenantSet():
+                return not self.scheduler.terms_refusal(event)
             case JobSubmitted():
                 return self.state(event.job) is None
             case JobAdopted():

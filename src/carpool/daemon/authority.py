@@ -31,6 +31,7 @@ from carpool import calls
 from carpool.core.kernel.ids import JobId
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import ROOT, user_of
+from carpool.daemon.settings_file import Access
 from carpool.errors import RefusedError, UsageError
 
 HIDDEN = "another user"  # in place of a name that is not to be known
@@ -56,10 +57,12 @@ VERBS: Mapping[str, Right] = {
     "resize": Right.OWNER,
     "migrate": Right.OWNER,
     "checkpoint": Right.OWNER,
+    "reload": Right.ADMIN,
     "flush": Right.ADMIN,
     "stop": Right.ADMIN,
 }
 WHAT = {  # what an admin would have done, as a sentence says it
+    "reload": "have the settings read again",
     "flush": "have the journal written",
     "stop": "stop the daemon",
 }
@@ -71,20 +74,19 @@ class Authority:
     def __init__(
         self,
         jobs: Mapping[JobId, LiveJob],
+        access: Access | None = None,
         *,
-        admins: Collection[str] = (),
-        is_private: bool = False,
         is_for_all: bool = False,
     ) -> None:
         self._jobs = jobs
         self._own_uid = os.geteuid()
         self.is_for_all = is_for_all  # whether it serves all users of the machine, or one
-        self.change(admins=admins, is_private=is_private)
+        self.change(access or Access())
 
-    def change(self, *, admins: Collection[str], is_private: bool) -> None:
+    def change(self, access: Access) -> None:
         """From now on these are the admins, and names are hidden or not."""
-        self._admins = tuple(admins)
-        self.is_private = is_private and self.is_for_all
+        self._admins = access.admins
+        self.is_private = access.private and self.is_for_all
 
     # --- who may ---------------------------------------------------------------------------------------------
 

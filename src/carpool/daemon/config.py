@@ -98,7 +98,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def settings(self) -> Settings:
-        late = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
+        late: dict[str, Any] = {"hog_floor_ns": parse_duration_ns(self.hog_after)} if self.hog_after else {}
         if self.latency:
             late["latency_ns"] = parse_duration_ns(self.latency)
             if not late["latency_ns"]:

@@ -34,9 +34,10 @@ from carpool.daemon.orders import Orders
 from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.devices.base import DeviceFacts
@@ -54,10 +55,11 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def make_router(
     driver: Driver,
     starter: Starter,
-    config: DaemonConfig,
+    in_force: InForce,
     devices: list[DeviceFacts],
     *,
     authority: Authority,
+    reload: Reload,
     limits: Limits,
     policy: Guarded,
     stream: ChangeStream,
@@ -73,7 +75,7 @@ def make_router(
         driver.journal,
         authority=authority,
         starter=starter,
-        config=config,
+        in_force=in_force,
         policy=policy,
         devices=devices,
         observers=driver.observers,
@@ -86,6 +88,7 @@ def make_router(
         registry=registry,
         starter=starter,
         devices=devices,
+        reload=reload,
         stop=stop,
     )
     router = Router(
@@ -123,7 +126,23 @@ def guard(reference: str) -> Guarded:
     return policy
 
 
-async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> bool:
+def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
+    """Who reads the settings again, when an admin says so or sends SIGHUP."""
+    reload = Reload(starter.places, in_force, driver)
+    reload.on_change.append(starter.take_settings)
+    if starter.places.is_machine:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
+    return reload
+
+
+def make_authority(driver: Driver, places: Places, in_force: InForce, reload: Reload) -> Authority:
+    """Who knows who may do what, by the settings that are in force."""
+    authority = Authority(driver.jobs, in_force.settings.access, is_for_all=places.is_machine)
+    reload.on_change.append(lambda settings, by: authority.change(settings.access))
+    return authority
+
+
+async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -131,6 +150,7 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         running.add_signal_handler(number, stopped.set)
+    config = in_force.config
     policy = guard(config.policy)
     devices = find_devices(config.device, lanes_max=policy.lanes_max)
     journal = open_journal(places, config)
@@ -142,7 +162,8 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
     tell_what_is_known(driver, config, devices)
-    authority = Authority(driver.jobs, is_for_all=places.is_machine)
+    reload = make_reload(driver, starter, in_force)
+    authority = make_authority(driver, places, in_force, reload)
     stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
     driver.observers.add(stream)
     stop = functools.partial(running.call_later, 0.05, stopped.set)
@@ -150,9 +171,10 @@ async def serve(places: Places, config: DaemonConfig, entrance: Entrance) -> boo
     registry, router = make_router(
         driver,
         starter,
-        config,
+        in_force,
         devices,
         authority=authority,
+        reload=reload,
         limits=limits,
         policy=policy,
         stream=stream,
@@ -202,13 +224,19 @@ def _run(serving: Coroutine[object, object, bool]) -> bool:
     return bool(uvloop.run(serving))
 
 
-def _told(words: list[str]) -> tuple[Places, DaemonConfig]:
+def _told(arguments: list[str]) -> tuple[Places, InForce]:
     """Where it serves, and with which settings."""
-    if words[:1] != [MACHINE]:
-        return own_places(), msgspec.json.decode(words[0], type=DaemonConfig) if words else DaemonConfig()
-    places = machine_places()
-    settings = load_settings(places.settings)
-    return replace(places, group=group_id(settings.access.group)), settings.config()
+    if arguments[:1] == [MACHINE]:
+        places = machine_places()
+        settings = load_settings(places.settings)
+        places = replace(places, group=group_id(settings.access.group))
+    else:
+        places = own_places()
+        daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        settings = MachineSettings(daemon=daemon)
+    config = settings.config()
+    config.check()
+    return places, InForce(settings, config.with_host_memory())
 
 
 def _say(error: CarpoolError) -> int:
@@ -229,9 +257,8 @@ def _main() -> int:
     os.umask(0o077)
     signal.signal(WAKE, lambda *_: None)  # whoever cannot reach it yet waits; ignored, jobs would ignore it too
     try:
-        places, config = _told(sys.argv[1:])
-        config.check()
-        config = config.with_host_memory()
+        places, in_force = _told(sys.argv[1:])
+        config = in_force.config
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
@@ -249,7 +276,7 @@ def _main() -> int:
     processes.step_back()
     processes.raise_descriptor_limit()
     try:
-        return 0 if _run(serve(places, config, entrance)) else 1
+        return 0 if _run(serve(places, in_force, entrance)) else 1
     except CarpoolError as error:
         return _say(error)
     finally:

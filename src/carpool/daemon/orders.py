@@ -31,9 +31,10 @@ from carpool.daemon import callers
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.people import Caller
+from carpool.daemon.people import Caller, user_of
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
+from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
 from carpool.daemon.start_and_end import replace_file
 from carpool.daemon.starter import Starter
@@ -53,6 +54,7 @@ class Orders:
         registry: Registry,
         starter: Starter,
         devices: list[DeviceFacts],
+        reload: Reload,
         stop: Callable[[], object],
     ) -> None:
         self._driver = driver
@@ -61,6 +63,7 @@ class Orders:
         self._registry = registry
         self._starter = starter
         self._devices = devices
+        self._reload = reload
         self._stop = stop
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
@@ -82,6 +85,8 @@ class Orders:
                 return self.migrate(job, str(arguments.get("device", "")), by=by)
             case "checkpoint":
                 return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")), by=by)
+            case "reload":
+                return self._reload.read_again(by=user_of(caller.uid).name)
             case "stop":
                 return self.stop(is_forced=bool(arguments.get("force")))
             case _:

@@ -23,10 +23,10 @@ from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon import processes, warm_parents
 from carpool.daemon.authority import Authority
-from carpool.daemon.config import DaemonConfig
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.log_file import dropped_lines
 from carpool.daemon.observers import Observers
+from carpool.daemon.reload import InForce
 from carpool.daemon.sentences import checkpoint_refusal
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
@@ -48,7 +48,7 @@ class Queries:
         *,
         authority: Authority,
         starter: Starter,
-        config: DaemonConfig,
+        in_force: InForce,
         policy: Guarded,
         devices: list[DeviceFacts],
         observers: Observers,
@@ -59,7 +59,7 @@ class Queries:
         self._journal = journal
         self._authority = authority
         self._starter = starter
-        self._config = config
+        self._in_force = in_force
         self._policy = policy
         self._devices = devices
         self._observers = observers
@@ -94,7 +94,7 @@ class Queries:
             pid=os.getpid(),
             run=str(self._starter.places.run),
             state=str(self._starter.places.state),
-            **self._config.facts(self._policy),
+            **self._in_force.config.facts(self._policy),
             host_bytes=picture.host_bytes,
             kept_bytes=self._kept_bytes(picture.jobs),
             uptime_ns=time.monotonic_ns() - self._began_ns,
@@ -115,7 +115,7 @@ class Queries:
 
     def _kept_bytes(self, jobs: Iterable[JobPicture]) -> int:
         """What jobs that are not away keep of the store for their next move; on a disk they keep nothing."""
-        if not self._config.park_to:
+        if not self._in_force.config.park_to:
             return 0
         here = [self._jobs[job.id] for job in jobs if job.id in self._jobs and not job.parked_bytes]
         return kept_bytes(self._starter.places.parked, {pid for live in here for pid in live.pids()})
@@ -141,7 +141,7 @@ class Queries:
     def job(self, wanted: str, *, uid: int | None = None) -> calls.JobAnswer:
         """One job, live or ended; the newest of that name if there are several."""
         self._hear()
-        live, policy = self.find_live(wanted, uid=uid), self._config.policy
+        live, policy = self.find_live(wanted, uid=uid), self._in_force.config.policy
         if live is not None:
             shown = self.live_job(live)
             if shown is not None:

@@ -25,6 +25,7 @@ from carpool.daemon import moments, processes
 from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.settings_file import MachineSettings
 from carpool.devices.base import DeviceFacts
 from carpool.errors import PeerError, UsageError
 from carpool.wire import messages as m
@@ -52,6 +53,10 @@ class Starter:
         self._spawned = 0
         self._pruner = threading.Thread()  # the newest; that disk may hang
         self.on_runner_gone: Callable[[LiveJob], None] = lambda live: None
+
+    def take_settings(self, settings: MachineSettings, _: str) -> None:
+        """They were read again: what is started from now on goes by them."""
+        self._is_warm = settings.daemon.warm
 
     def device_for(self, file: JobFile) -> str | None:
         """Where a job that runs already is counted: its device, or after a change of devices another of its kind."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypedDict, TypeVar, Unpack
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
-from carpool.core.node.effects import Effect, GrantLease, ParkJob, RecallLease, RevokeLease, UnparkJob
+from carpool.core.node.effects import Effect, GrantLease, ParkJob, RecallLease, RevokeLease, SetCap, UnparkJob
 from carpool.core.node.events import (
     CancelAsked,
     DeviceAdded,
@@ -30,11 +30,12 @@ from carpool.core.node.events import (
     ResumeAsked,
     StartPutOff,
     SuspendAsked,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.model import History, JobSpec, JobState, Needs, Why
 from carpool.core.node.scheduler import Scheduler
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import Settings, TenantTerms
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture
 from carpool.policies import POLICIES
 from carpool.units import GIB, MS
@@ -108,6 +109,7 @@ class CoreDriver:
         self.turns: list[Turn] = []
         self.recalled: list[str] = []
         self.steps: dict[str, int] = {}
+        self.caps: dict[str, int] = {}  # what each was told last that it may hold
         self.moves: dict[str, ParkJob | UnparkJob] = {}  # ordered and not answered
         self.move_ns: Nanos = 20 * MS  # what a copy takes
         self.change_ns: dict[str, Nanos] = {}  # what a change of turn costs it, where its program says so
@@ -130,6 +132,8 @@ class CoreDriver:
                     self.recalled = [job for job in self.recalled if job != effect.job]
                 case ParkJob() | UnparkJob():
                     self.moves[effect.job] = effect
+                case SetCap():
+                    self.caps[effect.job] = effect.cap_bytes
                 case _:
                     pass
         self.effects += effects
@@ -146,6 +150,9 @@ class CoreDriver:
 
     def add_device(self, device: str, capacity_bytes: int) -> list[Effect]:
         return self.send(DeviceAdded(device=DeviceId(device), capacity_bytes=capacity_bytes))
+
+    def tenant(self, tenant: str, terms: TenantTerms | None) -> list[Effect]:
+        return self.send(TenantSet(tenant=TenantId(tenant), terms=terms))
 
     def remember(
         self,

@@ -177,9 +177,15 @@ def _tenant_of(node: Node, job: Job) -> Tenant:
     """The account of the job's tenant on the job's device."""
     tenants, name = node.device_of(job).tenants, job.spec.tenant
     if name not in tenants:
-        weight = node.settings.tenant_weights_milli.get(name, WEIGHT_ONE)
-        tenants[name] = Tenant(id=name, weight_milli=weight)
+        tenants[name] = Tenant(id=name, weight_milli=node.weight_of(name))
     return tenants[name]
+
+
+def weigh_anew(node: Node) -> None:
+    """Tenants may count differently from now on; what they have had stays as it was counted."""
+    for device in node.devices.values():
+        for tenant in device.tenants.values():
+            tenant.weight_milli = node.weight_of(tenant.id)
 
 
 # --- steps and signs of life --------------------------------------------------------------------------------
@@ -412,11 +418,13 @@ def _has_no_more(node: Node, job: Job, on: Device | None) -> bool:
 
 def pick(node: Node, jobs: Sequence[Job], *, now: Nanos, on: Device | None = None) -> JobId | None:
     """Whom of these the policy puts first; None only if there is nobody."""
-    if len(jobs) > 1 and node.policy.by_tenant:  # views are made only of the jobs of one tenant
+    policy = node.policy
+    if len(jobs) > 1 and policy.by_tenant:  # views are made only of the jobs of one tenant
         jobs = _of_first_tenant(node, jobs, on)
+        policy = node.order_of(jobs[0].spec.tenant)
     if len(jobs) == 1:
         return jobs[0].id
-    return _lowest(node.policy, views_of(node, jobs, now=now, on=on), now=now)
+    return _lowest(policy, views_of(node, jobs, now=now, on=on), now=now)
 
 
 def first(policy: TurnPolicy, views: Sequence[JobView], *, now: Nanos) -> JobId | None:
@@ -443,7 +451,12 @@ def in_order(
     """The jobs as the policy would have them go; only the first of them if so many are enough."""
     if len(jobs) < 2:
         return list(jobs)
-    views = sorted(views_of(node, jobs, now=now, on=on), key=lambda view: _place(node.policy, view, now))
+
+    def place(view: JobView) -> tuple[object, ...]:
+        own = node.order_of(view.tenant).rank(view, now=now), view.arrived_ns, view.id
+        return (view.tenant_level, view.tenant, *own) if node.policy.by_tenant else own
+
+    views = sorted(views_of(node, jobs, now=now, on=on), key=place)
     return [node.jobs[view.id] for view in views[:at_most]]
 
 
@@ -467,5 +480,6 @@ def _of_first_tenant(node: Node, jobs: Sequence[Job], on: Device | None) -> Sequ
 
 
 def why(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
-    """Half a sentence: why the policy puts the one before the other."""
-    return node.policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))
+    """Half a sentence: why the policy, which is named, puts the one before the other."""
+    policy = node.policy if chosen.spec.tenant != over.spec.tenant else node.order_of(chosen.spec.tenant)
+    return f"{policy.name}: {policy.why(view_of(node, chosen, now=now), view_of(node, over, now=now))}"

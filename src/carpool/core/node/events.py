@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.kernel.ids import Tick as Tick
 from carpool.core.node.model import Account, History, JobSpec, Needs, Why
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import Settings, TenantTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,24 @@ class NodeConfigured:
 class DeviceAdded:
     device: DeviceId
     capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """An admin wants other numbers while jobs run. Those that cannot change live (settings.LIVE) stay."""
+
+    settings: Settings
+    by: str  # the user who asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSet:
+    """From now on this is what the tenant is to have and may have. Without a name: all that have no terms of their
+    own. Without terms: it has none of its own any more."""
+
+    tenant: TenantId
+    terms: TenantTerms | None
+    by: str = ""  # the user who said so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,4 +268,4 @@ JobEvent = (
     | MoveFailed
     | JobForgotten
 )
-Event = NodeConfigured | DeviceAdded | HistoryLoaded | JobEvent | Tick
+Event = NodeConfigured | DeviceAdded | SettingsChanged | TenantSet | HistoryLoaded | JobEvent | Tick

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from carpool.core.kernel.ids import SHARE_ONE, DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, JobId, LaneId, Nanos, TenantId
 from carpool.core.node.model import (
     ASKED_FOR,
     AWAY,
@@ -26,7 +26,7 @@ from carpool.core.node.model import (
     Lane,
     Why,
 )
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import NO_TERMS, Settings, TenantTerms
 from carpool.core.policies.view import JobView
 from carpool.errors import InternalError
 from carpool.units import MS
@@ -64,11 +64,79 @@ class Node:
     start_trouble: str = ""  # why not
     apart: set[frozenset[JobId]] = field(default_factory=set)  # pairs that were slower together
     step_ns_least: Nanos = 0  # the shortest step time of any job so far; 0: none is known
+    terms: dict[TenantId, TenantTerms] = field(default_factory=dict)  # of the tenants of whom something is said
+    default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
+    orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those that have their own
+    default_order: TurnPolicy | None = None  # of all of whom nothing is said
+    barred: dict[JobId, str] = field(default_factory=dict)  # of the queue, by its tenants' ceilings; why
 
     @property
     def quantum_ns(self) -> Nanos | None:
         """What the user or the policy named; None: it is chosen for each turn (accounts.py)."""
         return self.policy.quantum_ns if self.settings.quantum_ns is None else self.settings.quantum_ns
+
+    # --- what tenants may have -----------------------------------------------------------------------------
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything is said of any tenant."""
+        return bool(self.terms) or self.default_terms != NO_TERMS
+
+    def terms_of(self, tenant: TenantId) -> TenantTerms:
+        return self.terms.get(tenant, self.default_terms)
+
+    def weight_of(self, tenant: TenantId) -> int:
+        if tenant in self.terms:
+            return self.terms[tenant].weight_milli
+        weight = self.settings.tenant_weights_milli.get(tenant, WEIGHT_ONE)
+        return weight if weight != WEIGHT_ONE else self.default_terms.weight_milli
+
+    def order_of(self, tenant: TenantId) -> TurnPolicy:
+        """The policy by which the jobs of one tenant go among each other (N13)."""
+        own = self.orders.get(tenant) if tenant in self.terms else self.default_order
+        return own if own is not None and self.policy.by_tenant else self.policy
+
+    def priority_of(self, spec: JobSpec) -> int:
+        """The priority a job has by its tenant's terms (N11)."""
+        allowed = self.terms_of(spec.tenant).priorities
+        return spec.priority if allowed is None else min(max(spec.priority, allowed[0]), allowed[1])
+
+    def may_use(self, spec: JobSpec, device: DeviceId) -> bool:
+        """Whether a job of such a spec may start on this device: it asks for no other, and its tenant may."""
+        if spec.device is not None and spec.device != device:
+            return False
+        devices = self.terms_of(spec.tenant).devices
+        return devices is None or device in devices
+
+    def tenant_bytes(self, tenant: TenantId, *, but: Job | None = None, beside: LaneId | None = None) -> int:
+        """What a tenant's jobs are promised, and what the widest of them needs of each lane (N15), that one apart."""
+        total, widest = 0, dict[LaneId, int]()
+        for device in self.devices.values():
+            for job_id, promised_bytes in device.promised.items():
+                job = self.jobs[job_id]
+                if job.spec.tenant != tenant or job is but:
+                    continue
+                total += promised_bytes
+                if job.lane is not None and job.lane != beside and job.memory.needs is not None:
+                    widest[job.lane] = max(widest.get(job.lane, 0), job.memory.needs.ephemeral_bytes)
+        return total + sum(widest.values())
+
+    def tenant_room(self, job: Job, lane: LaneId | None = None) -> int | None:
+        """The most that a job may hold in its turn beside the others of its tenant; None without a ceiling (N15)."""
+        most = self.terms_of(job.spec.tenant).memory_bytes_max
+        if most is None:
+            return None
+        return max(0, most - self.tenant_bytes(job.spec.tenant, but=job, beside=lane or job.lane))
+
+    def tenant_lets(self, job: Job, device: Device, resident_bytes: int, ephemeral_bytes: int) -> bool:
+        """Whether the ceiling of a job's tenant leaves it so much on this device (N15)."""
+        if not self.has_terms or self.terms_of(job.spec.tenant).memory_bytes_max is None:
+            return True
+        lane_id = job.lane or (next(iter(device.lanes), None) if self.policy.lanes_max == 1 else None)
+        mates = [self.jobs[each] for each in device.lanes[lane_id].jobs] if lane_id in device.lanes else []
+        shared = [each.memory.needs for each in mates if each is not job and each.spec.tenant == job.spec.tenant]
+        widest = max((needs.ephemeral_bytes for needs in shared if needs is not None), default=0)
+        return resident_bytes + max(ephemeral_bytes, widest) <= (self.tenant_room(job, lane_id) or 0)
 
     # --- who is where ---------------------------------------------------------------------------------------
 
@@ -87,9 +155,9 @@ class Node:
         return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
 
     def queued_for(self, device: Device) -> list[Job]:
-        """The jobs in the queue that may use this device, in order of arrival."""
-        queued = [self.jobs[job_id] for job_id in self.queue]
-        return [job for job in queued if job.spec.device in (None, device.id)]
+        """The jobs in the queue that may use this device and their tenants' ceilings let start, as they arrived."""
+        queued = [self.jobs[job_id] for job_id in self.queue if job_id not in self.barred]
+        return [job for job in queued if self.may_use(job.spec, device.id)]
 
     @property
     def may_start(self) -> bool:
@@ -170,12 +238,13 @@ class Node:
         if job.state is WAITING and job.device is not None:  # most are, and this is asked of all at every event
             return not covers(self.devices[job.device], job) and not is_leaving(job)
         if job.state is JobState.QUEUED:
-            return not is_asked_away(job) and self.may_start
+            return not is_asked_away(job) and self.may_start and job.id not in self.barred
         return may_return(job, now=now)
 
     def has_claimants(self, *, now: Nanos) -> bool:
         """Whether any job would run if there were room."""
-        if self.may_start and any(not is_asked_away(self.jobs[job_id]) for job_id in self.queue):
+        barred = self.barred
+        if self.may_start and any(not is_asked_away(self.jobs[each]) for each in self.queue if each not in barred):
             return True  # where nobody may start, a long queue is not even looked at
         here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.promised)
         return any(self.wants_memory(job, now=now) for job in here)

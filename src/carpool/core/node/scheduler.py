@@ -12,7 +12,7 @@ plain hand-over of a turn touches nothing.
 from __future__ import annotations
 
 from carpool.core.kernel.ids import DeviceId, JobId, Nanos
-from carpool.core.node import accounts, adoption, endings, lifecycle
+from carpool.core.node import accounts, adoption, endings, lifecycle, tenants
 from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
     CancelAsked,
@@ -36,8 +36,10 @@ from carpool.core.node.events import (
     ProgramStarted,
     ProgressSeen,
     ResumeAsked,
+    SettingsChanged,
     StartPutOff,
     SuspendAsked,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
@@ -58,6 +60,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, settings: Settings | None = None) -> None:
         self._node = Node(policy=policy, settings=settings or Settings())
+        tenants.configure(self._node, self._node.settings)
         self._now: Nanos = 0
         self._lanes_told: ledger.Sizes = {}
 
@@ -283,6 +286,10 @@ class Scheduler:
                 return self._on_configured(event)
             case DeviceAdded():
                 return self._on_device(event)
+            case SettingsChanged():
+                return self._on_settings(event)
+            case TenantSet():
+                return self._on_tenant(event)
             case HistoryLoaded():
                 endings.remember(self._node, event.fingerprint, event.history)
                 return []
@@ -348,6 +355,22 @@ class Scheduler:
         if self._node.devices or self._node.jobs:
             raise InternalError("a node is configured before it has devices and jobs")
         self._node.settings = event.settings
+        tenants.configure(self._node, event.settings)
+        return []
+
+    def _on_tenant(self, event: TenantSet) -> list[Effect]:
+        reason = tenants.refusal_of(self._node, event)
+        if reason:
+            return [RejectEvent(job=None, event=type(event).__name__, reason=reason)]
+        tenants.take(self._node, event)
+        for job in self._node.jobs.values():
+            resize.keep_priority(self._node, job)
+        return []
+
+    def _on_settings(self, event: SettingsChanged) -> list[Effect]:
+        self._node.settings = self._node.settings.with_live(event.settings)
+        for device in self._node.devices.values():
+            ledger.touch(device)
         return []
 
     def _on_device(self, event: DeviceAdded) -> list[Effect]:
@@ -360,8 +383,10 @@ class Scheduler:
         if event.job in self._node.jobs:
             return [self._reject(event, "a job with this id exists already")]
         job = adoption.new_job(self._node, event, now=now)
-        reason = queue.refusal(self._node, job) or shares.refusal(self._node, job.spec)
+        node = self._node
+        reason = tenants.refusal(node, job.spec) or queue.refusal(node, job) or shares.refusal(node, job.spec)
         if reason is None:
+            resize.keep_priority(node, job)
             return []
         lifecycle.move(self._node, job, RefuseJob, now=now)
         lifecycle.note_reason(job, reason)
@@ -373,7 +398,9 @@ class Scheduler:
         device = self._node.devices.get(event.device)
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
-        return adoption.take_back(self._node, device, event, now=now)
+        effects = adoption.take_back(self._node, device, event, now=now)
+        resize.keep_priority(self._node, self._node.jobs[event.job])
+        return effects
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)
@@ -459,6 +486,10 @@ class Scheduler:
         if not event.pending_bytes and not job.memory.pending_bytes:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)
+
+    def terms_refusal(self, event: TenantSet) -> str:
+        """Why this would be rejected; empty if it would not."""
+        return tenants.refusal_of(self._node, event)
 
     def refusal_of(self, event: JobResized) -> str | None:
         """Why this would be rejected; None if it would not."""

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from carpool.core.kernel.ids import Nanos
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, Nanos, TenantId
 from carpool.units import MS, SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantTerms:
+    """What a tenant is to have on this node and what it may have at most; the defaults promise and forbid nothing."""
+
+    weight_milli: int = WEIGHT_ONE  # under a policy that counts tenants
+    guaranteed_milli: int = 0  # of each device, in time and in memory: its part, lent to others while it is idle
+    memory_bytes_max: int | None = None  # promised to all its jobs together, on all devices; None: no ceiling
+    compute_milli_max: int = SHARE_ONE  # of each device's time, all its jobs together
+    jobs_max: int | None = None  # so many of its jobs are started and not over; None: no ceiling
+    devices: tuple[DeviceId, ...] | None = None  # where its jobs may start; None: anywhere
+    priorities: tuple[int, int] | None = None  # the lowest and the highest that its jobs may have; None: any
+    order: str = ""  # the policy by which its own jobs go, where the node's counts tenants first; empty: the node's
+
+
+NO_TERMS = TenantTerms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +43,10 @@ class Settings:
     start_retry_ns: Nanos = SECOND  # a start for which the machine lacked something is tried again after this
     start_floor_divisor: int = 8  # a job of unknown size starts only with 1/8 of the device unpromised
     open_share_divisor: int = 4  # … and is promised 1/4 of it until its first turns are measured
-    tenant_weights_milli: Mapping[str, int] = field(default_factory=dict)  # WEIGHT_ONE for those not named
+    tenant_weights_milli: Mapping[str, int] = field(default_factory=dict)  # of those that have no terms of their own
+    tenants: Mapping[TenantId, TenantTerms] = field(default_factory=dict)  # at the start; TenantSet changes them live
+    tenant_default: TenantTerms = field(default_factory=TenantTerms)  # of those not named; it guarantees nothing
+    return_ns: Nanos = 10 * SECOND  # who is guaranteed memory that is lent has it back within this
     margin_percent: int = 5  # added to what was measured
     share_policy: str = "fixed"  # a row of shares.SHARE_POLICIES
     share_slots: int = 0  # where parts are even: at least so many
@@ -34,3 +54,10 @@ class Settings:
     move_retry_ns: Nanos = 10 * SECOND  # a move that failed (a full disk, say) is tried again after this
     move_percent: int = 5  # of a device's time may go into moving jobs for each other; 0: nobody is moved for another
     quiet_ns_min: Nanos = 500 * MS  # and this long nobody is, however quick moving was
+
+    def with_live(self, wanted: Settings) -> Settings:
+        """These with what may change while jobs run as it is wanted now."""
+        return replace(self, **{name: getattr(wanted, name) for name in LIVE})
+
+
+LIVE = ("quantum_ns", "latency_ns", "hog_floor_ns", "host_bytes_max", "starts_max", "starts_beside_max")

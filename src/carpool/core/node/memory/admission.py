@@ -13,7 +13,12 @@ Rules
       first turn, or rests.
   M7  A job that the machine could not start for want of descriptors, processes or memory goes back to its place in
       the queue. Nobody is started for `start_retry_ns` then.
+  N14  A job starts only on a device that its tenant may use, and while fewer of the tenant's jobs than it may have
+      are started. Those that are there already go on.
+  N15  Σ promised to a tenant's jobs + what the widest of them needs of each lane ≤ its ceiling of memory. A promise
+      that would break this is not made; the job waits, and nobody is parked for it.
 
+N14 and N15 speak of new promises: a ceiling that was lowered is for a while below what is promised (tenants.py).
 What is deliberately not here: in which order the queue is looked at (queue.py), and for whom others make room.
 """
 
@@ -21,12 +26,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.kernel.ids import Nanos
+from carpool.core.kernel.ids import Nanos, TenantId
 from carpool.core.node import accounts
 from carpool.core.node.effects import Effect, SetCap
 from carpool.core.node.memory import ledger
-from carpool.core.node.model import BLOCKED, WAITING, Device, Job, JobState, Lane, Needs, Why
+from carpool.core.node.model import BLOCKED, RESIDENT, WAITING, Device, Job, JobState, Lane, Needs, Why
 from carpool.core.node.node import Node, covers, is_unknown
+from carpool.core.node.words import tenancy as words
 from carpool.errors import InternalError
 
 FIRST_TURN_FACTOR = 4  # weights, their gradients and two states of an optimizer: only the first are there before it
@@ -59,8 +65,8 @@ def with_margin(measured: Needs, known: Needs | None, percent: int) -> Needs:
 def allowed_devices(node: Node, job: Job) -> list[Device]:
     if job.spec.device is not None:
         named = node.devices.get(job.spec.device)
-        return [named] if named is not None else []
-    return list(node.devices.values())
+        return [named] if named is not None and node.may_use(job.spec, named.id) else []
+    return [device for device in node.devices.values() if node.may_use(job.spec, device.id)]
 
 
 def total_need_bytes(job: Job) -> int | None:
@@ -96,6 +102,8 @@ def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
         return None
     is_known = total_need_bytes(job) is not None
     promise_bytes = wanted.resident_bytes if is_known else open_promise_bytes(node, device)
+    room = node.tenant_room(job) if node.has_terms else None
+    promise_bytes = promise_bytes if room is None else min(promise_bytes, room)
     return Offer(device=device, fit=fit, promise_bytes=promise_bytes)
 
 
@@ -163,7 +171,7 @@ def cover(node: Node, job: Job) -> bool:
         return _cover_sum(device, job)
     if lane is None:
         return True
-    if _resize_in_place(device, job, needs, lane):
+    if _resize_in_place(node, device, job, needs, lane):
         return True
     if lane.holder == job.id:
         return covers(device, job)
@@ -200,12 +208,14 @@ def _cover_unmanaged(node: Node, device: Device, job: Job) -> bool:
     return job.memory.promised_bytes >= wanted
 
 
-def _resize_in_place(device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
+def _resize_in_place(node: Node, device: Device, job: Job, needs: Needs, lane: Lane) -> bool:
     """Promise what was measured within the job's own lane, if L1 allows."""
     lane_bytes = max(lane.bytes, needs.ephemeral_bytes)
     resident_bytes = max(needs.resident_bytes, job.memory.promised_bytes if job.memory.is_given else 0)
     growth = resident_bytes - job.memory.promised_bytes + lane_bytes - lane.bytes
     if growth > ledger.free_bytes(device):
+        return False
+    if growth > 0 and not node.tenant_lets(job, device, resident_bytes, needs.ephemeral_bytes):
         return False
     ledger.resize_lane(device, lane, lane_bytes)
     ledger.promise(device, job, resident_bytes)
@@ -270,8 +280,9 @@ def room_on(node: Node, device: Device, job: Job) -> int:
         if other_id != job.id:
             others += min(promised_bytes, other.memory.live_bytes) if is_unknown(other) else promised_bytes
     lanes_bytes = sum(lane.bytes for lane in device.lanes.values() if lane.id != job.lane)
-    kept = sum(device.kept.values())
-    return max(job.memory.promised_bytes, device.capacity_bytes - others - kept - lanes_bytes)
+    room = device.capacity_bytes - others - sum(device.kept.values()) - lanes_bytes
+    least = node.tenant_room(job) if node.has_terms else None
+    return max(job.memory.promised_bytes, room if least is None else min(room, least))
 
 
 def tell_cap(node: Node, job: Job) -> list[Effect]:
@@ -291,6 +302,44 @@ def lend(node: Node, device: Device, job: Job) -> list[Effect]:
     ledger.lend(device, job)
     ledger.tell_cap(job, cap)
     return [SetCap(job=job.id, cap_bytes=cap)]
+
+
+# --- ceilings of tenants ------------------------------------------------------------------------------------
+
+
+def review_ceilings(node: Node) -> None:
+    """Note who waits in the queue for its tenant's ceilings, and why (N14, N15)."""
+    if not node.has_terms:
+        if node.barred:
+            node.barred = {}
+        return
+    started: dict[TenantId, int] = {}
+    for job in node.jobs.values():
+        if job.state in RESIDENT:
+            started[job.spec.tenant] = started.get(job.spec.tenant, 0) + 1
+    node.barred = {}
+    for job_id in node.queue:
+        why = _why_barred(node, node.jobs[job_id], started.get(node.jobs[job_id].spec.tenant, 0))
+        if why:
+            node.barred[job_id] = why
+
+
+def _why_barred(node: Node, job: Job, started: int) -> str:
+    tenant, terms = job.spec.tenant, node.terms_of(job.spec.tenant)
+    if terms.jobs_max is not None and started >= terms.jobs_max:
+        return words.jobs_wait(tenant, started, terms.jobs_max)
+    if terms.devices is not None and not any(node.may_use(job.spec, device) for device in node.devices):
+        return words.device_wait(tenant, terms.devices, job.spec.device)
+    if terms.memory_bytes_max is None or any(_leaves_room(node, job, each) for each in node.devices.values()):
+        return ""
+    need = min(starting_needs(node, job, device).total_bytes for device in allowed_devices(node, job))
+    return words.memory_wait(tenant, need, terms.memory_bytes_max, node.tenant_bytes(tenant))
+
+
+def _leaves_room(node: Node, job: Job, device: Device) -> bool:
+    least = starting_needs(node, job, device)
+    is_allowed = node.may_use(job.spec, device.id)
+    return is_allowed and node.tenant_lets(job, device, least.resident_bytes, least.ephemeral_bytes)
 
 
 # --- what a job needs ---------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ def rivals(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     """Queued jobs that could have what is free of the device; parked ones may have to let them go first."""
     if not any(may_return(job, now=now) for job in node.jobs_on(device)):
         return []
-    queued = [node.jobs[job_id] for job_id in node.queue[:ADMIT_TRIES]]
-    allowed = [job for job in queued if not is_asked_away(job) and job.spec.device in (None, device.id)]
+    queued = [node.jobs[job_id] for job_id in node.queue[:ADMIT_TRIES] if job_id not in node.barred]
+    allowed = [job for job in queued if not is_asked_away(job) and node.may_use(job.spec, device.id)]
     allowed = [job for job in allowed if _lets_start(node, device, job, now=now)]
     return [job for job in allowed if admission.find_offer(node, job, [device]) is not None]
 
@@ -59,22 +59,33 @@ def merge_and_cover(node: Node, device: Device, job: Job, *, now: Nanos) -> list
     return _free_a_lane_for(node, job, [device], now=now)
 
 
-def admit(node: Node, *, now: Nanos) -> list[Effect]:
-    effects: list[Effect] = []
-    if not node.queue:
-        return effects
-    left: list[Job] = []
+def _who_may(node: Node) -> tuple[list[Job], list[Effect]]:
+    """The jobs of the queue that start if there is room; the others are told why they do not, whatever is free."""
+    admission.review_ceilings(node)
+    left, effects = list[Job](), list[Effect]()
     for job_id in node.queue:
         job = node.jobs[job_id]
         if job.departures and is_asked_away(job):  # few are, and a long queue is gone through at every start
             effects += _explain(job, departures.queued_words(job))
+        elif job_id in node.barred:
+            effects += _explain(job, node.barred[job_id])
         else:
             left.append(job)
+    return left, effects
+
+
+def admit(node: Node, *, now: Nanos) -> list[Effect]:
+    if not node.queue:
+        return []
+    left, effects = _who_may(node)
     if not node.may_start:
         return effects + _explain_starts(node, left, now=now)
     kept: dict[DeviceId, Job] = {}  # devices on which this job is not passed any more (M3)
     for job in _in_turn(node, left, now=now):
         left = [other for other in left if other is not job]
+        if job.id in node.barred:  # by one that was let in just now
+            effects += _explain(job, node.barred[job.id])
+            continue
         allowed = admission.allowed_devices(node, job)
         devices = [each for each in allowed if each.id not in kept and _lets_start(node, each, job, now=now)]
         offer = admission.find_offer(node, job, devices)
@@ -87,6 +98,7 @@ def admit(node: Node, *, now: Nanos) -> list[Effect]:
                 departures.close_claim(node, offer.device, now=now)
             lifecycle.note_reason(job, "")
             effects.append(StartJob(job=job.id, device=offer.device.id))
+            admission.review_ceilings(node)
             if not node.may_start:
                 return effects + _explain_starts(node, left, now=now)
             continue

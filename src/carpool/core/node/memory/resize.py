@@ -17,7 +17,7 @@ from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, StopJob, TrimJob
 from carpool.core.node.events import JobResized
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import WAITING, Departure, Device, Job, JobState, Why
+from carpool.core.node.model import ENDED, WAITING, Departure, Device, Job, JobState, Why
 from carpool.core.node.moves import departures
 from carpool.core.node.node import Node
 from carpool.core.node.turns import shares
@@ -67,6 +67,13 @@ def take(node: Node, job: Job, event: JobResized) -> list[Effect]:
     elif not is_too_large:
         departures.add(node, job, Why.SHRINKS, Departure(may_end=event.may_end))
     return []
+
+
+def keep_priority(node: Node, job: Job) -> None:
+    """Its tenant may use certain priorities only (N11)."""
+    priority = node.priority_of(job.spec)
+    if priority != job.spec.priority and job.state not in ENDED:
+        job.spec = replace(job.spec, priority=priority)
 
 
 def trim_waiting(node: Node, device: Device) -> list[Effect]:

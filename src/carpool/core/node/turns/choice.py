@@ -141,7 +141,7 @@ def why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
     """Why one goes before the other, as a guarantee or the policy has decided."""
     if shares.most_owed([chosen, over], now=now) is chosen:
         return reasons.owed(chosen, node.device_of(chosen))
-    return f"{node.policy.name}: {accounts.why(node, chosen, over, now=now)}"
+    return accounts.why(node, chosen, over, now=now)
 
 
 def preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
@@ -151,7 +151,7 @@ def preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
         return reasons.owed(first, node.device_of(first)) if owed is first else ""
     if accounts.pick(node, [first, second], now=now) != first.id:
         return ""
-    return f"{node.policy.name}: {accounts.why(node, first, second, now=now)}"
+    return accounts.why(node, first, second, now=now)
 
 
 # --- turns that do not come back ----------------------------------------------------------------------------
