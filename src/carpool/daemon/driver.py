@@ -296,8 +296,9 @@ class Driver:
         changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
             account = self.scheduler.account_of(job_id, now=now)
-            if account.row == "turn" or live.noted_ns != account.row_since_ns:
-                live.noted_ns = account.row_since_ns
+            is_noted = (live.noted_ns, live.noted_orders) == (account.row_since_ns, account.orders)
+            if account.row == "turn" or not is_noted:
+                live.noted_ns, live.noted_orders = account.row_since_ns, account.orders
                 changed[job_id] = account
         self.journal.note_accounts(changed, now=now)
 

@@ -451,6 +451,7 @@ def carry_on(account: Account, at_ns: Nanos) -> Account:
 def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
     """Go on with the account of a job that comes back (A5). `row` is what it is known to have done while there was no
     driver; None if nobody knows."""
+    job.wall.orders = account.orders
     gap = now - account.at_ns
     if gap < 0 or account.arrived_ns > account.at_ns:
         return  # of another boot of the machine
@@ -462,4 +463,3 @@ def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
         if each is not None and span:
             spent[each] = spent.get(each, 0) + span
     job.wall.spent_ns = spent
-    job.wall.orders = account.orders
