@@ -9,7 +9,7 @@
 #define CP_PROTOCOL 5 /* of the messages; raise it when one of them changes */
 #define CP_HOT_PATH_CONTRACT 11 /* between native/hot_path.c and agent/turns/hot_path.py; raise it when either changes */
 #define CP_FIND_AND_COPY_CONTRACT 2 /* between native/find_and_copy.c and agent/parking/find_and_copy.py; the same */
-#define CP_SWAP_CONTRACT 2 /* between native/swap.c and wire/page.py; the same */
+#define CP_SWAP_CONTRACT 3 /* between native/swap.c and wire/page.py; the same */
 
 /* frame */
 #define CP_FRAME_WORDS 4 /* words in a frame */

@@ -3,7 +3,7 @@
  *
  * A read beyond the end of a mapped file raises SIGBUS. Once `guard` was called, the handler below puts empty memory in
  * place of a guarded page, and the read goes on and finds zeroes. A SIGBUS anywhere else ends the process as ever. Only
- * the daemon guards pages: a program's signals are its own.
+ * the daemon guards pages: a program's signals are its own. A guard is an object; wire/page.py lets it end with the mapping.
  *
  * Threads: any. Lock: the interpreter's; the word itself may be changed by other processes at any time. The handler takes
  * no lock: an entry of the list of guarded pages is written whole before its beginning, which makes it count. */
@@ -40,6 +40,7 @@ static PyObject *swap(PyObject *self, PyObject *args)
     return PyBool_FromLong(is_swapped);
 }
 
+#define GUARD "carpool.guard"
 #define GUARDED_MAX 16384 /* more jobs than one machine has; a page beyond that is not guarded */
 
 static struct guarded {
@@ -81,6 +82,14 @@ static bool watch(void)
     return is_watching;
 }
 
+/* The guard ends with its capsule: the entry is nobody's again, so that what is mapped there next is not taken for it. */
+static void end_guard(PyObject *capsule)
+{
+    struct guarded *entry = PyCapsule_GetPointer(capsule, GUARD);
+    if (entry != NULL)
+        entry->at = 0;
+}
+
 static PyObject *guard(PyObject *self, PyObject *args)
 {
     Py_buffer view;
@@ -91,25 +100,13 @@ static PyObject *guard(PyObject *self, PyObject *args)
     while (entry < all_guarded + GUARDED_MAX && entry->at)
         entry++;
     bool is_guarded = entry < all_guarded + GUARDED_MAX && watch();
-    if (is_guarded) {
+    PyObject *found = is_guarded ? PyCapsule_New(entry, GUARD, end_guard) : Py_NewRef(Py_None);
+    if (is_guarded && found != NULL) {
         entry->size = (size_t)view.len;
         entry->at = (uintptr_t)view.buf;
     }
     PyBuffer_Release(&view);
-    return PyBool_FromLong(is_guarded);
-}
-
-static PyObject *unguard(PyObject *self, PyObject *args)
-{
-    Py_buffer view;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "w*:unguard", &view))
-        return NULL;
-    for (struct guarded *each = all_guarded; each < all_guarded + GUARDED_MAX; each++)
-        if (each->at == (uintptr_t)view.buf)
-            each->at = 0;
-    PyBuffer_Release(&view);
-    Py_RETURN_NONE;
+    return found;
 }
 
 static PyObject *cuts(PyObject *self, PyObject *args)
@@ -121,8 +118,7 @@ static PyObject *cuts(PyObject *self, PyObject *args)
 
 static PyMethodDef swap_methods[] = {
     {"swap", swap, METH_VARARGS, "swap(words, index, before, after): put `after` where `before` stands; whether it did"},
-    {"guard", guard, METH_VARARGS, "guard(words): from now on this process lives on when their file is cut short"},
-    {"unguard", unguard, METH_VARARGS, "unguard(words): call it before they are unmapped"},
+    {"guard", guard, METH_VARARGS, "guard(words): what keeps this process alive, while it is kept, when their file is cut short; or None"},
     {"cuts", cuts, METH_NOARGS, "cuts(): how many guarded pages were found cut short"},
     {NULL},
 };

@@ -55,6 +55,17 @@ def test_a_pause_in_which_the_process_sleeps_is_idle_and_its_turn_is_taken(page:
     assert 50 * MS <= turn.idle_totals_ns(now=now)[1] <= 50 * MS + PAUSE_BITS, "and it is not counted twice"
 
 
+def test_d16_who_waits_for_memory_in_a_pause_is_not_idle(page: JobPage, sleeper: int) -> None:
+    turn, now = granted(page, sleeper), time.monotonic_ns()
+    assert page.page is not None
+    slot = page.page.slot(1)
+    slot.pause_from = (now - 50 * MS) & ~PAUSE_BITS
+    slot.pending_bytes = MS
+    assert not turn.take_idle(now=now) and turn.is_granted
+    slot.pending_bytes = 0
+    assert turn.take_idle(now=now)
+
+
 def test_who_computes_between_its_steps_is_not_idle(page: JobPage) -> None:
     turn, now = granted(page, os.getpid()), time.monotonic_ns()  # this very process runs while it looks
     assert page.page is not None

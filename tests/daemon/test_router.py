@@ -51,6 +51,7 @@ def router(members: object, runners: object) -> Router:
         queries=cast(Queries, nobody),
         orders=cast(Orders, nobody),
         stream=cast(ChangeStream, nobody),
+        allowances=None,
     )
 
 

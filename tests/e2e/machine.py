@@ -34,7 +34,7 @@ from carpool.client import Client
 from carpool.wire.lock import MACHINE
 from carpool.wire.places import machine_places
 from tests import eager
-from tests.e2e.node import PATIENCE, PROGRAMS, PYTHON, Ended, Node, Started, is_alive, kill, wait_until
+from tests.e2e.node import PATIENCE, PROGRAMS, Ended, Node, Started, is_alive, kill, wait_until
 
 NAMES = ("ana", "ben", "eve")
 _OURS = re.compile(r"cp_t([0-9]+)_[a-z]+")
@@ -229,10 +229,10 @@ class Machine(Node):
         self.places.settings.parent.mkdir(parents=True, exist_ok=True)
         self.places.settings.write_text(text)
 
-    def start_machine(self, text: str = SETTINGS, *, python: str = PYTHON, **options: Any) -> None:
+    def start_machine(self, text: str = SETTINGS, **options: Any) -> None:
         """Start the daemon with these settings, as a child of the test; wait until it answers."""
         self.write_settings(text)
-        self.daemon = Started(self, [python, "-m", "carpool.daemon.main", MACHINE], **options)
+        self.daemon = Started(self, [self.population.python.python, "-m", "carpool.daemon.main", MACHINE], **options)
         self.wait_daemon()
 
     def command(self, program: Iterable[str]) -> list[str]:

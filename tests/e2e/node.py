@@ -288,7 +288,7 @@ class Node:
     def program_pid(self, name: str) -> int:
         """The process of the program itself (not of its runner)."""
         found = self.job(name)
-        text = (self.places.jobs / found["id"] / "job.json").read_text()
+        text = (self.places.kept_jobs / found["id"] / "job.json").read_text()
         return int(json.loads(text)["child_pid"])
 
     def page(self, name: str) -> pages.Page:

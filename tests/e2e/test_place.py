@@ -233,7 +233,7 @@ def read_pid_or_none(user: User) -> int | None:
 
 
 def is_started(directory: Path) -> bool:
-    start = Start.load(directory)
+    start = Start.load(directory, os.geteuid())
     return start is not None and start.child_pid > 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import carpool
 from tests.e2e.node import PYTHON, Node, Started, with_environment
 from tests.e2e.pythons import old_pythons
 
@@ -19,14 +20,17 @@ WAITS = "import sys; sys.stdout.write('on it goes\\n'); sys.stdout.flush(); sys.
 HOOKLESS = "import sys\nsys.modules['carpool.agent.turns.torch_hooks'] = None\n"
 
 
-@pytest.fixture(scope="module")
-def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """This Python, which takes itself for an older one before carpool sees it."""
-    place = tmp_path_factory.mktemp("old")
+def python_that_says(place: Path, words: str) -> str:
+    """This Python, which takes itself for another one before carpool sees it."""
     venv.EnvBuilder(symlinks=True).create(place)
     (packages,) = place.glob("lib/python3*/site-packages")
-    (packages / "old.pth").write_text("import sys; sys.version_info = (3, 8, 18, 'final', 0)\n")
+    (packages / "another.pth").write_text(f"import sys; {words}\n")
     return str(place / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return python_that_says(tmp_path_factory.mktemp("old"), "sys.version_info = (3, 8, 18, 'final', 0)")
 
 
 def check_shown(node: Node, started: Started, name: str, reason: str) -> None:
@@ -66,6 +70,64 @@ def test_real_old_pythons_are_shown_as_unmanaged(node: Node) -> None:
         started.process.stdin.close()
         ended = started.wait()
         assert (ended.code, ended.err.count("\n")) == (0, 1), ended.err
+
+
+ASKS = f"import carpool\nwith carpool.turn():\n    with carpool.turn(keep=False): pass\n{WAITS}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            "sys.version_info = (3, 15, 2, 'final', 0)",
+            "Python 3.15 is newer than 3.14; CARPOOL_ANY_VERSION=1 tries it all the same",
+        ),
+        ("sys.implementation.name = 'pypy'", "pypy is another Python than CPython, which is what carpool knows"),
+        (
+            "sys.abiflags = 't'",
+            f"Python 3.{sys.version_info[1]} is built without its lock (free-threaded);"
+            " CARPOOL_ANY_VERSION=1 tries it all the same",
+        ),
+    ],
+    ids=["newer", "PyPy", "free-threaded"],
+)
+def test_z10_a_python_that_nobody_tried_runs_alone_and_its_own_calls_do_nothing(
+    node: Node, tmp_path: Path, words: str, reason: str
+) -> None:
+    node.start()
+    python = python_that_says(tmp_path / "other", words)
+    started = node.run(python, "-c", ASKS, options=["--name", "other"], stdin=subprocess.PIPE)
+    check_shown(node, started, "other", reason)
+
+
+def test_z10_a_python_that_nobody_tried_takes_turns_if_its_user_wants_that(node: Node, tmp_path: Path) -> None:
+    node.start()
+    python = python_that_says(tmp_path / "newer", "sys.version_info = (3, 15, 2, 'final', 0)")
+    loop = "import carpool, time\nwhile True:\n with carpool.turn(): time.sleep(0.01)"
+    with with_environment(node, {"CARPOOL_ANY_VERSION": "1"}):
+        node.run(python, "-c", loop, options=["--name", "newer"])
+    node.wait_steps("newer", 20)
+    assert node.state("newer") in ("running", "profiling")
+
+
+def test_z10_a_torch_that_nobody_tried_runs_alone(node: Node, tmp_path: Path) -> None:
+    node.start()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '9.1.0+cu999'\n")
+    with with_environment(node, {"PYTHONPATH": f"{tmp_path}:{node.environment['PYTHONPATH']}"}):
+        program = f"import torch; {WAITS}"
+        started = node.run(PYTHON, "-c", program, options=["--name", "late"], stdin=subprocess.PIPE)
+    reason = "torch 9.1.0+cu999 is newer than 2.15; CARPOOL_ANY_VERSION=1 tries it all the same"
+    check_shown(node, started, "late", reason)
+
+
+def test_z10_a_checkpoint_is_not_gone_on_from_in_a_python_that_nobody_tried(old_python: str) -> None:
+    """From the program's beginning is not what was asked for, and it would write over its files."""
+    inject = Path(carpool.__file__).parent / "agent" / "inject"
+    words = {"PYTHONPATH": str(inject), "CARPOOL_JOB": "x-1", "CARPOOL_REPLAY": "a.ckpt", "CARPOOL_RECORD": "1"}
+    done = subprocess.run([old_python, "-c", "print('ran')"], env=words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "carpool: cannot go on from a.ckpt: Python 3.8 is older than 3.11\n"
 
 
 def test_an_agent_that_cannot_be_loaded_is_shown_as_unmanaged(node: Node, tmp_path: Path) -> None:

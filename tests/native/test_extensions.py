@@ -33,7 +33,7 @@ CONTRACTS = "import sys; from carpool._native import {0}; print(sys.version_info
 
 
 @pytest.mark.parametrize("part", ["hot_path", "find_and_copy", "swap"])
-def test_one_library_serves_pythons_of_other_minor_versions(part: str) -> None:
+def test_z12_one_library_serves_pythons_of_other_minor_versions(part: str) -> None:
     pythons = newer_pythons()
     if not pythons:
         pytest.skip("no Python of another minor version is here: that the C parts serve those is NOT tested")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +156,44 @@ def test_g6_a_guarded_page_that_is_cut_short_reads_as_zeroes_and_is_known_as_spo
     renewed = page.Page.renew(path)
     assert (renewed.is_spoilt(), path.stat().st_size) == (False, page.PAGE_BYTES)
     renewed.close()
+
+
+@pytest.mark.skipif(not page.HAS_SWAP, reason="the C module was not built")
+def test_g6_the_guard_of_a_page_that_nobody_closed_ends_with_it(tmp_path: Path) -> None:
+    """Else a cut of any other file that is mapped there later would be taken for the page's."""
+    code = f"""
+import mmap, os
+from pathlib import Path
+from carpool.wire import page
+
+def place(words):
+    return [line.split("-")[0] for line in open("/proc/self/maps") if words in line]
+
+made = page.Page.create(Path({str(tmp_path / "page")!r}))
+made.guard()
+where = place("/page")
+del made  # nobody closed it, and nobody has a view of it
+path = {str(tmp_path / "other")!r}
+with open(path, "wb+") as file:
+    file.truncate(page.PAGE_BYTES)
+    other = mmap.mmap(file.fileno(), page.PAGE_BYTES)
+assert place("/other") == where, "the kernel took another place: this test says nothing"
+os.truncate(path, 0)
+print("cut", flush=True)
+other[0]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, b"cut\n"), done.stderr.decode()
+
+
+@pytest.mark.skipif(not page.HAS_SWAP, reason="the C module was not built")
+def test_g6_a_closed_page_of_which_a_view_is_kept_stays_guarded(tmp_path: Path) -> None:
+    made = page.Page.create(tmp_path / "page")
+    made.guard()
+    view = memoryview(made._mapping)
+    made.close()
+    os.truncate(tmp_path / "page", 0)
+    assert view[0] == 0  # without the guard this process would end here
 
 
 def test_g6_a_page_whose_beginning_was_overwritten_is_known_as_spoilt(tmp_path: Path) -> None:

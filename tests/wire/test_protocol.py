@@ -295,6 +295,7 @@ VARIABLES = {str(number.value) for number in texts.sections()["environment"]}
 ELSEWHERE = {
     "CARPOOL_WARM_PARENT",
     "CARPOOL_ALONE",
+    "CARPOOL_ANY_VERSION",  # its user does
     "CARPOOL_RECORD",
     "CARPOOL_REPLAY",
     "CARPOOL_REPLAY_HOW",

@@ -65,6 +65,8 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
 def install_hooks(torch: ModuleType) -> None:
     """The program has imported torch."""
     try:
+        if _is_left_alone(torch):
+            return
         from carpool.agent import warm_up
         from carpool.agent.checkpoint import replay_guard
         from carpool.agent.turns import torch_hooks
@@ -78,6 +80,19 @@ def install_hooks(torch: ModuleType) -> None:
     except Exception as error:  # noqa: BLE001 - our trouble is not the program's
         for go_alone in _tellers:
             go_alone(f"{type(error).__name__}: {error}")
+
+
+def _is_left_alone(torch: ModuleType) -> bool:
+    """Whether nobody tried this torch under carpool (Z10)."""
+    from carpool.agent.checkpoint import replay_guard
+    from carpool.wire import supported
+
+    trouble = supported.torch_trouble(str(getattr(torch, "__version__", "")))
+    if trouble and replay_guard.current is not None and replay_guard.current.is_replaying:
+        replay_guard.current.fail(trouble)
+    for go_alone in _tellers if trouble else ():
+        go_alone(trouble)
+    return bool(trouble)
 
 
 def lacks_room() -> str:

@@ -76,6 +76,8 @@ def start_child(wish: Wish) -> Child:
 
 def start_warm(places: Places, wish: Wish, *, is_urgent: Callable[[], bool]) -> tuple[Child | WarmProgram, str]:
     """Have it forked, or start it cold where that would not be the same; and how it started, with the reason."""
+    if places.is_machine:
+        return start_child(wish), "cold: the machine's daemon keeps no warm parents"
     from carpool.cli import warm_start
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import click
 
 from carpool.calls import Status, as_dict
 from carpool.cli.groups import HelpfulGroup
-from carpool.cli.launch import replace_brought_back, start_daemon
+from carpool.cli.launch import replace_brought_back, start_daemon, start_machine
 from carpool.cli.policy import checked
 from carpool.cli.tables import device_table, show
 from carpool.cli.values import origin, parsed
@@ -149,10 +150,32 @@ def start(policy: str, device: str, tenant_weights: str, park_to: str, warm: boo
         warm=warm,
         **options,
     )
-    if start_daemon(client.places, config):
+    if client.places.is_machine:
+        _start_machine(client, config)
+    elif start_daemon(client.places, config):
         print(f"carpool: {_running(client)} (policy {policy}, device {device})", file=sys.stderr)
     else:
         _compare(client, config)
+
+
+def _start_machine(client: Client, config: DaemonConfig) -> None:
+    """The one daemon of all users goes by what an admin wrote, however it is started."""
+    from carpool.cli.system_steps import start_step
+
+    places = client.places
+    if config != DaemonConfig():
+        raise UsageError(
+            f"the daemon of all users goes by {places.settings}, not by options: an admin writes it there, then:"
+            " carpool system reload; for a daemon of your own set CARPOOL_DIR"
+        )
+    if client.is_running():
+        print(f"carpool: daemon {client.status().pid} serves all users of this machine already", file=sys.stderr)
+        return
+    if os.geteuid() == 0:
+        start_step(places).do()
+    else:
+        start_machine(places)
+    print(f"carpool: {_running(client)}, for all users", file=sys.stderr)
 
 
 def _running(client: Client) -> str:
@@ -221,7 +244,8 @@ def show_status(as_json: bool) -> None:
     \b
     carpool daemon status --json
     """
-    status = Client().status()
+    client = Client()
+    status = client.status()
     if as_json:
         print(json.dumps(as_dict(status)))
         return
@@ -250,6 +274,8 @@ def show_status(as_json: bool) -> None:
         print(f"warm parent {parent.pid}: {format_bytes(parent.memory_bytes)}, {does}, {parent.python}")
     for warning in warnings_of(status):
         print(f"warning: {warning}")
+    if client.places.is_machine:
+        print(f"it serves all users of this machine; its settings are {client.places.settings}")
     print(f"run directory {status.run}\njournal and logs in {status.state}")
     show(device_table(status.devices))
 

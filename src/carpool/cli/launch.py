@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,11 +48,12 @@ def start_machine(places: Places) -> bool:
     """The same for the machine's daemon, which is told what its settings say: only who serves it can start it."""
     if Client(places=places).is_running():
         return False
-    if os.geteuid() not in (0, *([places.owner()] if places.run.exists() else [])):
+    owner = places.state.lstat().st_uid if places.state.exists() else os.geteuid()  # it outlives a boot; `run` not
+    if os.geteuid() not in (0, owner):
         DaemonSocket(places).close()  # says why it cannot be reached, and who starts it
     for directory in (places.run, places.state):
-        make_directory(places, directory)
-    return _start(places, [MACHINE])
+        make_directory(places, directory, owner=owner)
+    return _start(places, [MACHINE], owner=owner)
 
 
 def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
@@ -64,11 +66,11 @@ def _words(config: DaemonConfig, *, is_brought_back: bool) -> list[str]:
     return [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
 
 
-def _start(places: Places, words: list[str]) -> bool:
-    process = _spawn(places, words)
+def _start(places: Places, words: list[str], *, owner: int | None = None) -> bool:
+    process = _spawn(places, words, owner)
     began, ended = time.monotonic(), 0.0
     while time.monotonic() - began < START_SECONDS:
-        code, sign = process.poll(), read_sign(places.lock)
+        code, sign = process.poll(), read_sign(places.lock, owner=owner)
         is_ours = sign is not None and sign.pid == process.pid
         if (is_ours or code is not None) and Client(places=places).is_running():
             return code is None
@@ -80,7 +82,7 @@ def _start(places: Places, words: list[str]) -> bool:
     raise UnreachableError(f"the daemon did not answer within {START_SECONDS:.0f} s; see {places.daemon_log}")
 
 
-def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
+def _spawn(places: Places, words: list[str], owner: int | None) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_DAEMON}
     if places.base is not None:
         environment["CARPOOL_DIR"] = str(places.base)  # it may have been said as seen from this directory
@@ -95,11 +97,21 @@ def _spawn(places: Places, words: list[str]) -> subprocess.Popen[bytes]:
             start_new_session=True,
             cwd="/",
             env=environment,
+            **_account(owner),
         )
 
 
+def _account(owner: int | None) -> dict[str, Any]:
+    """What makes a process one of that account; nothing if it is ours."""
+    if owner in (None, os.geteuid()):
+        return {}
+    entry = pwd.getpwuid(owner)
+    groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return {"user": owner, "group": entry.pw_gid, "extra_groups": groups}
+
+
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def bring_daemon_back(places: Places) -> None:

@@ -33,6 +33,7 @@ COMMANDS = (
     "checkpoint",
     "cancel",
     "daemon",
+    "system",
     "policy",
     "doctor",
     "verify",

@@ -406,22 +406,32 @@ def _wait_file(directory: Path, places: Places) -> JobFile | None:
     return file
 
 
+def _told_file(told: int) -> JobFile | None:
+    """The job's file, after a line that was for others; the program does not inherit the descriptor."""
+    from carpool.daemon.files import decode_file
+
+    with open(told, "rb") as file:
+        file.seek(0)
+        return decode_file(file.read().partition(b"\n")[2])
+
+
 def main() -> int:
     """Entry of a submitted job's runner; its arguments are the job's directory and the path of its log. A daemon that
-    was started before an upgrade has opened the log itself, and names none."""
+    was started before an upgrade has opened the log itself, and names none. The third is a descriptor with the job's
+    file, where this process may not read that (daemon/spawning.py)."""
     directory = Path(sys.argv[1])
     try:
         places = places_of_job(directory)
     except CarpoolError as error:
         sys.stderr.write(f"carpool: {error}\n")
         return error.exit_code
-    file = _wait_file(directory, places)
+    file = _wait_file(directory, places) if len(sys.argv) < 4 else _told_file(int(sys.argv[3]))
     if file is None or file.environment is None:
         sys.stderr.write(
             f"carpool: {directory} is not the directory of a submitted job, or was removed and not made again\n"
         )
         return 1
-    for log in sys.argv[2:]:
+    for log in sys.argv[2:3]:
         try:
             _write_to(Path(log))
         except OSError as error:

@@ -25,7 +25,7 @@ def job_around(jobs: Iterable[LiveJob], pid: int) -> LiveJob | None:
     page = processes.page_of(pid)
     for live in jobs:
         first = live.file.child_pid
-        if page == str(live.directory / "page") or (first and (pid == first or processes.descends_from(pid, first))):
+        if page == live.page_path or (first and (pid == first or processes.descends_from(pid, first))):
             return live
     return None
 

@@ -309,7 +309,7 @@ class Driver:
                 reason = (
                     "a program of it cut short or overwrote the page that it shares with the daemon; start it anew"
                 )
-                log.warning("job.page_spoilt job=%s path=%s", live.id, live.directory / "page")
+                log.warning("job.page_spoilt job=%s path=%s", live.id, live.page_path)
                 self._collect()
                 live.lose_page(reason)
                 self.tell(JobDetached(job=live.id, reason=reason))
@@ -476,7 +476,7 @@ class Driver:
         """Keep the job's last picture in the journal; the core forgets old ones."""
         picture = self.scheduler.picture_job(live.id, now=time.monotonic_ns())
         if picture is not None:
-            End(code=0, state=picture.state, reason=picture.reason).save(live.directory)
+            End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
             self._note_job(live, picture, **said)

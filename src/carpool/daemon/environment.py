@@ -52,6 +52,8 @@ def preloadable(library: str | None, places: Places) -> str | None:
     if _UNFIT.search(str(link)):
         return None
     link.parent.mkdir(mode=0o700, exist_ok=True)
+    if places.is_machine:
+        link.parent.chmod(0o755)
     if not link.is_symlink() or link.readlink() != Path(library):
         draft = link.with_name(f"{link.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
@@ -76,7 +78,7 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
         protocol.ENV_KNOCK: str(places.knock),
         protocol.ENV_DEVICE_KIND: kind.name,
         protocol.ENV_VERSION: carpool.__version__,
-        protocol.ENV_PARKED: str(places.parked),
+        protocol.ENV_PARKED: str(places.parked_of(file.uid)),
     }
     library = preloadable(find_library(kind.library), places)
     if library is not None and kind.needs_library and would_not_start(program_of(file), path=search_path_of(file)):

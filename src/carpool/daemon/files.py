@@ -10,7 +10,11 @@ import msgspec
 
 from carpool.calls import Inherited
 from carpool.core.node.model import JobSpec, Needs
-from carpool.daemon.start_and_end import read_file, replace_file
+from carpool.daemon.standing import Standing
+from carpool.daemon.start_and_end import write_whole
+from carpool.daemon.user_files import read_file
+
+BYTES_MAX = 64 << 20  # a job may have megabytes of arguments and variables
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -25,6 +29,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     cwd: str
     environment: dict[str, str] | None = None  # of a submitted job; None for `carpool run`
     inherited: Inherited | None = None  # of a submitted job
+    standing: Standing | None = None  # of a job that the machine's daemon starts
     device: str = ""  # empty while queued
     kind: str = ""
     runner_pid: int = 0
@@ -44,15 +49,22 @@ class JobFile(msgspec.Struct, kw_only=True):
 
     def save(self, directory: Path) -> None:
         """Write it so that a restarted daemon finds a whole one; OSError if the disk refuses."""
-        try:
-            body = msgspec.json.encode(self)
-        except UnicodeEncodeError:  # arguments or variables that are no text: only json writes them, slowly
-            body = json.dumps(msgspec.to_builtins(self)).encode()
-        replace_file(directory / "job.json", body, directory / "job.json.new")
+        write_whole(directory / "job.json", encode_file(self), directory / "job.json.new")
+
+
+def encode_file(file: JobFile) -> bytes:
+    try:
+        return msgspec.json.encode(file)
+    except UnicodeEncodeError:  # arguments or variables that are no text: only json writes them, slowly
+        return json.dumps(msgspec.to_builtins(file)).encode()
+
+
+def decode_file(body: bytes) -> JobFile:
+    return msgspec.convert(json.loads(body), JobFile)
 
 
 def load_file(directory: Path) -> JobFile | None:
     try:
-        return msgspec.convert(json.loads(read_file(directory / "job.json")), JobFile)
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors too
+        return decode_file(read_file(directory / "job.json", os.geteuid(), BYTES_MAX))
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors too
         return None

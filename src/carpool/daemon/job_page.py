@@ -6,6 +6,7 @@ A job has no page before it starts and after its end; then nothing is told, and 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from carpool.wire.page import COUNT_MAX, PRICE_ONE, Page, Slot
 
 
 class JobPage:
-    def __init__(self) -> None:
+    def __init__(self, owner: int | None = None) -> None:
+        self._owner = os.geteuid() if owner is None else owner
         self.page: Page | None = None
         self._spec: JobSpec | None = None  # this and the next three: what the programs were told last
         self._capacity_bytes = 0
@@ -30,13 +32,13 @@ class JobPage:
         path = directory / "page"
         path.unlink(missing_ok=True)
         self.close()
-        self.page = Page.create(path)
+        self.page = Page.create(path, owner=self._owner)
         self.page.guard()
         self._tell_again()
 
     def open(self, directory: Path) -> None:
         """Take up the page of a job that outlived its daemon; PeerError if it cannot be used."""
-        self.page = Page.open(directory / "page")
+        self.page = Page.open(directory / "page", owner=self._owner)
         self.page.guard()
 
     def is_spoilt(self) -> bool:
@@ -50,7 +52,7 @@ class JobPage:
         path = self.page.path
         self.close()
         with contextlib.suppress(OSError):
-            self.page = Page.renew(path)
+            self.page = Page.renew(path, owner=self._owner)
         self._tell_again()
 
     def _tell_again(self) -> None:

@@ -15,29 +15,34 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import msgspec
+
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseReturned
 from carpool.core.node.model import Order
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
-from carpool.daemon.start_and_end import WARM, Start
+from carpool.daemon.start_and_end import WARM, End, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
+from carpool.daemon.user_files import make_directory, remove_aside
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.wire import messages as m
 from carpool.wire.page import LEASE_HELD, LEASE_PARKED, Page
+from carpool.wire.places import make_private
 
 log = logging.getLogger("carpool")
 UNNOTED_MAX = 1000  # directories of ended jobs that are kept while the journal cannot be written
 
 
 class LiveJob:
-    def __init__(self, *, id: JobId, directory: Path, file: JobFile) -> None:
+    def __init__(self, *, id: JobId, directory: Path, file: JobFile, kept: Path | None = None) -> None:
         self.id = id
-        self.directory = directory
+        self.directory = directory  # its user's: its programs and its runner write there
+        self.kept = kept or directory  # the daemon's own; only the machine's daemon has two
         self.file = file
-        self.job_page = JobPage()
+        self.job_page = JobPage(file.uid)
         self.turn = SharedTurn(self.job_page, file.detached_pids)
         self.runner: Peer | None = None
         self.child_pidfd: int | None = None
@@ -65,6 +70,11 @@ class LiveJob:
         return self.file.name or self.file.spec.name
 
     @property
+    def page_path(self) -> str:
+        """By which its processes are known: they were started with it."""
+        return str(self.directory / "page")
+
+    @property
     def is_unstarted(self) -> bool:
         """Whether it has neither a page nor a process, so only the core knows of it."""
         return self.page is None and not self.file.child_pid
@@ -90,7 +100,7 @@ class LiveJob:
 
     def learn_start(self) -> bool:
         """Take in what its runner wrote down of its start, if no runner told it; whether one was made."""
-        start = Start.load(self.directory)
+        start = Start.load(self.directory, self.file.uid)
         if start is not None:
             self.file.how = start.how
         if start is not None and not self.file.child_pid:
@@ -98,15 +108,32 @@ class LiveJob:
             self.file.child_pid, self.file.child_birth = start.child_pid, start.child_birth
         return start is not None or bool(self.file.child_pid)
 
+    def learn_end(self) -> End | None:
+        """How it ended: what became of it, as the last daemon wrote down, or else how its program did, as its runner
+        wrote. What stands in its user's directory says nothing of the first."""
+        end = End.load(self.kept, os.geteuid())
+        if end is None and self.kept != self.directory:
+            end = End.load(self.directory, self.file.uid)
+            return msgspec.structs.replace(end, state="") if end is not None else None
+        return end
+
     def how_it_started(self) -> str:
         """As `calls.Job.start`. A program that started warm may have begun again, cold, and has noted that."""
         if self.file.how == WARM:
             self.learn_start()
         return self.file.how
 
+    def make_directories(self) -> None:
+        """Make what is not there; a PeerError or OSError says why that cannot be."""
+        make_private(self.kept)
+        if self.directory != self.kept:
+            if self.directory.exists() and self.directory.lstat().st_uid != self.file.uid:
+                remove_aside(self.directory)  # of a job of somebody else that had this id
+            make_directory(self.directory, self.file.uid)
+
     def save(self) -> None:
         """Write the job's file; OSError if the disk refuses."""
-        self.file.save(self.directory)
+        self.file.save(self.kept)
 
     def save_or_warn(self) -> None:
         """Write it where a disk that refuses is no reason to fail: only the next daemon would miss what is new."""
@@ -196,7 +223,7 @@ class LiveJob:
         """Its living processes, whoever started them: those with its page in their environment. A program may have
         written over its environment; one that is connected is known by that."""
         connected = {member.pid for member in self.members.values() if member.peer is not None}
-        inside = processes.by_page().get(str(self.directory / "page"), set())
+        inside = processes.by_page(self.file.uid).get(self.page_path, set())
         return inside | set(filter(processes.is_alive, connected))
 
     def was_killed(self) -> bool:
@@ -221,7 +248,9 @@ class LiveJob:
 
     def remove(self) -> None:
         """Take its directory away; on a busy disk that takes longer than many turns."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.kept, ignore_errors=True)
+        if self.kept != self.directory:
+            remove_aside(self.directory)
 
 
 class OverJobs:
@@ -255,10 +284,10 @@ def has_runner(file: JobFile) -> bool:
     return processes.is_alive(file.runner_pid, file.runner_birth or None)
 
 
-def is_parked(directory: Path) -> bool:
+def is_parked(directory: Path, owner: int) -> bool:
     """Whether a process of the job says in its page that its tensors are away."""
     try:
-        page = Page.open(directory / "page")
+        page = Page.open(directory / "page", owner=owner)
     except PeerError:
         return False
     page.guard()

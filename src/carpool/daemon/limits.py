@@ -54,11 +54,12 @@ class Limits:
             self._timer.cancel()
             self._timer = None
         limited = [live for live in self._jobs.values() if live.page is not None and limits_of(live)]
-        inside, parents = (processes.by_page(), processes.parents()) if limited else ({}, {})
+        parents = processes.parents() if limited else {}
+        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in limited}}
         before, self._suspects = self._suspects, set()
         kept, self._kept = self._kept, set()
         for live in limited:
-            mine = inside.get(str(live.directory / "page"), set()) | {live.file.child_pid} & set(parents)
+            mine = inside[live.file.uid].get(live.page_path, set()) | {live.file.child_pid} & set(parents)
             self._look_at(live, processes.with_descendants(mine, parents), kept, before)
         if self._suspects - before:
             self.look_soon()
@@ -115,16 +116,24 @@ def uses_device(live: LiveJob, files: set[str]) -> bool:
 
 def why_without(pid: int, library: str, run: Path) -> str:
     """Why the library is not in a process, and what to do about it, as far as its files tell."""
-    why = obstacle(f"/proc/{pid}/exe", library)
+    why = processes.look(pid, "exe", lambda: obstacle(f"/proc/{pid}/exe", library), None)
     if why is not None:
         return why
-    try:
-        Path(f"/proc/{pid}/root{library}").stat()
-    except PermissionError:
+    found = processes.look(pid, "root", lambda: _finds(Path(f"/proc/{pid}/root{library}")), "")
+    if found == OTHER_RIGHTS:
         return OTHER_RIGHTS
-    except OSError:
+    if not found:
         files = f"{Path(library).parent} and {run}"
         return f"carpool's files are not in its file system; give it {files} under the same paths"
     if library not in processes.variable_of(pid, "LD_PRELOAD"):
         return "LD_PRELOAD was taken from its environment; start it with the variables of the job"
     return "carpool's library cannot count inside it, and said so there"
+
+
+def _finds(path: Path) -> str:
+    """Whether a file is seen there, in words."""
+    try:
+        path.stat()
+    except PermissionError:
+        return OTHER_RIGHTS
+    return "it is there"

@@ -21,7 +21,8 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import processes, warm_parents
+from carpool.daemon import hold_ups, processes, warm_parents
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
@@ -68,7 +69,8 @@ def make_router(
     """Who takes in what, and who is behind it."""
     programs = Programs(driver, limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs, authority)
+    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
+    registry = Registry(driver, starter, programs, authority, allowances)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -99,6 +101,7 @@ def make_router(
         orders=orders,
         stream=stream,
         authority=authority,
+        allowances=allowances,
     )
     return registry, router
 
@@ -262,6 +265,8 @@ def _main() -> int:
         places = config.place_store(places)
         for directory in places.directories():
             make_directory(places, directory)
+        if places.is_machine:
+            hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)
         entrance = Entrance(places, sign)

@@ -36,9 +36,9 @@ from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
-from carpool.daemon.start_and_end import replace_file
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import read_as
+from carpool.daemon.user_files import is_there, replace_file
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
 from carpool.units import format_count, format_share
@@ -193,7 +193,7 @@ class Orders:
         there = f"end it and start it there: carpool run --device {target} -- {shlex.join(live.file.argv)}"
         if live.turn.is_paced():
             there = f"what is not PyTorch cannot be written to a file: {there}"
-        elif (live.directory / "checkpoint.ready").exists():
+        elif is_there(live.directory / "checkpoint.ready", live.file.uid):
             there = "write it to a file and start it there: carpool checkpoint, then carpool run --from"
         raise RefusedError(
             f"job {job} cannot move from {source} to {target}: a process keeps the GPU it was started with; {there}"
@@ -215,7 +215,7 @@ class Orders:
                 f"job {job} is no PyTorch program, and only those can be written to a file: let it save its own"
                 f" state, and start it anew with: carpool run -- {shlex.join(live.file.argv)}"
             )
-        if not (live.directory / "checkpoint.ready").exists():
+        if not is_there(live.directory / "checkpoint.ready", live.file.uid):
             whom = "does not record its steps" if live.members else "has not come to a loop of torch"
             raise RefusedError(
                 f"job {job} {whom}: only PyTorch programs that were started with --checkpointable can be written to a"
@@ -229,7 +229,7 @@ class Orders:
         draft = live.directory / "checkpoint.order.new"  # the job may be reading the last one
         order = json.dumps({"number": number, "file": file, "stop": stop}).encode()
         try:
-            replace_file(live.directory / "checkpoint.order", order, draft)
+            replace_file(live.directory / "checkpoint.order", order, draft, live.file.uid)
         except OSError as error:
             raise RefusedError(unwritten(f"the order to job {job}", live.directory, error)) from error
         live.page.header.checkpoint = number
@@ -252,7 +252,7 @@ class Orders:
         job = self._queries.live_job(live.id)
         if job is None:
             raise UsageError(f"job {live.id} vanished")
-        return calls.Submitted(job=job, log=str(self._starter.log_path(live.id)))
+        return calls.Submitted(job=job, log=str(self._starter.log_path(live.id, caller.uid)))
 
     def stop(self, *, is_forced: bool) -> calls.Stopped:
         names, count = ", ".join(self._driver.jobs), len(self._driver.jobs)

@@ -7,20 +7,24 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import cast
 
 from carpool import calls
 from carpool.daemon import processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import Caller
 from carpool.daemon.turns import Member
 from carpool.errors import PeerError
+from carpool.units import SECOND
 from carpool.wire import messages as m
 from carpool.wire.framing import Decoder, encode
 
 log = logging.getLogger("carpool")
 UNSENT_MAX = 8 << 20  # a peer that does not read its answers is cut off
+PIECE_BYTES = 8 << 10  # of what one peer sent are taken in at once: then it is others' turn
 
 
 class Connection(asyncio.Protocol):
@@ -31,14 +35,16 @@ class Connection(asyncio.Protocol):
         on_message: Callable[[Connection, m.Message], None],
         on_lost: Callable[[Connection], None],
         *,
-        is_for_all: bool = False,
+        allowances: Allowances | None = None,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._fd = -1
-        self._is_for_all = is_for_all
+        self._allowances = allowances  # of all users of the machine; None: the daemon serves one user alone
+        self._unread = b""  # what came and was not taken in yet
+        self._rests = False  # nothing is read of it for a while
         self._uid = self._gid = -1
         self.job: LiveJob | None = None
         self.member: Member | None = None
@@ -48,11 +54,62 @@ class Connection(asyncio.Protocol):
         peer: socket.socket = self._transport.get_extra_info("socket")
         _, self._uid, self._gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self._fd = peer.fileno()
-        if not self._is_for_all and self._uid != os.geteuid():
+        if self._allowances is not None:
+            refusal = self._allowances.come(self)
+            if refusal:
+                self.send(m.Refuse(reason=refusal))
+                self.close()
+        elif self._uid != os.geteuid():
             log.warning("peer.refused uid=%d reason=another user", self._uid)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) <= PIECE_BYTES and not self._unread:
+            self._take(data)
+            return
+        is_new = not self._unread
+        self._unread += data
+        if is_new:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take in the next piece of what was sent; a peer that sends much must not keep the others waiting."""
+        if self._rests or self._transport is None:
+            return
+        piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        self._take(piece)
+        if self._unread and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+        elif not self._rests and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
+        if self._allowances is None:
+            self._take_in(data)
+            return
+        began_ns = time.monotonic_ns()
+        self._take_in(data)
+        self._allowances.charge(self, time.monotonic_ns() - began_ns)
+
+    def rest(self, rest_ns: int) -> None:
+        """Read nothing of it for so long (daemon/allowances.py)."""
+        if self._rests or self._transport is None or self._transport.is_closing():
+            return
+        self._rests = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_later(rest_ns / SECOND, self._wake)
+
+    def _wake(self) -> None:
+        self._rests = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._unread:
+            self._go_on()
+        else:
+            self._transport.resume_reading()
+
+    def _take_in(self, data: bytes) -> None:
         try:
             for message in self._decoder.feed(data):
                 self._on_message(self, message)
@@ -66,7 +123,9 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport, self._fd = None, -1
+        self._transport, self._fd, self._unread = None, -1, b""
+        if self._allowances is not None:
+            self._allowances.leave(self)
         self._on_lost(self)
 
     def send(self, message: m.Message) -> None:
@@ -93,6 +152,11 @@ class Connection(asyncio.Protocol):
     def uid(self) -> int:
         """Whose process connected; -1 before that is known."""
         return self._uid
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it is a program of a job, and not a command."""
+        return self.member is not None
 
     @property
     def caller(self) -> Caller:

@@ -2,6 +2,12 @@
 
 A pid means something only in its pid namespace. Here a pid without a namespace is one of this process's own, by which
 it sees every process of its namespace and of those inside it. Processes of other namespaces are `UNSEEN`.
+
+What a process's owner can hold up (hold_ups.py) is its `stat`, `environ`, `maps` and links; not its `status`.
+
+Rules
+  I42 A process is of a job only if it is of the job's user, whatever its environment or a page says. A signal goes to
+      processes of that user only, whichever pid was named: the machine's daemon could send it to all.
 """
 
 from __future__ import annotations
@@ -10,17 +16,21 @@ import contextlib
 import errno
 import os
 import resource
+import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+from carpool.daemon import hold_ups
 from carpool.wire.page import own_namespace
 from carpool.wire.protocol import ENV_JOB, ENV_PAGE
 
-PROC_BYTES = 4096
+PROC_BYTES = 1 << 14  # `status` names every group of its user
 ENVIRON_BYTES = 1 << 17
+LARGE_BYTES_MAX = 8 << 20  # more variables no program can be started with; what a process makes of them is its own
 UNSEEN = -1  # in place of a pid: nobody here can tell who it is, or whether it lives
 SO_PEERPIDFD = 77  # Linux 6.5; before that a pid that was used again cannot be told from the first
 FIRST_NAMESPACE = 0xEFFFFFFC  # the number of the one that sees all others
@@ -29,20 +39,30 @@ NEARLY_ALL_PERCENT = 80
 UNLIMITED = 1 << 20  # descriptors, where the system names no number
 KEPT_MAX = 10_000  # processes of other namespaces that are remembered
 MISSED_NS = 5_000_000_000  # so long a process that was not found is not looked for again: it takes milliseconds
+Found = TypeVar("Found")
 Image = tuple[int, int, int]  # pid, birth, and where its arguments lie
 KERNEL_PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+CPU_CLOCK = 2  # of a process, as clock_getcpuclockid(3) names it
+NEVER_HELD_UP = {"status", "schedstat", "statm", "comm"}
 
 
 def _read(pid: int, name: str, *, is_large: bool = False) -> bytes:
-    """A file of a process; empty if it is gone. Read often, and Path would take three times as long."""
+    """A file of a process; empty if it is gone, or its owner holds it up."""
+    if not hold_ups.is_on() or name in NEVER_HELD_UP:
+        return _read_now(pid, name, is_large=is_large)
+    return hold_ups.ask(owner_of(pid), (pid, name), lambda: _read_now(pid, name, is_large=is_large), b"")
+
+
+def _read_now(pid: int, name: str, *, is_large: bool = False) -> bytes:
+    """Read often, and Path would take three times as long."""
     global _spare
-    fd, found = -1, b""
+    fd, parts, left = -1, [b""], LARGE_BYTES_MAX if is_large else PROC_BYTES
     try:
         fd = _open(f"/proc/{pid}/{name}")
-        found = os.read(fd, ENVIRON_BYTES if is_large else PROC_BYTES)
-        while is_large and (part := os.read(fd, ENVIRON_BYTES)):
-            found += part
+        parts.append(os.read(fd, min(left, ENVIRON_BYTES)))
+        while is_large and parts[-1] and (left := left - len(parts[-1])) > 0:
+            parts.append(os.read(fd, min(left, ENVIRON_BYTES)))
     except OSError:
         return b""
     finally:
@@ -50,7 +70,7 @@ def _read(pid: int, name: str, *, is_large: bool = False) -> bytes:
             os.close(fd)
         if _spare < 0:
             _spare = _set_aside()
-    return found
+    return b"".join(parts)
 
 
 def _open(path: str) -> int:
@@ -77,6 +97,29 @@ def _set_aside() -> int:
 _spare = _set_aside()
 
 
+def status_of(pid: int) -> dict[bytes, bytes]:
+    """What `status` says of a process; nothing if it is gone."""
+    lines = (line.partition(b":") for line in _read(pid, "status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def owner_of(pid: int) -> int:
+    """The user who started a process, also if its program has the rights of another; -1 if it is gone."""
+    uids = status_of(pid).get(b"Uid", b"").split()
+    return int(uids[0]) if uids else -1
+
+
+def _state_and_parent(pid: int) -> tuple[bytes, int] | None:
+    """The letter of its state, and who started it; None if it is gone or dead."""
+    if hold_ups.is_on():
+        said = status_of(pid) if pid > 0 else {}
+        found = (said[b"State"][:1], int(said[b"PPid"])) if b"PPid" in said else None
+    else:
+        fields = _stat_fields(pid) if pid > 0 else None
+        found = (fields[0], int(fields[1])) if fields else None
+    return found if found is not None and found[0] not in (b"Z", b"X") else None
+
+
 def _stat_fields(pid: int) -> list[bytes] | None:
     text = _read(pid, "stat")
     return text.rpartition(b")")[2].split() if text else None
@@ -85,8 +128,10 @@ def _stat_fields(pid: int) -> list[bytes] | None:
 def busy_ns(pid: int) -> int:
     """Processor time of a process and all its threads, and how long its first thread wanted a processor and had none;
     0 if it is gone. On a crowded machine a process that computes gets little of the one and much of the other."""
-    fields = _stat_fields(pid)
-    return (int(fields[11]) + int(fields[12])) * TICK_NS + _delay_ns(pid) if fields else 0
+    try:
+        return time.clock_gettime_ns(~pid << 3 | CPU_CLOCK) + _delay_ns(pid) if pid > 0 else 0
+    except OSError:
+        return 0
 
 
 def _delay_ns(pid: int) -> int:
@@ -101,14 +146,17 @@ def birth_of(pid: int) -> int | None:
 
 
 def is_alive(pid: int, birth: int | None = None) -> bool:
+    """Whether a process lives, and is the one that was born then, unless nobody can tell."""
+    if birth is None:
+        return _state_and_parent(pid) is not None
     found = birth_of(pid)
-    return found is not None and (birth is None or found == birth)
+    return found == birth if found is not None else hold_ups.is_on() and _state_and_parent(pid) is not None
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process cannot run until somebody continues it: by a signal, or a debugger holds it."""
-    fields = _stat_fields(pid)
-    return fields is not None and fields[0] in (b"T", b"t")
+    found = _state_and_parent(pid)
+    return found is not None and found[0] in (b"T", b"t")
 
 
 def is_asleep(pid: int) -> bool:
@@ -118,10 +166,17 @@ def is_asleep(pid: int) -> bool:
     except OSError:
         return False
     for thread in threads:
-        fields = _read(pid, f"task/{thread}/stat").rpartition(b")")[2].split(None, 1)
-        if fields and fields[0] == b"R":
+        if _state_of(pid, thread) == b"R":
             return False
     return bool(threads)
+
+
+def _state_of(pid: int, thread: str) -> bytes:
+    if hold_ups.is_on():
+        said = _read_now(pid, f"task/{thread}/status").partition(b"\nState:")[2]
+    else:
+        said = _read_now(pid, f"task/{thread}/stat").rpartition(b")")[2]
+    return said.split(None, 1)[0] if said else b""
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -153,23 +208,50 @@ def job_of(pid: int) -> str | None:
     return _variable(variables, ENV_JOB) if variables else None
 
 
-def by_page() -> dict[str, set[int]]:
-    """Every living process of this user that was started inside a job, by the job's page. A look takes 5 µs for each
-    process of the machine."""
+def by_page(user: int) -> dict[str, set[int]]:
+    """Every living process of this user that was started inside a job, by the job's page (I42). A look takes 5 µs for
+    each process of the machine."""
     found: dict[str, set[int]] = {}
-    for name in (entry.name for entry in os.scandir("/proc")):
-        if name.isdecimal() and (page := page_of(int(name))) and is_alive(int(name)):
-            found.setdefault(page, set()).add(int(name))
+    for pid in _all_pids():
+        if (not hold_ups.is_on() or is_of(pid, user)) and (page := page_of(pid)) and is_alive(pid):
+            found.setdefault(page, set()).add(pid)
     return found
+
+
+def is_of(pid: int, user: int) -> bool:
+    """Whether this user started a process. One that may not be looked into is shown as root's."""
+    try:
+        shown = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return False
+    return shown in (user, 0) and owner_of(pid) == user
+
+
+def send(pid: int, number: signal.Signals, user: int) -> None:
+    """Send a signal to a process if it is of this user (I42), as that user could: else nothing happens."""
+    try:
+        pidfd = open_pidfd(pid)
+    except OSError:  # no descriptor is left
+        return
+    if pidfd is None:
+        return
+    try:
+        uids = status_of(pid).get(b"Uid", b"").split()  # of the process that the descriptor is of, or else it is dead
+        if str(user).encode() in (uids[:1] + uids[2:3]):
+            signal.pidfd_send_signal(pidfd, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+    finally:
+        os.close(pidfd)
 
 
 def parents() -> dict[int, int]:
     """Every living process with its parent; 8 µs each."""
     found: dict[int, int] = {}
     for pid in _all_pids():
-        fields = _stat_fields(pid)
-        if fields and fields[0] not in (b"Z", b"X"):
-            found[pid] = int(fields[1])
+        seen = _state_and_parent(pid)
+        if seen is not None:
+            found[pid] = seen[1]
     return found
 
 
@@ -242,17 +324,22 @@ def inner_pid(pid: int) -> int:
 
 def namespace_of(pid: int) -> int:
     """The number of a process's pid namespace, as slots have it; 0 if the kernel does not tell."""
+    return look(pid, "ns/pid", lambda: Path(f"/proc/{pid}/ns/pid").stat().st_ino & 0xFFFFFFFF, 0)
+
+
+def look(pid: int, what: str, read: Callable[[], Found], otherwise: Found) -> Found:
+    """What is found of a process; `otherwise` if it is gone, or its owner holds it up."""
     try:
-        return Path(f"/proc/{pid}/ns/pid").stat().st_ino & 0xFFFFFFFF
+        return hold_ups.ask(owner_of(pid), (pid, what), read, otherwise) if hold_ups.is_on() else read()
     except OSError:
-        return 0
+        return otherwise
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
     """Whether a process is a child of that one, or a child's child."""
     while pid > 1:
-        fields = _stat_fields(pid)
-        pid = int(fields[1]) if fields else 0
+        seen = _state_and_parent(pid)
+        pid = seen[1] if seen is not None else 0
         if pid == ancestor:
             return pid > 0
     return False
@@ -300,7 +387,7 @@ class Finder:
 
 
 def _all_pids() -> list[int]:
-    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+    return [int(each.name) for each in os.scandir("/proc") if each.name.isdecimal()]
 
 
 everyone = Finder()

@@ -119,7 +119,7 @@ class Programs:
             return
         if live.ended is not None or self._is_underway(live):
             return
-        if end := End.load(live.directory):  # what it wrote down and could not tell, or not yet
+        if end := live.learn_end():  # what it wrote down and could not tell, or not yet
             self._told(live, end)
         else:
             live.is_untold = reason == UNTOLD

@@ -145,10 +145,12 @@ class Queries:
         if live is not None:
             shown = self.live_job(live)
             if shown is not None:
-                return calls.JobAnswer(job=shown, log=str(self._starter.log_path(live)), policy=policy)
+                return calls.JobAnswer(
+                    job=shown, log=str(self._starter.log_path(live, self._jobs[live].file.uid)), policy=policy
+                )
         ended = self._find_ended(wanted, uid)
         if ended is not None:
-            return calls.JobAnswer(job=ended, log=str(self._starter.log_path(ended.id)), policy=policy)
+            return calls.JobAnswer(job=ended, log=str(self._starter.log_path(ended.id, ended.uid)), policy=policy)
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
 
     def live_job(self, job: JobId) -> calls.Job | None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from carpool.calls import Inherited
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
-from carpool.core.node.model import HOLDING
+from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
@@ -25,11 +26,12 @@ from carpool.daemon.people import Caller, user_of
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
 from carpool.daemon.sentences import started_by, unwritten
+from carpool.daemon.standing import standing_of
 from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
+from carpool.daemon.user_files import remove_aside
 from carpool.errors import PeerError, RefusedError, UsageError
-from carpool.wire.places import make_private
 from carpool.wire.protocol import PROTOCOL
 
 log = logging.getLogger("carpool")
@@ -38,13 +40,23 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 
 class Registry:
-    def __init__(self, driver: Driver, starter: Starter, programs: Programs, authority: Authority) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        starter: Starter,
+        programs: Programs,
+        authority: Authority,
+        allowances: Allowances | None = None,
+    ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
         self._authority = authority
-        self._jobs = starter.places.jobs
-        self._number = max(driver.journal.last_number(), last_logged(starter.places.logs))
+        self._allowances = allowances  # of the users of a machine; None: it serves one user
+        self._places = starter.places
+        self._number = driver.journal.last_number()
+        if not self._places.is_machine:
+            self._number = max(self._number, last_logged(self._places.logs))
 
     def new_job(
         self,
@@ -58,14 +70,17 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._allowances is not None:
+            self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said, is_private = spec_said(spec_body), self._authority.is_private
         spec = spec_from(said, user=user_of(caller.uid).name)
         self._number += 1
         job_id = JobId(wanted_id or f"{'job' if is_private else _slug(spec.name)}-{self._number}")
         self._check_id(job_id, caller)
         name, spec = (spec.name, replace(spec, name=job_id)) if is_private else ("", spec)
-        directory = self._jobs / job_id
-        make_private(directory)
+        is_for_others = environment is not None and self._places.is_machine
+        standing = standing_of(caller) if is_for_others else None
+        directory, kept = self._directories(job_id)
         file = JobFile(
             job=job_id,
             number=self._number,
@@ -76,16 +91,18 @@ class Registry:
             cwd=cwd,
             environment=environment,
             inherited=inherited,
+            standing=standing,
             on_orphans=said.on_orphans,
             warm=said.warm,
         )
-        live = LiveJob(id=job_id, directory=directory, file=file)
+        live = LiveJob(id=job_id, directory=directory, kept=kept, file=file)
         try:
+            live.make_directories()
             live.save()
         except BaseException as error:
             live.remove()
             if isinstance(error, OSError):
-                raise RefusedError(unwritten(f"the files of job {job_id}", self._jobs, error)) from error
+                raise RefusedError(unwritten(f"the files of job {job_id}", kept.parent, error)) from error
             raise
         self._driver.jobs[job_id] = live
         return live
@@ -98,13 +115,20 @@ class Registry:
         if owner is not None and owner != caller.uid:
             raise RefusedError(f"job {job_id} was another user's; start the program anew")
 
+    def _directories(self, job_id: str) -> tuple[Path, Path]:
+        """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
+        return self._places.jobs / job_id, self._places.kept_jobs / job_id
+
+    def _state_of(self, live: LiveJob) -> JobState | None:
+        return self._driver.scheduler.state_of(live.id)
+
     def restore(self) -> None:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
         with the processes that have it; those that start later run without."""
         for live in self._driver.jobs.values():
-            if not live.directory.exists():
+            if not (live.directory.exists() and live.kept.exists()):
                 log.warning("job.files_removed job=%s", live.id)
-                make_private(live.directory)
+                live.make_directories()
                 live.save_or_warn()
 
     def adopt(self, *, is_after_boot: bool = False) -> None:
@@ -112,23 +136,25 @@ class Registry:
 
         After a boot none of them runs, though other processes may have their pids.
         """
-        files = [(path, load_file(path)) for path in self._jobs.iterdir() if path.is_dir()]
+        files = [(path, load_file(path)) for path in self._places.kept_jobs.iterdir() if path.is_dir()]
         self._number = max(self._number, last_numbered(path.name for path, _ in files))
         for path in [path for path, file in files if file is None and not (path / "job.json").exists()]:
             shutil.rmtree(path, ignore_errors=True)  # the last daemon was about to
+        self._remove_left()
         # Parked ones last: they come back at once if there is room, so those that are resident must be known.
-        known = sorted(
-            (each for each in files if each[1] is not None), key=lambda each: (is_parked(each[0]), _number(each[1]))
-        )
-        left = processes.by_page() if known else {}
-        for directory, file in known:
-            if file is None:
-                continue
+        known = [
+            LiveJob(id=JobId(file.job), directory=self._directories(file.job)[0], kept=kept, file=file)
+            for kept, file in files
+            if file is not None and file.job == kept.name
+        ]
+        known.sort(key=lambda live: (is_parked(live.directory, live.file.uid), live.file.number))
+        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in known}}
+        for live in known:
+            file = live.file
             self._number = max(self._number, file.number)
-            live = LiveJob(id=JobId(file.job), directory=directory, file=file)
-            was_started, end = live.learn_start(), End.load(directory)
+            was_started, end = live.learn_start(), live.learn_end()
             may_run = file.device and not is_after_boot and not _is_closed(end)
-            if may_run and is_underway(file, left.get(str(directory / "page"), ())):
+            if may_run and is_underway(file, inside[file.uid].get(live.page_path, ())):
                 self._adopt_running(live)
             elif was_started or end is not None:
                 self._driver.note_lost(live, end)  # never again: a program runs once
@@ -139,6 +165,13 @@ class Registry:
                 self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
                 live.remove()  # at once: the runner of a queued job comes back with this very id
+
+    def _remove_left(self) -> None:
+        """Directories of users for jobs of which the daemon keeps nothing."""
+        if self._places.kept_jobs != self._places.jobs:
+            for path in self._places.jobs.iterdir():
+                if not (self._places.kept_jobs / path.name).exists():
+                    remove_aside(path)
 
     def _adopt_running(self, live: LiveJob) -> None:
         try:
@@ -184,10 +217,6 @@ def last_numbered(ids: Iterable[str]) -> int:
 def _is_closed(end: End | None) -> bool:
     """Whether a daemon had said what became of the job, and not only its runner."""
     return end is not None and bool(end.state)
-
-
-def _number(file: JobFile | None) -> int:
-    return file.number if file is not None else 0
 
 
 def _slug(name: str) -> str:

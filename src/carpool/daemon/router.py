@@ -10,6 +10,7 @@ import contextlib
 
 from carpool import __version__, calls
 from carpool.daemon import moments, processes
+from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority, Right
 from carpool.daemon.driver import Driver
 from carpool.daemon.members import Members
@@ -35,6 +36,7 @@ class Router:
         orders: Orders,
         stream: ChangeStream,
         authority: Authority,
+        allowances: Allowances | None,
     ) -> None:
         self._driver = driver
         self._members = members
@@ -43,11 +45,12 @@ class Router:
         self._orders = orders
         self._stream = stream
         self._authority = authority
+        self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
     def connect(self) -> Connection:
         """Take a connection. Those that say nothing have half of the descriptors at most: the oldest has to go."""
-        peer = Connection(self.on_message, self.on_lost, is_for_all=self._authority.is_for_all)
+        peer = Connection(self.on_message, self.on_lost, allowances=self._allowances)
         self._silent[peer] = None
         if len(self._silent) > max(1, processes.descriptor_limit() // 2):
             oldest = next(iter(self._silent))

@@ -104,13 +104,18 @@ def _program_of(peer: Connection, live: LiveJob, claimed: int) -> int:
     child of the runner, but has the job's page."""
     runner = peer.process()
     if runner <= 0:
-        return claimed
+        return _own(claimed, live.file.uid)
     pid = processes.everyone.find(claimed, processes.namespace_of(runner))
     if pid <= 0:
         return claimed if processes.inner_pid(runner) == runner else 0
-    if not processes.descends_from(pid, runner) and processes.page_of(pid) != str(live.directory / "page"):
+    if not processes.descends_from(pid, runner) and processes.page_of(pid) != live.page_path:
         raise PeerError(f"process {runner} says that it started process {pid}, which is not its child")
     return pid
+
+
+def _own(claimed: int, uid: int) -> int:
+    """What a runner says of whom nobody here can see; but no living process that is another user's."""
+    return 0 if processes.is_alive(claimed) and not processes.is_of(claimed, uid) else claimed
 
 
 def _runner_of(peer: Connection, claimed: int) -> int:
@@ -118,7 +123,7 @@ def _runner_of(peer: Connection, claimed: int) -> int:
     RefusedError if the kernel says that it is somebody else (I33)."""
     connected = peer.process()
     if connected == processes.UNSEEN:
-        return claimed
+        return _own(claimed, peer.uid)
     if not connected or claimed != processes.inner_pid(connected):
         raise RefusedError(f"process {connected} says that it is process {claimed}; a runner speaks for itself only")
     return connected

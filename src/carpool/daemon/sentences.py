@@ -9,7 +9,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.daemon import processes
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.start_and_end import read_file
+from carpool.daemon.user_files import is_there, read_file
 from carpool.devices.kinds import kind_named
 from carpool.units import format_bytes, format_list
 from carpool.wire.places import CHECKPOINT_REFUSED, FULL
@@ -45,10 +45,12 @@ def orphanage(live: LiveJob) -> str:
 
 def checkpoint_refusal(live: LiveJob) -> str:
     """Why it cannot be written to a file, whenever it is asked; empty if nothing is known that stands in the way."""
-    if len(live.members) > 1 and (live.directory / "checkpoint.ready").exists():
+    if len(live.members) > 1 and is_there(live.directory / "checkpoint.ready", live.file.uid):
         return f"{len(live.members)} of its processes take turns; only a job of one process can be written"
     with contextlib.suppress(OSError):
-        return read_file(live.directory / CHECKPOINT_REFUSED).decode(errors="replace")[:REFUSAL_LETTERS_MAX]
+        return read_file(live.directory / CHECKPOINT_REFUSED, live.file.uid).decode(errors="replace")[
+            :REFUSAL_LETTERS_MAX
+        ]
     return ""
 
 

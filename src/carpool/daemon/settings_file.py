@@ -37,7 +37,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 class UserLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one user may have at most; 0 or empty: no limit of its own."""
 
-    connections: int = 512  # to the daemon, at once
+    connections: int = 4096  # to the daemon, at once: one for each command, two and more for each job
     jobs: int = 0  # that are not over, queued ones too
     queued: int = 1000  # that wait to be started
     log_size: str = "1GiB"  # of all logs together

@@ -6,41 +6,29 @@ Apart from `files.py`, because every `carpool run` needs this and nothing else o
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from carpool.daemon.user_files import make_file, read_file
+
 Kept = TypeVar("Kept")
 WARM = "warm"  # how a program started; a cold start says more
-BYTES_MAX = 64 << 20  # a job may have megabytes of arguments and variables
+# A program may write whatever it likes into these files: no number of it is larger than what a process can have.
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)]
+Birth = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]
+Signal = Annotated[int, msgspec.Meta(ge=0, le=64)]
+SENTENCE_MAX = 4000
+Sentence = Annotated[str, msgspec.Meta(max_length=SENTENCE_MAX)]
 
 
-def read_file(path: Path, bytes_max: int = BYTES_MAX) -> bytes:
-    """What a file of a job says. Its programs may put anything there: what is no file, or too long for one, is an
-    OSError, so nobody waits at a pipe or reads without an end."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > bytes_max:
-            raise OSError(errno.EINVAL, "it is not a file of carpool's", str(path))
-        return file.read(bytes_max)
-
-
-def replace_file(path: Path, body: bytes, draft: Path) -> None:
-    """Write a file so that others find a whole one; OSError if the disk refuses. The draft is always a new file."""
+def write_whole(path: Path, body: bytes, draft: Path) -> None:
+    """Write a file of this process's own user so that others find a whole one; OSError if the disk refuses."""
     make_file(draft, body)
     draft.replace(path)
-
-
-def make_file(path: Path, body: bytes) -> None:
-    """Write a new file in the place of whatever is there."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(body)
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -50,11 +38,11 @@ class Start(msgspec.Struct, kw_only=True):
     daemons and of what they noted.
     """
 
-    runner_pid: int
-    runner_birth: int
-    child_pid: int = 0
-    child_birth: int = 0
-    how: str = ""  # WARM, or "cold: " and why; empty where nobody wanted it warm
+    runner_pid: Pid
+    runner_birth: Birth
+    child_pid: Pid = 0
+    child_birth: Birth = 0
+    how: Sentence = ""  # WARM, or "cold: " and why; empty where nobody wanted it warm
 
     def claim(self, directory: Path) -> bool:
         """Make the file; False if another runner did. OSError if that cannot be known."""
@@ -78,34 +66,35 @@ class Start(msgspec.Struct, kw_only=True):
         return draft
 
     @classmethod
-    def load(cls, directory: Path) -> Start | None:
-        return _loaded(directory / "started.json", cls)
+    def load(cls, directory: Path, owner: int) -> Start | None:
+        return _loaded(directory / "started.json", owner, cls)
 
 
 class End(msgspec.Struct, kw_only=True):
     """How a program ended: its runner writes it before it tells the daemon, which may not be there. The daemon writes
     what became of the job, before it forgets it."""
 
-    code: int
-    signal: int = 0
+    code: Code
+    signal: Signal = 0
     state: str = ""  # of the job; empty: as the code says
-    reason: str = ""
+    reason: Sentence = ""
 
     def how(self) -> str:
         """How the program ended, or why it never ran."""
         return self.reason or (f"ended by signal {self.signal}" if self.signal else f"exit code {self.code}")
 
     def save(self, directory: Path) -> None:
+        self.reason = self.reason[:SENTENCE_MAX]
         with contextlib.suppress(OSError):
-            replace_file(directory / "end.json", msgspec.json.encode(self), directory / f"end.{os.getpid()}")
+            write_whole(directory / "end.json", msgspec.json.encode(self), directory / f"end.{os.getpid()}")
 
     @classmethod
-    def load(cls, directory: Path) -> End | None:
-        return _loaded(directory / "end.json", cls)
+    def load(cls, directory: Path, owner: int) -> End | None:
+        return _loaded(directory / "end.json", owner, cls)
 
 
-def _loaded(path: Path, kind: type[Kept]) -> Kept | None:
+def _loaded(path: Path, owner: int, kind: type[Kept]) -> Kept | None:
     try:
-        return msgspec.json.decode(read_file(path), type=kind)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(path, owner), type=kind)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None

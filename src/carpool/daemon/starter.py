@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,12 @@ from carpool.daemon.environment import check_cap, job_environment
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.settings_file import MachineSettings
+from carpool.daemon.spawning import start_runner
+from carpool.daemon.user_files import make_directory
 from carpool.devices.base import DeviceFacts
 from carpool.errors import PeerError, UsageError
 from carpool.wire import messages as m
-from carpool.wire.places import Places, make_private
+from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 KILL_AFTER_SECONDS = 10.0
@@ -67,8 +68,9 @@ class Starter:
     def capacity_of(self, device: str) -> int:
         return self._devices[device].capacity_bytes
 
-    def log_path(self, job: str) -> Path:
-        return self.places.logs / f"{job}.log"
+    def log_path(self, job: str, owner: int | None = None) -> Path:
+        """Of a submitted job of this user: on the machine each has a directory of his own."""
+        return self.places.logs_of(owner) / f"{job}.log"
 
     def start(self, live: LiveJob, device: DeviceId) -> JobExited | StartPutOff | None:
         """Give the job its page and tell its runner; what went wrong comes back as the job's end, or that it has to
@@ -117,7 +119,7 @@ class Starter:
             live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
     def _make_page(self, live: LiveJob) -> None:
-        make_private(live.directory)  # somebody may have removed it while the job was queued
+        live.make_directories()  # somebody may have removed them while the job was queued
         live.job_page.make(live.directory)
         live.job_page.set_capacity(self.capacity_of(live.file.device), live.file.spec)
 
@@ -142,6 +144,8 @@ class Starter:
             moments.pass_by("Start.after")
 
     def _environment(self, live: LiveJob, page: Path) -> dict[str, object]:
+        if self.places.is_machine:
+            make_directory(self.places.parked_of(live.file.uid), live.file.uid)
         device = self._devices[live.file.device]
         is_warm = self._is_warm if live.file.warm is None else live.file.warm
         return job_environment(self.places, device, live.file, page) | {"warm": is_warm}
@@ -153,28 +157,25 @@ class Starter:
             self._pruner.start()
         self._spawned += 1
         with processes.stepped_up():
-            self._runners[live.id] = subprocess.Popen(
-                [sys.executable, "-m", "carpool.cli.runner", str(live.directory), str(self.log_path(live.id))],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._runners[live.id] = start_runner(live, self.log_path(live.id, live.file.uid), self.places)
         moments.pass_by("spawned")
         live.note_runner(self._runners[live.id].pid)
-        processes.limit_anew(live.file.runner_pid)
+        if live.file.standing is None:
+            processes.limit_anew(live.file.runner_pid)
         live.save_or_warn()  # it runs: what fails from here on is no reason to start another
         self.watch_runner(live)
 
     def _prune_logs(self) -> None:
         """Remove all but the newest logs of jobs that are over; those have no directory any more."""
-        ended = []
-        for path in self.places.logs.glob("*.log"):
-            with contextlib.suppress(OSError):
-                if not (self.places.jobs / path.stem).exists():
-                    ended.append((path.stat().st_mtime_ns, path))
-        for _, path in sorted(ended, reverse=True)[LOGS_KEPT:]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for directory in self.places.all_logs():
+            ended = []
+            for path in directory.glob("*.log"):
+                with contextlib.suppress(OSError):
+                    if not (self.places.kept_jobs / path.stem).exists():
+                        ended.append((path.lstat().st_mtime_ns, path))
+            for _, path in sorted(ended, reverse=True)[LOGS_KEPT:]:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def watch_runner(self, live: LiveJob) -> None:
         """Notice a background runner that dies before it ever spoke to this daemon."""
@@ -212,8 +213,7 @@ class Starter:
     def _signal(self, live: LiveJob, number: signal.Signals) -> None:
         if live.page is not None:  # else it ended meanwhile
             for pid in live.find_left():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                processes.send(pid, number, live.file.uid)
 
     def closed(self, live: LiveJob) -> None:
         """Let go of a submitted job's runner."""

@@ -11,7 +11,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+
+from carpool.daemon import processes
 
 BLOCK_BYTES = 512  # the unit of st_blocks, whatever the filesystem's is
 
@@ -20,9 +23,14 @@ def kept_bytes(store: Path, pids: Iterable[int]) -> int:
     """Bytes of the nameless files in the store that these processes have open; one that several have counts once."""
     found: dict[int, int] = {}
     for pid in pids:
-        for facts in _open_files(Path("/proc") / str(pid) / "fd", store):
-            found[facts.st_ino] = facts.st_blocks * BLOCK_BYTES
+        nothing: dict[int, int] = {}
+        found |= processes.look(pid, "fd", partial(_kept_by, pid, store), nothing)
     return sum(found.values())
+
+
+def _kept_by(pid: int, store: Path) -> dict[int, int]:
+    open_files = _open_files(Path("/proc") / str(pid) / "fd", store)
+    return {facts.st_ino: facts.st_blocks * BLOCK_BYTES for facts in open_files}
 
 
 def _open_files(directory: Path, store: Path) -> Iterator[os.stat_result]:

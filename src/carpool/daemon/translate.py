@@ -14,7 +14,7 @@ from carpool import calls
 from carpool.core.kernel.ids import DeviceId, JobId, TenantId
 from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.events import NeedsMeasured
-from carpool.core.node.model import JobSpec, JobState, Needs, Why
+from carpool.core.node.model import ENDED, JobSpec, JobState, Needs, Why
 from carpool.core.node.words.views import DevicePicture, JobPicture
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
@@ -95,7 +95,7 @@ def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> N
 def picture_lost(file: JobFile, end: End | None) -> JobPicture:
     """A job that ended while no daemon ran, as far as its files tell."""
     how = ""
-    if end is not None and end.state:
+    if end is not None and end.state in ENDED:
         state = JobState(end.state)
     elif end is None:
         state, how = JobState.FAILED, "exit code unknown"

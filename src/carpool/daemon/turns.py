@@ -8,6 +8,8 @@ meanwhile and is not there yet is let through, or the others would wait for it f
 Rules
   I6  Whether a job has its turn (`is_granted`) and is asked to give it back (`is_recalled`) is changed in this module
       alone; drivers of messages and effects call its methods.
+  D16 A process that waits for memory in a pause is not idle, though it sleeps: its turn is taken as W1 says, and
+      comes back with the bytes. As an idle one it would be at no boundary, and nobody could be parked for the other.
 """
 
 from __future__ import annotations
@@ -243,7 +245,7 @@ class SharedTurn:
             return span if span >= SHORT_NS else 0
         from_ns = slot.pause_from
         is_idle = from_ns and (from_ns & PAUSE_FORETOLD or now - from_ns >= STALL_NS)
-        if not is_idle or not processes.is_asleep(member.pid):
+        if not is_idle or slot.pending_bytes or not processes.is_asleep(member.pid):
             return 0
         return max(1, now - from_ns) if slot.pause_from == from_ns else 0
 

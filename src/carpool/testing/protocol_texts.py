@@ -16,7 +16,7 @@ from typing import Any
 
 from carpool.devices import base
 from carpool.devices.kinds import KINDS
-from carpool.wire import messages, protocol
+from carpool.wire import messages, protocol, supported
 
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(protocol.__file__)
@@ -190,6 +190,11 @@ def injected_block() -> str:
     return "\n".join([*lines, "", "", ""])
 
 
+def supported_block() -> str:
+    """Which Pythons are served, for a file that every Python reads."""
+    return f"_OLDEST, _NEWEST = {supported.PYTHONS[0]}, {supported.PYTHONS[1]}\n"
+
+
 def constants_block(*names: str) -> str:
     return f"{', '.join(names)} = {', '.join(str(getattr(protocol, name)) for name in names)}\n"
 
@@ -208,7 +213,7 @@ PARTS: dict[str, dict[str, Made]] = {
         "numbers": lambda: numbers_table("versions", "frame", "page", "times and counts"),
     },
     "docs/devices.md": {"kinds": kinds_table},
-    "src/carpool/agent/inject/sitecustomize.py": {"attach and detach": injected_block},
+    "src/carpool/agent/inject/sitecustomize.py": {"pythons": supported_block, "attach and detach": injected_block},
     "src/carpool/bench/programs/attack_members.py": {"attach and detach": injected_block},
     "src/carpool/bench/programs/attack_turns.py": {
         "page": lambda: constants_block("SLOT_WORDS", "S_PID", "S_RECALL", "FIRST_LENT")

@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -202,6 +203,22 @@ class Slot(Words):
         return swap(self.all, self.base + S_PASS, before, after)
 
 
+class Mapping(mmap.mmap):
+    """A mapped page with its guard (G6), which ends with the mapping, however that ends: what is mapped at the same
+    place later is not taken for it."""
+
+    _guard: object = None
+
+    def guard(self) -> None:
+        """From now on this process lives on when the file is cut short. Needs HAS_SWAP."""
+        self._guard = native.guard(self) if HAS_SWAP else None
+
+    def close(self) -> None:
+        """Unmap it; a BufferError means that a view is alive, with which both go on."""
+        super().close()
+        self._guard = None
+
+
 class Page:
     """One mapped page: `header` has the job's words by name, `slot(number)` those of a process.
 
@@ -209,10 +226,9 @@ class Page:
     points, and tests.
     """
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: Mapping) -> None:
         self.path = path
         self._mapping = mapping
-        self._is_guarded = False
         self.words = memoryview(mapping).cast("Q")
         self.header = Header(self.words)
 
@@ -220,12 +236,15 @@ class Page:
         return Slot(self.words, slot_base(number))
 
     @classmethod
-    def create(cls, path: Path) -> Page:
-        """Make the file of a new job; an OSError means the disk refused and nothing was left behind."""
+    def create(cls, path: Path, *, owner: int | None = None) -> Page:
+        """Make the file of a new job of this user, or one's own; an OSError means the disk refused and nothing was
+        left behind."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES)
-            mapping = mmap.mmap(fd, PAGE_BYTES)
+            if owner is not None and owner != os.geteuid():
+                os.fchown(fd, owner, -1)
+            mapping = Mapping(fd, PAGE_BYTES)
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -236,14 +255,16 @@ class Page:
         return page
 
     @classmethod
-    def renew(cls, path: Path) -> Page:
+    def renew(cls, path: Path, *, owner: int | None = None) -> Page:
         """Daemon only: make a spoilt file whole again, and empty. The programs that map it find zeroes there instead
-        of its end, which would kill them. An OSError means that it cannot be done."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        of its end, which would kill them. An OSError means that it cannot be done, as with somebody else's file."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
+            if not _is_page_of(os.fstat(fd), owner):
+                raise OSError(errno.EPERM, "not a private file of the job's user", str(path))
             os.posix_fallocate(fd, 0, PAGE_BYTES)
             os.pwrite(fd, bytes(PAGE_BYTES), 0)
-            page = cls(path, mmap.mmap(fd, PAGE_BYTES))
+            page = cls(path, Mapping(fd, PAGE_BYTES))
         finally:
             os.close(fd)
         page.guard()
@@ -257,8 +278,8 @@ class Page:
         self.words[H_MAGIC] = MAGIC  # last: a reader that sees the magic sees the rest
 
     def guard(self) -> None:
-        """Daemon only: from now on this process lives on when the file is cut short (G6). Needs HAS_SWAP."""
-        self._is_guarded = HAS_SWAP and bool(native.guard(self.words))
+        """Daemon only: from now on this process lives on when the file is cut short (G6)."""
+        self._mapping.guard()
 
     def is_spoilt(self) -> bool:
         """Whether a program cut the file short or wrote where only the daemon may (G6)."""
@@ -266,21 +287,21 @@ class Page:
         return self.words[H_MAGIC] != MAGIC or self.words[H_LAYOUT] != LAYOUT
 
     @classmethod
-    def open(cls, path: Path) -> Page:
-        """Map an existing page after checking that it is ours and of this layout."""
+    def open(cls, path: Path, *, owner: int | None = None) -> Page:
+        """Map an existing page after checking that it is ours, or this user's, and of this layout."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise PeerError(f"cannot open the shared page {path}: {error.strerror}") from error
         try:
             facts = os.fstat(fd)
-            if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
-                raise PeerError(f"the shared page {path} is not a private file of this user; it is not used")
+            if not _is_page_of(facts, owner):
+                raise PeerError(f"the shared page {path} is not a private file of its user; it is not used")
             if facts.st_size < PAGE_BYTES:
                 raise PeerError(
                     f"the shared page {path} has {facts.st_size} bytes instead of {PAGE_BYTES}; restart the job"
                 )
-            mapping = mmap.mmap(fd, PAGE_BYTES)
+            mapping = Mapping(fd, PAGE_BYTES)
         finally:
             os.close(fd)
         page = cls(path, mapping)
@@ -351,13 +372,15 @@ class Page:
         return [(words[base], words[base + S_PENDING]) for base in bases if words[base + S_PENDING] and words[base]]
 
     def close(self) -> None:
-        if self._is_guarded:
-            native.unguard(self._mapping)
-            self._is_guarded = False
         # A BufferError means a view of the words is still alive elsewhere; the mapping then goes with it.
         with contextlib.suppress(BufferError):
             self.words.release()
             self._mapping.close()
+
+
+def _is_page_of(facts: os.stat_result, owner: int | None) -> bool:
+    whose = os.geteuid() if owner is None else owner
+    return facts.st_uid == whose and stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o077
 
 
 def as_count(word: int) -> int:

@@ -100,8 +100,8 @@ class Places:
 
     @property
     def kept_jobs(self) -> Path:
-        """What the machine's daemon keeps of jobs where no user can look."""
-        return self.state / "jobs"
+        """What the daemon keeps of jobs: the machine's where no user can look."""
+        return self.jobs if self.root is None else self.state / "jobs"
 
     @property
     def logs(self) -> Path:
@@ -111,6 +111,18 @@ class Places:
     def parked(self) -> Path:
         """Where CPU-device jobs put their memory while they are parked: on a disk, which `run` often is not."""
         return self.store if self.store is not None else self.state / "parked"
+
+    def logs_of(self, user: int | None) -> Path:
+        """Where the logs of this user's jobs are: on the machine in a directory that only he can enter."""
+        return self.logs if self.root is None else self.logs / str(user)
+
+    def all_logs(self) -> list[Path]:
+        """Every directory of logs."""
+        return [self.logs] if self.root is None else [path for path in self.logs.iterdir() if path.is_dir()]
+
+    def parked_of(self, user: int) -> Path:
+        """Where this user's jobs put their memory."""
+        return self.parked if self.root is None else self.parked / str(user)
 
     @property
     def daemon_log(self) -> Path:
@@ -284,21 +296,25 @@ def _taken_state(run: Path) -> Path | None:
         return None
 
 
-def make_directory(places: Places, directory: Path) -> None:
-    """Make one of the daemon's directories as it has to be, or make sure that it is so; missing parents too."""
+def make_directory(places: Places, directory: Path, *, owner: int | None = None) -> None:
+    """Make one of the daemon's directories as it has to be, or make sure that it is so; missing parents too. Root may
+    make it for another account, which is the owner of all that the machine's daemon has."""
     if not places.is_machine:
         make_private(directory)
         return
     mode, group = places.mode_of(directory), -1 if places.group is None else places.group
+    owner = os.geteuid() if owner is None else owner
     try:
         for missing in _missing_parents(directory):
             missing.mkdir()
             missing.chmod(0o755)
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
+            if owner != os.geteuid():
+                os.chown(directory, owner, -1)
         facts = directory.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise PeerError(f"{directory} is no directory of user {os.geteuid()}; remove it, or give it to that user")
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != owner:
+            raise PeerError(f"{directory} is no directory of user {owner}; remove it, or give it to that user")
         if group not in (-1, facts.st_gid):
             os.chown(directory, -1, group)
         directory.chmod(mode)

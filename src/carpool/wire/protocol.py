@@ -17,7 +17,7 @@ PROTOCOL = 5  # of the messages; raise it when one of them changes
 LAYOUT = 4  # of the page; raise it when a word of it changes
 HOT_PATH_CONTRACT = 11  # between native/hot_path.c and agent/turns/hot_path.py; raise it when either changes
 FIND_AND_COPY_CONTRACT = 2  # between native/find_and_copy.c and agent/parking/find_and_copy.py; the same
-SWAP_CONTRACT = 2  # between native/swap.c and wire/page.py; the same
+SWAP_CONTRACT = 3  # between native/swap.c and wire/page.py; the same
 
 # frame: the fixed part of a message
 FRAME = "<HHI4Q"  # kind, zero, length of the body, the words; little-endian

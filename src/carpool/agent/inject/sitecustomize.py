@@ -11,6 +11,10 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
+# pythons: made from src/carpool/wire by make docs
+_OLDEST, _NEWEST = (3, 11), (3, 14)
+# end of what is made
+
 # attach and detach: made from src/carpool/wire by make docs
 _PROTOCOL = 5
 _FRAME, _FRAME_BYTES = "<HHI4Q", 40
@@ -81,6 +85,7 @@ def _go_alone(why):
 
 def _say(what):
     sys.stderr.write("carpool: %s\n" % what)
+    sys.stderr.flush()
 
 
 def _tell_daemon(why):
@@ -105,16 +110,39 @@ def _tell_daemon(why):
         peer.close()
 
 
+def _why_not():
+    """Why programs of this Python take no turns; empty if they can: what wire/supported.py says of it (Z10)."""
+    version = "Python %d.%d" % tuple(sys.version_info[:2])
+    implementation = getattr(getattr(sys, "implementation", None), "name", "cpython")
+    if sys.version_info[:2] < _OLDEST:
+        return "%s is older than %d.%d" % ((version,) + _OLDEST)
+    if implementation != "cpython":
+        return "%s is another Python than CPython, which is what carpool knows" % implementation
+    if os.environ.get("CARPOOL_ANY_VERSION"):
+        return ""
+    all_the_same = "CARPOOL_ANY_VERSION=1 tries it all the same"
+    if sys.version_info[:2] > _NEWEST:
+        return "%s is newer than %d.%d; %s" % ((version,) + _NEWEST + (all_the_same,))
+    if "t" in sys.abiflags:
+        return "%s is built without its lock (free-threaded); %s" % (version, all_the_same)
+    return ""
+
+
 def _start():
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     _run_hidden()
     is_warm_parent = bool(os.environ.get("CARPOOL_WARM_PARENT"))
     if not os.environ.get("CARPOOL_JOB") and not is_warm_parent:
         return
-    if sys.version_info < (3, 11):
-        _go_alone("Python %d.%d is older than 3.11" % tuple(sys.version_info[:2]))
+    if sys.version_info[:2] >= _OLDEST:  # else its sources are nothing that this Python reads
+        sys.meta_path.insert(0, _CarpoolFinder)
+    why = _why_not()
+    if why:
+        if os.environ.get("CARPOOL_REPLAY"):  # from its beginning is not what was asked for
+            _say("cannot go on from %s: %s" % (os.environ["CARPOOL_REPLAY"], why))
+            os._exit(1)
+        _go_alone(why)
         return
-    sys.meta_path.insert(0, _CarpoolFinder)
     from carpool.agent import boot
 
     (boot.remember if is_warm_parent else boot.watch)(_go_alone)

@@ -11,6 +11,7 @@ from carpool.agent.job_words import job_word
 from carpool.agent.link import Link, say, tell_detached
 from carpool.agent.memory import Memory, name_turn_taker
 from carpool.agent.turns.turn_taking import Turns
+from carpool.wire import supported
 
 _current: Turns | None = None
 _is_unmanaged = False
@@ -25,6 +26,9 @@ def current_turns() -> Turns | None:
     if _current is None:
         job = job_word("CARPOOL_JOB")
         if not job or _is_unmanaged:
+            return None
+        _is_unmanaged = bool(supported.python_trouble())  # said at its start (Z10)
+        if _is_unmanaged:
             return None
         try:
             link = Link(job, job_word("CARPOOL_SOCKET"), job_word("CARPOOL_PAGE"))

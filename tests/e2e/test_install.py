@@ -1,0 +1,151 @@
+"""`carpool system`: installed below a directory of its own by root, used by real users, and removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.daemon.settings_file import parse_settings
+from tests.e2e.machine import Machine
+from tests.e2e.node import PATIENCE, Ended, is_alive, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def system(machine: Machine, *words: str) -> Ended:
+    return machine.root.carpool("system", *words)
+
+
+def asked(machine: Machine, *words: str) -> dict[str, Any]:
+    done = system(machine, *words, "--json")
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def installed(machine: Machine, *words: str, settings: str = 'device = "cpu:2GiB"\n') -> None:
+    """With these settings written first: what is there is left alone."""
+    machine.write_settings(settings)
+    done = system(machine, "install", *words)
+    assert done.code == 0, done.err
+
+
+def files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.parts[3] != "files"}
+
+
+def test_a_dry_run_says_all_and_does_nothing(machine: Machine) -> None:
+    before = files(machine.directory)
+    done = machine.people["ana"].carpool("system", "install", "--dry-run")
+    assert done.code == 0, done.err
+    places = machine.places
+    for path in (places.settings, places.run, places.state, places.logs):
+        assert str(path) in done.out.decode()
+    assert asked(machine, "install", "--dry-run")["is_done"] is False
+    assert files(machine.directory) == before
+    done = machine.people["ana"].carpool("system", "install")
+    assert done.code == 2 and "only root can do this" in done.err
+
+
+def test_it_is_installed_used_and_removed(machine: Machine) -> None:
+    assert asked(machine, "status")["is_installed"] is False
+    assert system(machine, "status").code == 3
+    installed(machine)
+    facts = asked(machine, "status")
+    assert (facts["is_running"], facts["owner"], facts["trouble"], facts["jobs"]) == (True, "root", "", 0)
+    ana = machine.people["ana"]
+    assert ana.ask("ps")["jobs"] == []
+    assert ana.ask("daemon", "status")["pid"] == facts["pid"]
+    assert f"its settings are {machine.places.settings}" in ana.carpool("daemon", "status").out.decode()
+    again = asked(machine, "install")
+    assert again == {"steps": [], "is_done": True}, "what is there is left alone"
+    assert system(machine, "uninstall").code == 0
+    assert not is_alive(facts["pid"]) and not machine.places.run.exists()
+    assert machine.places.settings.exists() and machine.places.journal.exists()
+    assert ana.carpool("ps").code == 3 and asked(machine, "status")["is_installed"] is False
+    assert system(machine, "install").code == 0, "once more"
+    assert system(machine, "uninstall", "--purge").code == 0
+    assert not machine.places.settings.exists() and not machine.places.state.exists()
+
+
+def test_the_first_settings_name_everything_and_an_edited_file_is_kept_i24(machine: Machine) -> None:
+    ana = machine.people["ana"]
+    assert system(machine, "install", "--group", ana.login, "--no-start").code == 0
+    text = machine.places.settings.read_text()
+    assert parse_settings(text).access.group == ana.login
+    edited = text.replace("# device = ", "device = ").replace('"auto"', '"cpu:2GiB"')
+    machine.places.settings.write_text(edited)
+    done = system(machine, "install", "--group", machine.people["ben"].login)
+    assert done.code == 0 and "was there and lets group" in done.err
+    assert machine.places.settings.read_text() == edited
+    assert ana.ask("daemon", "status")["device"] == "cpu:2GiB"
+    assert machine.people["ben"].carpool("ps").code == 3
+
+
+def test_it_is_not_removed_under_jobs_unless_told(machine: Machine) -> None:
+    installed(machine)
+    job = machine.root.submit("sleep", "100", options=("--name", "stays"))["id"]
+    machine.wait_state(job, "starting", "waiting", "running", "idle")
+    pid = wait_until(lambda: next(iter(machine.client.job(job).pids), 0), "its program runs")
+    done = system(machine, "uninstall")
+    assert done.code == 1 and "1 of its jobs are not over" in done.err
+    assert system(machine, "uninstall", "--force").code == 0
+    assert is_alive(pid), "the program goes on"
+
+
+def test_a_restart_takes_the_jobs_back(machine: Machine) -> None:
+    installed(machine)
+    job = machine.root.submit("sleep", "100", options=("--name", "stays"))["id"]
+    pid = wait_until(lambda: next(iter(machine.client.job(job).pids), 0), "its program runs")
+    before = machine.status()["pid"]
+    done = system(machine, "restart")
+    assert done.code == 0 and f"in place of {before}" in done.err and "with 1 job" in done.err, done.err
+    assert machine.client.job(job).pids == [pid]
+    machine.client.cancel(job)
+    assert machine.client.wait(job, seconds=PATIENCE).state == "cancelled"
+
+
+def test_settings_that_cannot_be_read_stop_no_daemon_that_runs(machine: Machine) -> None:
+    installed(machine)
+    pid = machine.status()["pid"]
+    machine.write_settings("polcy = 'fair'\n")
+    for words in (("restart",), ("reload",)):
+        done = system(machine, *words)
+        assert done.code == 2 and "do you mean policy?" in done.err
+    assert machine.status()["pid"] == pid
+    assert "polcy is no setting" in asked(machine, "status")["trouble"]
+
+
+def test_a_unit_for_systemd_that_it_finds_no_fault_with(machine: Machine) -> None:
+    if shutil.which("systemctl") is None:
+        pytest.skip("systemd is not installed here: no unit is written")
+    assert system(machine, "install", "--no-start").code == 0
+    unit = machine.directory / "etc" / "systemd" / "system" / "carpool.service"
+    assert "KillMode=process" in unit.read_text() and "OOMPolicy=continue" in unit.read_text()
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed here: the unit was not checked")
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "carpool" in line]) == (0, [])
+
+
+def test_a_carpool_that_others_cannot_read_is_not_installed_i25(machine: Machine) -> None:
+    closed = machine.population.python.directory
+    closed.chmod(0o700)
+    try:
+        done = system(machine, "install")
+    finally:
+        closed.chmod(0o755)
+    assert done.code == 1 and f"other users cannot read {closed}" in done.err
+    assert not machine.places.settings.exists()
+
+
+def test_options_of_an_own_daemon_are_refused_for_the_machines(machine: Machine) -> None:
+    installed(machine)
+    done = machine.root.carpool("daemon", "start", "--policy", "srtf")
+    assert done.code == 2 and f"goes by {machine.places.settings}" in done.err
+    done = machine.people["ana"].carpool("daemon", "start")
+    assert done.code == 0 and "serves all users of this machine already" in done.err
