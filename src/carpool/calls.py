@@ -154,6 +154,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    borrowed_ns: int = 0  # of its device time: as much of whole devices as was lent by other tenants
     user: str = ""  # the account that it is of; empty in answers of an older carpool
     orders: list[Order] = []  # what people ordered about it, the newest last; of a daemon that serves several
     uid: int | None = None  # the number of that account

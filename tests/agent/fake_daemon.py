@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from carpool.agent.link import Link
+from carpool.daemon import bells
 from carpool.wire import framing, page
 from carpool.wire import messages as m
 
@@ -50,7 +51,7 @@ class FakeDaemon:
         self._decoder, self._left = framing.Decoder(), []
         message = self.take()
         if attach:
-            self.send(m.Attached(slot=self.slot, pid=os.getpid()))
+            self.send_bell(m.Attached(slot=self.slot, pid=os.getpid()))
         return message
 
     def take(self) -> m.Message:
@@ -95,6 +96,16 @@ class FakeDaemon:
     def send(self, message: m.Message) -> None:
         assert self._peer is not None
         self._peer.sendall(framing.encode(message))
+
+    def send_bell(self, message: m.Attached) -> None:
+        """With a bell, if this daemon has a directory for them."""
+        assert self._peer is not None
+        bell = bells.hang(self.directory / "bells", message.pid)
+        if bell is None:
+            self.send(message)
+            return
+        socket.send_fds(self._peer, [framing.encode(message)], [bell.fileno()])
+        bell.close()
 
     def grant(self, *, is_shared: bool = False) -> None:
         self.words[self.base + page.S_RECALL] = 0

@@ -204,8 +204,9 @@ def test_the_directory_of_the_daemon_is_named_with_the_reason(
     monkeypatch.setattr("carpool.wire.places.RUN_PARENT", tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CARPOOL_DIR", raising=False)
+    monkeypatch.setenv("CARPOOL_ROOT", str(tmp_path))
     run, state = tmp_path / f"carpool-{os.geteuid()}", tmp_path / "state" / "carpool" / os.uname().nodename
-    usual = f"CARPOOL_DIR is not set: the place of user {os.geteuid()} on this machine"
+    usual = f"CARPOOL_DIR is not set, no daemon for all users is installed: the place of user {os.geteuid()}"
     python = python_in(tmp_path)
     assert place_in(examine(python)) == f"{run} ({usual}); journal and logs in {state}"
     monkeypatch.setenv("CARPOOL_DIR", str(tmp_path))

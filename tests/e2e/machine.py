@@ -229,10 +229,11 @@ class Machine(Node):
         self.places.settings.parent.mkdir(parents=True, exist_ok=True)
         self.places.settings.write_text(text)
 
-    def start_machine(self, text: str = SETTINGS, **options: Any) -> None:
+    def start_machine(self, text: str = SETTINGS, *, python: str = "", **options: Any) -> None:
         """Start the daemon with these settings, as a child of the test; wait until it answers."""
         self.write_settings(text)
-        self.daemon = Started(self, [self.population.python.python, "-m", "carpool.daemon.main", MACHINE], **options)
+        words = [python or self.population.python.python, "-m", "carpool.daemon.main", MACHINE]
+        self.daemon = Started(self, words, **options)
         self.wait_daemon()
 
     def command(self, program: Iterable[str]) -> list[str]:

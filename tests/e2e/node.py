@@ -163,6 +163,7 @@ class Node:
         self.files.mkdir()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "COLUMNS"))}
         kept |= {"CARPOOL_DIR": str(self.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept["CARPOOL_ROOT"] = str(self.directory)  # whatever is installed on the machine that runs the tests
         self.environment = eager.without_compiler(kept)
         self.mark = f"CARPOOL_DIR={self.directory}"  # in the environment of all that is started here
         self.started: list[Started] = []
@@ -291,9 +292,9 @@ class Node:
         text = (self.places.kept_jobs / found["id"] / "job.json").read_text()
         return int(json.loads(text)["child_pid"])
 
-    def page(self, name: str) -> pages.Page:
+    def page(self, name: str, *, owner: int | None = None) -> pages.Page:
         """The job's shared page; the caller closes it."""
-        return pages.Page.open(self.places.jobs / self.job(name)["id"] / "page")
+        return pages.Page.open(self.places.jobs / self.job(name)["id"] / "page", owner=owner)
 
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """Every event or effect of this kind, in order; each body has its time under `at_ns`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import pytest
 
 from carpool.errors import AnsweredError
 from carpool.wire.lock import read_sign
-from tests.e2e.machine import Machine
+from tests.e2e.machine import Machine, Person
 from tests.e2e.node import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -44,8 +45,19 @@ def test_carpool_dir_names_a_daemon_of_ones_own_i20(machine: Machine) -> None:
     own = {"CARPOOL_DIR": str(ana.home / "own")}
     done = ana.carpool("daemon", "status", added=own)
     assert done.code == 3 and str(ana.home / "own") in done.err
-    assert ana.carpool("daemon", "start", "--device", "cpu:64MiB", added=own).code == 0
+    done = ana.carpool("daemon", "start", "--device", "stub:1GiB", added=own)
+    assert done.code == 0, done.err
     assert ana.carpool("daemon", "stop", added=own).code == 0
+
+
+def test_a_daemon_of_ones_own_is_refused_what_the_machines_has_i26(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    own = {"CARPOOL_DIR": str(ana.home / "own")}
+    for words in (("daemon", "start"), ("run", "--", "true")):
+        done = ana.carpool(*words, added=own)
+        assert done.code == 1 and "the machine's daemon has cpu" in done.err, done.err
+    assert ana.carpool("daemon", "status", added=own).code == 3
 
 
 def test_a_group_keeps_others_out_and_they_are_told(machine: Machine) -> None:
@@ -153,3 +165,19 @@ def test_a_file_that_is_refused_changes_nothing_i23(machine: Machine) -> None:
     machine.write_settings('device = "cpu:2GiB"\nlatency = "100ms"\n')
     os.kill(machine.status()["pid"], signal.SIGHUP)
     wait_until(lambda: machine.status()["latency_ns"] == 100_000_000, "SIGHUP had it read again")
+
+
+def found(person: Person, what: str) -> list[str]:
+    done = person.carpool("doctor", "--json")
+    return [each["text"] for each in json.loads(done.out)["findings"] if each["what"] == what]
+
+
+def test_the_doctor_says_which_daemon_and_why(machine: Machine) -> None:
+    ana = machine.people["ana"]
+    assert "no daemon for all users is installed: the place of user" in found(ana, "place")[0]
+    machine.start_machine()
+    (place,) = found(ana, "place")
+    assert f"a daemon for all users is installed: {machine.places.settings}" in place
+    assert found(ana, "daemon")[0].startswith(f"the machine's, for all users: pid {machine.status()['pid']}")
+    machine.kill_daemon()
+    assert "an admin starts it: sudo carpool daemon start" in found(ana, "daemon")[0]

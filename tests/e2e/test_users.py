@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 
+from carpool.wire.page import FLAG_BELL
 from tests.e2e.machine import Machine, Person
 from tests.e2e.node import Started, wait_until
 from tests.e2e.test_submit_is_run import SETTER, TELLER, told
@@ -15,13 +16,8 @@ from tests.e2e.test_submit_is_run import SETTER, TELLER, told
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def start(machine: Machine) -> None:
-    """Its daemon has a Python that all users may execute, as an installed one has."""
-    machine.start_machine(python=machine.population.python.python)
-
-
 def test_two_users_take_turns_and_neither_sees_the_others_files(machine: Machine) -> None:
-    start(machine)
+    machine.start_machine()
     ana, ben = machine.people["ana"], machine.people["ben"]
     jobs = {
         person: person.run("plain_loop.py", "--steps", "400", "--width", "1024", options=["--name", person.name])
@@ -30,6 +26,12 @@ def test_two_users_take_turns_and_neither_sees_the_others_files(machine: Machine
     for person in jobs:
         machine.wait_steps(person.name, 30)
     wait_until(lambda: machine.turns("ana") > 3 and machine.turns("ben") > 3, "both have had several turns")
+    names = {machine.program_pid(person.name): machine.page(person.name, owner=person.uid) for person in jobs}
+    for pid, page in names.items():
+        bell = machine.places.bells / str(pid)
+        assert (bell.stat().st_uid, bell.stat().st_mode & 0o777) == (0, 0o666)
+        assert any(page.slot(number).has(FLAG_BELL) for number in page.pids())
+        page.close()
     for person, other in ((ana, ben), (ben, ana)):
         found = machine.job(person.name)
         directory = machine.places.jobs / found["id"]
@@ -40,6 +42,7 @@ def test_two_users_take_turns_and_neither_sees_the_others_files(machine: Machine
         assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (0, 0o700)
         tried = [f"cat {page}", f"ls {directory}", f"cat {kept}/job.json", f"ls {kept}", f"touch {directory}/x"]
         tried += [f"cat /proc/{machine.program_pid(person.name)}/environ", f"ls {machine.places.bells}"]
+        tried += [f"rm -f {machine.places.bells}/*; touch {machine.places.bells}/4711"]
         for words in tried:
             done = other.start("sh", "-c", words).wait()
             assert done.code != 0 and "Permission denied" in done.err, (words, done)
@@ -62,7 +65,7 @@ def by(person: Person, machine: Machine, *words: str) -> Started:
 
 
 def test_i43_a_submitted_program_is_its_submitters_in_everything(machine: Machine) -> None:
-    start(machine)
+    machine.start_machine()
     ana, python = machine.people["ana"], machine.population.python.python
     program = ["--name", "teller", "--", python, "-S", "-c", TELLER + ALSO]
     ran = by(ana, machine, "run", *program).wait()
@@ -101,7 +104,7 @@ print(client.Client().submit(sys.argv[1:]).job.id)
 
 
 def test_i43_nobody_gets_more_than_he_has_by_saying_so(machine: Machine) -> None:
-    start(machine)
+    machine.start_machine()
     ana, python = machine.people["ana"], machine.population.python.python
     says = "import json, os, resource; print(json.dumps([os.getresuid(), os.nice(0), os.sched_getscheduler(0),"
     says += " resource.getrlimit(resource.RLIMIT_NOFILE)]))"
@@ -115,7 +118,7 @@ def test_i43_nobody_gets_more_than_he_has_by_saying_so(machine: Machine) -> None
 
 
 def test_i43_who_is_confined_cannot_submit(machine: Machine) -> None:
-    start(machine)
+    machine.start_machine()
     carpool = machine.population.python.carpool
     for words in (["unshare", "--mount"], ["unshare", "--pid", "--fork"], ["unshare", "--net"]):
         done = machine.root.start(*words, carpool, "submit", "--", "true").wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ from carpool.wire import framing, page
 from carpool.wire import messages as m
 from carpool.wire.connecting import connect
 from carpool.wire.protocol import ATTACH_SECONDS
+
+DESCRIPTOR = struct.Struct("i")  # as it travels beside a message
 
 
 class Link:
@@ -67,7 +70,7 @@ class Link:
         """Attach to the daemon; raises LinkLostError or UnwantedError."""
         self._tried_ns = time.monotonic_ns()
         if self._bell is not None and not self._bell.is_ours():
-            self.close_bell(remove=True)
+            self.close_bell()
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = OwnSocket(peer)
         try:
@@ -83,7 +86,7 @@ class Link:
                 protocol=m.PROTOCOL,
             )
             self.send(attach)
-            answer = self.receive()
+            answer, descriptor = self._receive_first()
             peer.settimeout(None)
         except OSError as error:
             self.close()
@@ -99,7 +102,8 @@ class Link:
             raise UnwantedError(f"the daemon answered an attach with {type(answer).__name__}")
         self.base = page.slot_base(answer.slot)
         self.state.peer, self.state.peer_inode, self.state.rung = peer.fileno(), self._socket.inode, 0
-        self._bell = self._bell or open_bell(Path(self._socket_path).parent / DIRECTORY, answer.pid, self.state)
+        self.close_bell()  # an earlier daemon's
+        self._bell = open_bell(Path(self._socket_path).parent / DIRECTORY, descriptor, self.state)
         if self._bell is not None:
             page.raise_flag(self.words, self.base, page.FLAG_BELL)
 
@@ -128,9 +132,27 @@ class Link:
             self.close()
             raise LinkLostError(f"the daemon closed the connection: {error}") from error
 
+    def _receive_first(self) -> tuple[m.Message, int]:
+        """The answer to an Attach, and the bell that came with it, or -1."""
+        # Not socket.recv_fds: before Python 3.12 it forgets the flag, and the program's children would have the bell.
+        peer, room = self._own_socket().socket, socket.CMSG_SPACE(DESCRIPTOR.size)
+        head, ancillary, _, _ = peer.recvmsg(framing.HEAD.size, room, socket.MSG_CMSG_CLOEXEC)
+        given = [
+            DESCRIPTOR.unpack(data[: DESCRIPTOR.size])[0] for *_, data in ancillary if len(data) >= DESCRIPTOR.size
+        ]
+        try:
+            return self._receive_rest(head or self._read(1)), given[0] if given else -1
+        except BaseException:
+            for each in given:
+                os.close(each)
+            raise
+
     def receive(self) -> m.Message:
         """Block until a whole message is there."""
-        head = self._read(framing.HEAD.size)
+        return self._receive_rest(b"")
+
+    def _receive_rest(self, head: bytes) -> m.Message:
+        head += self._read(framing.HEAD.size - len(head))
         message = framing.decode_frame(head)
         if message is not None:
             return message
@@ -180,9 +202,9 @@ class Link:
         if self._socket is not None and not self._socket.is_ours():
             self.close()
 
-    def close_bell(self, *, remove: bool) -> None:
+    def close_bell(self) -> None:
         if self._bell is not None:
-            self._bell.close(remove=remove)
+            self._bell.close()
             self._bell = None
 
 

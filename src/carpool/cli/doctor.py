@@ -19,6 +19,7 @@ from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError
 from carpool.units import format_bytes, format_count
 from carpool.wire.page import Page
+from carpool.wire.places import Places
 
 METER_SECONDS = 60
 
@@ -81,14 +82,17 @@ def examine_all(python: str) -> tuple[list[dict[str, str]], Answer]:
 def _examine_daemon(client: Client, add: AddFinding) -> None:
     """Which daemon answers, in which directory, and why it is that one."""
     places = client.places
-    if places.base is not None:
-        why = f"CARPOOL_DIR is {places.base}"
-    else:
-        why = f"CARPOOL_DIR is not set: the place of user {os.geteuid()} on this machine"
-    add("ok", "place", f"{places.run} ({why}); journal and logs in {places.state}")
+    kept = (
+        f"journal in {places.state}, logs in {places.logs}"
+        if places.is_machine
+        else f"journal and logs in {places.state}"
+    )
+    add("ok", "place", f"{places.run} ({_why(places)}); {kept}")
     if not client.is_running():
         unreached = places.find_daemon()
-        if unreached is None:
+        if places.is_machine:
+            add("missing", "daemon", _why_unreachable(client))
+        elif unreached is None:
             add("note", "daemon", "not running; carpool run starts one")
         else:
             add(
@@ -98,9 +102,27 @@ def _examine_daemon(client: Client, add: AddFinding) -> None:
             )
         return
     status = client.status()
-    add("ok", "daemon", f"pid {status.pid}, policy {status.policy}, {format_count(status.jobs, 'job')}")
+    whose = "the machine's, for all users: " if places.is_machine else ""
+    add("ok", "daemon", f"{whose}pid {status.pid}, policy {status.policy}, {format_count(status.jobs, 'job')}")
     for each in status.devices:
         add("ok", "daemon", f"has {each.id}: {format_bytes(each.capacity_bytes)}, {each.title}")
+
+
+def _why(places: Places) -> str:
+    """Why a command uses the daemon of these places (I20)."""
+    if places.is_machine:
+        return f"CARPOOL_DIR is not set, and a daemon for all users is installed: {places.settings}"
+    if places.base is not None:
+        return f"CARPOOL_DIR is {places.base}"
+    return f"CARPOOL_DIR is not set, no daemon for all users is installed: the place of user {os.geteuid()}"
+
+
+def _why_unreachable(client: Client) -> str:
+    try:
+        client.status()
+    except (CarpoolError, OSError) as error:
+        return str(error)
+    return "it answers now"
 
 
 def _examine_meter(meter: str, add: AddFinding) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import hold_ups, processes, warm_parents
+from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
@@ -38,9 +38,10 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
-from carpool.daemon.settings_file import MachineSettings, group_id, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
+from carpool.daemon.terms import ChangedTerms
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -53,33 +54,59 @@ log = logging.getLogger("carpool")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def make_router(
-    driver: Driver,
-    starter: Starter,
-    in_force: InForce,
-    devices: list[DeviceFacts],
-    *,
-    authority: Authority,
-    reload: Reload,
-    limits: Limits,
-    policy: Guarded,
-    stream: ChangeStream,
-    stop: Callable[[], object],
-) -> tuple[Registry, Router]:
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the daemon is put together from before it serves anybody."""
+
+    driver: Driver
+    starter: Starter
+    in_force: InForce
+    devices: list[DeviceFacts]
+    policy: Guarded
+    authority: Authority
+    allowances: Allowances | None  # of the users of a machine; None: it serves one user
+    reload: Reload
+    limits: Limits
+    stream: ChangeStream
+
+    @classmethod
+    def of(
+        cls, driver: Driver, starter: Starter, in_force: InForce, *, devices: list[DeviceFacts], policy: Guarded
+    ) -> Parts:
+        places, reload = starter.places, make_reload(driver, starter, in_force)
+        authority = Authority(driver.jobs, in_force.settings.access, is_for_all=places.is_machine)
+        reload.on_change.append(lambda settings, by: authority.change(settings.access))
+        stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
+        driver.observers.add(stream)
+        return cls(
+            driver=driver,
+            starter=starter,
+            in_force=in_force,
+            devices=devices,
+            policy=policy,
+            authority=authority,
+            allowances=Allowances(time.monotonic_ns, in_force) if places.is_machine else None,
+            reload=reload,
+            limits=Limits(driver.jobs, places),
+            stream=stream,
+        )
+
+
+def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Router]:
     """Who takes in what, and who is behind it."""
-    programs = Programs(driver, limits)
+    driver, starter, authority = parts.driver, parts.starter, parts.authority
+    programs = Programs(driver, parts.limits)
     starter.on_runner_gone = programs.end_if_dead
-    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
-    registry = Registry(driver, starter, programs, authority, allowances)
+    registry = Registry(driver, starter, programs, authority, parts.allowances)
     queries = Queries(
         driver.scheduler,
         driver.jobs,
         driver.journal,
         authority=authority,
         starter=starter,
-        in_force=in_force,
-        policy=policy,
-        devices=devices,
+        in_force=parts.in_force,
+        policy=parts.policy,
+        devices=parts.devices,
         observers=driver.observers,
         hear=driver.hear,
     )
@@ -89,26 +116,28 @@ def make_router(
         queries=queries,
         registry=registry,
         starter=starter,
-        devices=devices,
-        reload=reload,
+        devices=parts.devices,
+        reload=parts.reload,
         stop=stop,
     )
+    bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
         members=Members(driver, starter.places, authority),
         runners=Runners(driver, starter, programs, registry, authority),
         queries=queries,
         orders=orders,
-        stream=stream,
+        stream=parts.stream,
         authority=authority,
-        allowances=allowances,
+        allowances=parts.allowances,
     )
     return registry, router
 
 
-def tell_what_is_known(driver: Driver, config: DaemonConfig, devices: list[DeviceFacts]) -> None:
+def tell_what_is_known(driver: Driver, in_force: InForce, devices: list[DeviceFacts]) -> None:
     """The core's first facts: its settings, its devices, and what programs needed before."""
-    driver.tell(NodeConfigured(policy=config.policy, settings=config.settings()))
+    config = in_force.config
+    driver.tell(NodeConfigured(policy=config.policy, settings=in_force.settings.node_settings(config)))
     for device in devices:
         driver.tell(DeviceAdded(device=DeviceId(device.id), capacity_bytes=device.capacity_bytes))
     for fingerprint, history in driver.journal.histories().items():
@@ -132,17 +161,10 @@ def guard(reference: str) -> Guarded:
 def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     """Who reads the settings again, when an admin says so or sends SIGHUP."""
     reload = Reload(starter.places, in_force, driver)
-    reload.on_change.append(starter.take_settings)
+    reload.on_change += [starter.take_settings, ChangedTerms(driver, in_force.settings).take]
     if starter.places.is_machine:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
     return reload
-
-
-def make_authority(driver: Driver, places: Places, in_force: InForce, reload: Reload) -> Authority:
-    """Who knows who may do what, by the settings that are in force."""
-    authority = Authority(driver.jobs, in_force.settings.access, is_for_all=places.is_machine)
-    reload.on_change.append(lambda settings, by: authority.change(settings.access))
-    return authority
 
 
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
@@ -164,28 +186,12 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
         stopped.set()
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
-    tell_what_is_known(driver, config, devices)
-    reload = make_reload(driver, starter, in_force)
-    authority = make_authority(driver, places, in_force, reload)
-    stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
-    driver.observers.add(stream)
-    stop = functools.partial(running.call_later, 0.05, stopped.set)
-    limits = Limits(driver.jobs, places)
-    registry, router = make_router(
-        driver,
-        starter,
-        in_force,
-        devices,
-        authority=authority,
-        reload=reload,
-        limits=limits,
-        policy=policy,
-        stream=stream,
-        stop=stop,
-    )
+    tell_what_is_known(driver, in_force, devices)
+    parts = Parts.of(driver, starter, in_force, devices=devices, policy=policy)
+    registry, router = make_router(parts, functools.partial(running.call_later, 0.05, stopped.set))
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, parts.limits.look]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
@@ -197,7 +203,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     signal.signal(WAKE, signal.SIG_IGN)
     if not broken.is_set():
         driver.note_accounts()
-        stream.close()
+        parts.stream.close()
     journal.close()
     knocks.close()
     if broken.is_set():
@@ -236,6 +242,7 @@ def _told(arguments: list[str]) -> tuple[Places, InForce]:
     else:
         places = own_places()
         daemon = msgspec.json.decode(arguments[0], type=DaemonConfig) if arguments else DaemonConfig()
+        check_not_taken(daemon)
         settings = MachineSettings(daemon=daemon)
     config = settings.config()
     config.check()

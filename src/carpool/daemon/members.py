@@ -14,7 +14,7 @@ import logging
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
-from carpool.daemon import parking, processes, progress
+from carpool.daemon import bells, parking, processes, progress
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
@@ -81,7 +81,14 @@ class Members:
             live.turn.set_recall(member, LAPSED)
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
-        peer.send(m.Attached(slot=slot, pid=max(0, pid)))
+        self._welcome(peer, m.Attached(slot=slot, pid=max(0, pid)))
+
+    def _welcome(self, peer: Connection, answer: m.Attached) -> None:
+        """With its bell, if it can be rung."""
+        bell = bells.hang(self._places.bells, answer.pid) if answer.pid else None
+        peer.send(answer, bell)
+        if bell is not None:
+            bell.close()
 
     def refused(self, peer: Connection, message: m.Attach) -> None:
         """A process of another version was refused: it goes on outside the turns, though it may hold one."""
@@ -213,10 +220,10 @@ class Members:
         if live.members.get(member.pid) is member:
             del live.members[member.pid]
         live.turn.set_recall(member, LAPSED)  # if only the connection broke: it looks here and asks anew
-        if member.pid < 0 or not processes.is_alive(member.pid):
-            if live.page is not None and member.slot >= FIRST_LENT:
-                live.page.clear_slot(member.slot)
-            (self._places.bells / str(member.pid)).unlink(missing_ok=True)
+        is_gone = member.pid < 0 or not processes.is_alive(member.pid)
+        if is_gone and live.page is not None and member.slot >= FIRST_LENT:
+            live.page.clear_slot(member.slot)
+        bells.take_down(self._places.bells, member.pid)  # if it comes again, it gets another one
 
     def _state_of(self, live: LiveJob) -> JobState | None:
         return self._driver.scheduler.state_of(live.id)

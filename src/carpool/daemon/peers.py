@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
             self._allowances.leave(self)
         self._on_lost(self)
 
-    def send(self, message: m.Message) -> None:
+    def send(self, message: m.Message, given: socket.socket | None = None) -> None:
+        """A socket goes with it only where nothing waits to be sent: who gets none does without."""
         if self._transport is None:
             return
         data = encode(message, dumps=calls.to_json) if isinstance(message, m.Reply) else encode(message)
@@ -140,7 +141,7 @@ class Connection(asyncio.Protocol):
         if not unsent and self._fd >= 0 and not self._transport.is_closing():
             # A loop may put writes off to the end of its round (uvloop does); a granted job need not wait for that.
             try:
-                data = data[os.write(self._fd, data) :]
+                data = data[self._write(data, given) :]
             except BlockingIOError:
                 pass
             except OSError:
@@ -162,6 +163,12 @@ class Connection(asyncio.Protocol):
     def caller(self) -> Caller:
         """Who connected, as the kernel says."""
         return Caller(uid=self._uid, gid=self._gid, pid=self.process())
+
+    def _write(self, data: bytes, given: socket.socket | None) -> int:
+        if given is None:
+            return os.write(self._fd, data)
+        with socket.socket(fileno=os.dup(self._fd)) as line:
+            return socket.send_fds(line, [data], [given.fileno()])
 
     def process(self) -> int:
         """The process that connected, as the kernel names it: its pid, 0 if it is gone, or processes.UNSEEN."""

@@ -6,6 +6,7 @@ comes, since accounts come and go while a daemon runs.
 Rules
   I22 A file that says something unknown or impossible is refused as a whole, with the key and what could be meant: no
       setting is ever ignored.
+  I26 A user's own daemon is refused devices that the machine's daemon has: two would promise them twice.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from __future__ import annotations
 import difflib
 import grp
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from carpool.core.kernel.ids import SHARE_ONE, WEIGHT_ONE, DeviceId, TenantId
+from carpool.core.node.settings import Settings, TenantTerms
+from carpool.core.node.terms import EVERYBODY, fault_of
 from carpool.daemon.config import DaemonConfig
-from carpool.errors import UsageError
+from carpool.devices.kinds import find_devices
+from carpool.errors import RefusedError, UsageError
 from carpool.units import TENANT_MAX, format_list, parse_bytes, parse_duration_ns, parse_share
+from carpool.wire.places import machine_places
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 FILE_BYTES_MAX = 1 << 20
@@ -60,6 +67,19 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed: str = ""  # of each device, time and memory, like 25%
     order: str = ""  # among its own jobs: a policy
 
+    def terms(self) -> TenantTerms:
+        """The same as the core counts it."""
+        return TenantTerms(
+            weight_milli=max(1, round(self.weight * WEIGHT_ONE)),
+            guaranteed_milli=parse_share(self.guaranteed)[0] if self.guaranteed else 0,
+            memory_bytes_max=parse_bytes(self.memory) if self.memory else None,
+            compute_milli_max=parse_share(self.compute)[1] if self.compute else SHARE_ONE,
+            jobs_max=self.jobs or None,
+            devices=tuple(map(DeviceId, self.devices)) or None,
+            priorities=parse_priorities(self.priorities) if self.priorities else None,
+            order=self.order,
+        )
+
 
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file."""
@@ -78,6 +98,11 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         said = [self.daemon.tenant_weights] if self.daemon.tenant_weights else []
         return msgspec.structs.replace(self.daemon, tenant_weights=",".join([*said, *weights]))
 
+    def node_settings(self, config: DaemonConfig) -> Settings:
+        """What the core is told at its start: this configuration, with the terms of the tenants."""
+        tenants = {TenantId(name): tenant.terms() for name, tenant in self.tenants.items()}
+        return replace(config.settings(), tenants=tenants, tenant_default=self.tenant_defaults.terms())
+
 
 def load_settings(path: Path) -> MachineSettings:
     """What the file says; UsageError with what is wrong in it."""
@@ -94,6 +119,21 @@ def load_settings(path: Path) -> MachineSettings:
         raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def check_not_taken(config: DaemonConfig) -> None:
+    """RefusedError if a user's own daemon wants devices that the machine's daemon has (I26)."""
+    places = machine_places()
+    if not places.is_installed():
+        return
+    taken = {each.hardware: each for each in find_devices(load_settings(places.settings).daemon.device)}
+    for device in find_devices(config.device):
+        if device.hardware and device.hardware in taken:
+            raise RefusedError(
+                f"the machine's daemon has {device.id} ({device.title}) and shares it among all users, so a"
+                " daemon of your own cannot have it: leave CARPOOL_DIR out to use that one, or choose a --device that"
+                " it has not"
+            )
 
 
 def parse_settings(text: str) -> MachineSettings:
@@ -114,6 +154,7 @@ def parse_settings(text: str) -> MachineSettings:
         tenant_defaults=_read_tenant(tables["tenant-defaults"], "tenant-defaults"),
     )
     _check_limits(settings.limits)
+    _check_terms(settings)
     settings.config().check()
     return settings
 
@@ -139,6 +180,15 @@ def _read_tenant(table: Any, where: str) -> TenantSettings:
     if tenant.priorities:
         parse_priorities(tenant.priorities, where=where)
     return tenant
+
+
+def _check_terms(settings: MachineSettings) -> None:
+    """Refuse what makes no sense of one tenant, or of all together."""
+    known = settings.node_settings(settings.daemon)
+    for tenant, terms in {**known.tenants, EVERYBODY: known.tenant_default}.items():
+        fault = fault_of(known.tenants, tenant, terms)
+        if fault:
+            raise UsageError(f"[{f'tenant.{tenant}' if tenant else 'tenant-defaults'}] {fault}")
 
 
 def parse_priorities(text: str, *, where: str = "") -> tuple[int, int]:

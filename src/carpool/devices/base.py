@@ -38,6 +38,7 @@ class DeviceFacts:
     environment: dict[str, str] = field(default_factory=dict)  # what a job there must have in its environment
     defaults: dict[str, str] = field(default_factory=dict)  # the same, but a value that the user has set stays
     library_directory: str = ""  # where its programs find their driver, if not where they always do
+    hardware: str = ""  # what of the machine it is: a card, or all cores; empty for a stand-in
 
 
 def count_and_size(kind: str, size: str, *, most: int) -> tuple[int, str]:

@@ -48,7 +48,12 @@ def find(size: str, lanes_max: int) -> list[DeviceFacts]:
         )
     names = ["cpu"] if number == 1 else [f"cpu{index}" for index in range(number)]
     waits = environment(is_alone=number == lanes_max == 1)
-    return [DeviceFacts(id=name, kind=KIND, capacity_bytes=capacity, title=title(), defaults=waits) for name in names]
+    return [
+        DeviceFacts(
+            id=name, kind=KIND, capacity_bytes=capacity, title=title(), defaults=waits, hardware="the machine's cores"
+        )
+        for name in names
+    ]
 
 
 def memory_bytes(root: Path = ROOT) -> int:

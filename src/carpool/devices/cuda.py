@@ -46,6 +46,7 @@ def find(which: str, lanes_max: int) -> list[DeviceFacts]:
             capacity_bytes=cards[index].memory_bytes,
             title=cards[index].name,
             environment={"CUDA_VISIBLE_DEVICES": cards[index].uuid},
+            hardware=cards[index].uuid,
         )
         for index in wanted
     ]

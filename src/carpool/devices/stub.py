@@ -70,6 +70,7 @@ def library_directory() -> str:
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
         raise UsageError(f"{directory} is somebody else's; set TMPDIR to a directory of your own")
+    directory.chmod(0o755)  # programs of other users load what is in it, where the daemon serves them
     for name, library in NAMES.items():
         found = find_library(library)
         if found is None:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -385,6 +386,34 @@ def test_a_signal_handler_that_raises_in_a_rehearsal_ends_the_wait_and_the_next_
     job.close()
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_i45_a_process_gets_its_bell_from_the_daemon_and_a_new_one_from_the_next(daemon: FakeDaemon) -> None:
+    job = Job(daemon, is_instant=False)
+    path, before = daemon.directory / "bells" / str(os.getpid()), open_files()
+    first = path.lstat().st_ino
+    daemon.hang_up()
+
+    def come_again() -> None:
+        assert isinstance(daemon.accept(), m.Attach)
+        daemon.answer(m.Ask)
+
+    with daemon.playing(come_again):
+        job.link.close()
+        job.turns.state.held = False
+        job.turns.begin()
+    assert path.lstat().st_ino != first
+    assert open_files() == before, "the first one is closed"
+    word = offer(daemon, SERIAL)
+    ring(daemon, word)
+    assert job.turns.state.hear() == word
+    bell = job.link._bell
+    assert bell is not None and not bell._own.socket.get_inheritable(), "no program that it starts has it"
+    job.close()
+
+
 def test_b1_a_process_has_no_bell_where_words_cannot_be_exchanged(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,5 +421,6 @@ def test_b1_a_process_has_no_bell_where_words_cannot_be_exchanged(
     monkeypatch.setattr(page, "HAS_SWAP", False)
     job = Job(daemon, is_instant=False)
     assert not daemon.words[daemon.base + page.S_FLAGS] & page.FLAG_BELL
-    assert list((daemon.directory / "bells").iterdir()) == []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, pytest.raises(ConnectionRefusedError):
+        line.connect(str(daemon.directory / "bells" / str(os.getpid())))  # it let go of the one that it was given
     job.close()

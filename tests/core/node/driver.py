@@ -36,7 +36,7 @@ from carpool.core.node.events import (
 from carpool.core.node.model import History, JobSpec, JobState, Needs, Why
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings, TenantTerms
-from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture
+from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, TenantPicture
 from carpool.policies import POLICIES
 from carpool.units import GIB, MS
 
@@ -354,6 +354,9 @@ class CoreDriver:
 
     def holders(self) -> list[str]:
         return [str(job) for job in self.scheduler.holders()]
+
+    def tenants(self) -> dict[str, TenantPicture]:
+        return {each.id: each for each in self.scheduler.tenants(now=self.now)}
 
     def device(self, device: str = "gpu0") -> DevicePicture:
         picture = self.scheduler.picture(now=self.now)

@@ -30,7 +30,6 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -64,16 +63,14 @@ class OwnSocket:
 
 
 class Bell:
-    """This process's bell: a datagram socket named after the process, by the pid that the daemon sees."""
+    """This process's bell: a datagram socket that the daemon made, named after the process by the pid that the daemon
+    sees. So no other process can take its name, and this one needs to write nowhere."""
 
-    def __init__(self, directory: Path, pid: int, state: PlainTurnState) -> None:
+    def __init__(self, directory: Path, descriptor: int, state: PlainTurnState) -> None:
         self._state = state
-        self._path = directory / str(pid)
-        self._own = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        self._own = OwnSocket(socket.socket(fileno=descriptor))
         try:
-            self._path.unlink(missing_ok=True)  # of a process with this number that died
-            self._own.socket.bind(os.fsencode(self._path))
-            state.hang_bell(self._own.socket.fileno(), os.fsencode(directory))
+            state.hang_bell(descriptor, os.fsencode(directory))
         except OSError:
             self._own.close()
             raise
@@ -95,20 +92,21 @@ class Bell:
                 break
         return None
 
-    def close(self, *, remove: bool) -> None:
+    def close(self) -> None:
+        """The daemon takes its name away."""
         self._state.take_bell_down()
         self._own.close()
-        if remove:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
 
 
-def open_bell(directory: Path, pid: int, state: PlainTurnState) -> Bell | None:
-    """A bell for this process. None without the C modules (B1 needs the exchange), where it cannot be made, and for a
-    process that the daemon does not see: then every turn goes through the daemon."""
-    if native is None or not page.HAS_SWAP or not pid:
+def open_bell(directory: Path, descriptor: int, state: PlainTurnState) -> Bell | None:
+    """The bell that the daemon gave this process. None without the C modules (B1 needs the exchange), where it gave
+    none, and for a process that it does not see: then every turn goes through the daemon."""
+    if descriptor < 0:
+        return None
+    if native is None or not page.HAS_SWAP:
+        os.close(descriptor)
         return None
     try:
-        return Bell(directory, pid, state)
+        return Bell(directory, descriptor, state)
     except OSError:
         return None

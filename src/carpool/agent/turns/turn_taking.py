@@ -487,14 +487,14 @@ class Turns:
             self._set_held(is_held=False)
             with suppress(LinkLostError):
                 self._link.send(m.Return(steps=self._words[self._link.base + S_STEPS], wants_more=False))
-        self._link.close_bell(remove=True)
+        self._link.close_bell()
         self._link.let_be()
         self.state.is_off = True
 
     def after_fork(self) -> None:
         """In a forked child: the connection and the turn belong to the parent."""
         self._link.close()
-        self._link.close_bell(remove=False)
+        self._link.close_bell()
         self._link.base = 0
         self.state.held = False
         self.state.is_off = True

@@ -76,7 +76,7 @@ def _charge(node: Node, device: Device, lane: Lane, holder: Job, *, now: Nanos) 
     tenant = device.tenants[holder.spec.tenant]
     tenant.level += span * WEIGHT_ONE // tenant.weight_milli
     holder_id = holder.id
-    for job_id in lane.jobs:
+    for job_id in lane.lively:
         job = node.jobs[job_id]
         wall = job.wall
         if wall.row == "turn":  # for the holder (A4)
@@ -148,7 +148,7 @@ def raise_floors(node: Node, device: Device) -> set[TenantId]:
     """
     lowest: dict[TenantId, int] = {}
     stuck: list[Job] = []
-    for job in node.jobs_on(device):
+    for job in node.lively_on(device):
         if job.state not in WANTING:
             continue
         if node.may_run(job):
@@ -334,7 +334,7 @@ def remaining_ns(node: Node, job: Job, *, served_ns: Nanos) -> tuple[Nanos, bool
 def chosen_quantum(node: Node, job: Job) -> Nanos:
     """How long a turn of this job is to last while those wait who wait now (D8, D9, D10)."""
     unhurried_ns = unhurried_quantum(node, job)
-    return TURN_NS if unhurried_ns > TURN_NS and hurried_by(node, job, unhurried_ns) else unhurried_ns
+    return TURN_NS if unhurried_ns > TURN_NS and _hurrying(node, job, unhurried_ns) else unhurried_ns
 
 
 def unhurried_quantum(node: Node, job: Job) -> Nanos:
@@ -348,9 +348,14 @@ def unhurried_quantum(node: Node, job: Job) -> Nanos:
 
 def hurried_by(node: Node, holder: Job, quantum_ns: Nanos) -> Job | None:
     """Who waits for this holder and makes its turn short (D10): for its first turn, or it ends within one."""
+    hurrying, lane = _hurrying(node, holder, quantum_ns), node.lane_of(holder)
+    return min(hurrying, key=lambda job: lane.jobs.index(job.id)) if hurrying and lane is not None else None
+
+
+def _hurrying(node: Node, holder: Job, quantum_ns: Nanos) -> list[Job]:
     lane = node.lane_of(holder)
     waiting = [job for job in node.waiting_in(lane) if job is not holder] if lane is not None else []
-    return next((job for job in waiting if _is_short(node, job, quantum_ns)), None)
+    return [job for job in waiting if _is_short(node, job, quantum_ns)]
 
 
 def _is_short(node: Node, job: Job, quantum_ns: Nanos) -> bool:

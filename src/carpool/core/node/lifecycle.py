@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from carpool.core.kernel.ids import Nanos
+from carpool.core.kernel.ids import SHARE_ONE, Nanos
 from carpool.core.node import accounts
 from carpool.core.node.effects import (
     Effect,
@@ -74,7 +74,7 @@ from carpool.core.node.model import (
     LeaseState,
     Order,
 )
-from carpool.core.node.node import Node, is_holding, is_leaving, start_ns, was_given
+from carpool.core.node.node import Node, is_holding, is_leaving, note_wish, start_ns, was_given
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -192,6 +192,8 @@ def move(node: Node, job: Job, cause: type, *, now: Nanos, to: JobState | None =
     # Of others: what was seen of its own allocations in the turn is old, and the driver looks again first.
     is_pressed = is_at_boundary and (was is BLOCKED or node.is_pressed(node.device_of(job)))
     job.state, job.state_since_ns = target, now
+    if not is_between_turns and job.device is not None:
+        note_wish(node.devices[job.device], job)
     if target is WAITING and was not in AWAY:
         job.wanting_since_ns = now
     if was is not target and (was is _S.QUEUED or was is STARTING):
@@ -369,10 +371,12 @@ def sort_rows(node: Node, *, now: Nanos) -> None:
 
 def end_limits(node: Node, device: Device, *, now: Nanos) -> None:
     """Whose limit let it have a turn before now has waited for one since then (A4)."""
-    for job in node.jobs_on(device):
+    for job in node.lively_on(device):
         row, since = row_at(job, now)
         if row != job.wall.row:
             begin_row(job, row, since=since)
+        elif row == "turn" and start_ns(job) > now:
+            begin_row(job, "limit", since=now)  # its tenant's other jobs have had what it may have
 
 
 def begin_row(job: Job, row: str | None, *, since: Nanos) -> None:
@@ -429,11 +433,14 @@ def account_of(job: Job, *, now: Nanos) -> Account:
         served_ns=job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0),
         steps=job.service.steps,
         orders=job.wall.orders,
+        borrowed_ns=job.share.borrowed // SHARE_ONE,
     )
 
 
 def note_order(job: Job, event: PersonsOrder, *, now: Nanos) -> None:
-    """Keep who gave an order, as long as there are not ORDERS_KEPT newer ones."""
+    """Keep who gave an order, the newest ORDERS_KEPT; nobody is named where only one user is served."""
+    if not event.by:
+        return
     order = Order(verb=ORDERED[type(event)], by=event.by, after_ns=now - job.arrived_ns)
     job.wall.orders = (*job.wall.orders[1 - ORDERS_KEPT :], order)
 

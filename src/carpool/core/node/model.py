@@ -84,6 +84,8 @@ class Why(StrEnum):
     __hash__ = str.__hash__
 
 
+# In its own code, without a turn: such a job rests, unless it is held back or an allocation of it waits.
+OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})
 HELD_ONLY = frozenset({Why.SHRINKS})  # reasons that hold a job back and do not make it leave
 ASKED_FOR = frozenset({Why.SUSPENDED})  # somebody asked and waits for it; a queued job does not start meanwhile
 
@@ -157,6 +159,7 @@ class Account:
     served_ns: Nanos
     steps: int = 0
     orders: tuple[Order, ...] = ()
+    borrowed_ns: Nanos = 0  # of `served_ns`: as much of whole devices as other tenants had lent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +274,21 @@ class WallTime:
 
 
 @dataclass(slots=True, kw_only=True)
+class Part:
+    """A tenant's part of one device's time; turns/parts.py alone changes it."""
+
+    tenant: TenantId
+    guaranteed_milli: int = 0
+    limit_milli: int = SHARE_ONE
+    owed_from_ns: Nanos = 0  # when the guarantee next owes the tenant a turn
+    free_from_ns: Nanos = 0  # when the ceiling next lets it have one
+    borrowed: int = 0  # of others' parts, in nanoseconds × thousandths
+    lent_before: int = 0  # the same, of its own, until …
+    held_from_ns: Nanos = 0  # … the device had been held for so long
+    wanted_ns: Nanos = 0  # time held since then while the tenant wanted turns
+
+
+@dataclass(slots=True, kw_only=True)
 class Share:
     """A job's part of its device, as the share policy made it; turns/shares.py alone changes it."""
 
@@ -280,6 +298,10 @@ class Share:
     owed_from_ns: Nanos = 0  # when the guarantee next owes it a turn
     free_from_ns: Nanos = 0  # when the limit next lets it have one
     is_paced: bool = False  # its programs keep to the limit themselves
+    part: Part | None = (
+        None  # its tenant's, where tenants have parts of the device; turns/parts.py alone changes this …
+    )
+    borrowed: int = 0  # … and this: time of other tenants' parts that it had, in nanoseconds × thousandths
 
 
 @dataclass(slots=True, kw_only=True)
@@ -337,6 +359,7 @@ class Lane:
     id: LaneId
     bytes: int = 0
     jobs: list[JobId] = field(default_factory=list)
+    lively: dict[JobId, None] = field(default_factory=dict)  # of its jobs all but those that rest (L7)
     holder: JobId | None = None
     successor: JobId | None = None  # who gets the lane when its recalled turn comes back (D5)
 
@@ -348,6 +371,7 @@ class Device:
     lanes: dict[LaneId, Lane] = field(default_factory=dict)
     promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
     kept: dict[JobId, int] = field(default_factory=dict)  # room of jobs that left for another device (V2)
+    lively: dict[JobId, None] = field(default_factory=dict)  # all jobs of the device but those that rest (L7)
     tenants: dict[TenantId, Tenant] = field(default_factory=dict)
     tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
     lanes_made: int = 0
@@ -357,7 +381,9 @@ class Device:
     quiet_until_ns: Nanos = 0  # and its end (R4)
     moves_bytes: int = 0  # of all moves so far, there and back …
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
-    has_shares: bool = False  # some job on it has a guarantee or a limit
+    has_shares: bool = False  # some job on it, or some tenant, has a guarantee or a limit
+    parts: dict[TenantId, Part] = field(default_factory=dict)  # of the tenants; empty where none has one
+    held_ns: Nanos = 0  # how long jobs have held it while tenants had parts
     is_touched: bool = True  # who holds which bytes, or who wants them, changed since that was last settled
     is_lent: bool = False  # an allocation was given what it waited for since then (W2)
 

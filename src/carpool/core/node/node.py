@@ -1,4 +1,5 @@
-"""The whole state of one node, and the small questions everybody asks of it. Nothing here changes anything."""
+"""The whole state of one node, and the small questions everybody asks of it. Nothing here changes anything,
+but for the index of the jobs about which anything is to be decided (L7)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,9 @@ from carpool.core.node.model import (
     ENDED,
     HELD_ONLY,
     HOLDING,
-    IDLE,
+    OUTSIDE,
     PARKED,
     STARTING,
-    UNMANAGED,
     WAITING,
     Device,
     History,
@@ -33,7 +33,6 @@ from carpool.units import MS
 
 RESUME_NS = 20 * MS  # who used up its limit starts again with this much to spend, so that turns are not single steps
 ASKED_SHARES = "fixed"  # the one share policy that gives what is asked; the others divide the device
-OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})  # in its own code, without a turn
 
 
 class TurnPolicy(Protocol):
@@ -68,6 +67,7 @@ class Node:
     default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
     orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those that have their own
     default_order: TurnPolicy | None = None  # of all of whom nothing is said
+    has_parts: bool = False  # some tenant is guaranteed a part of the time, or may have only a part
     barred: dict[JobId, str] = field(default_factory=dict)  # of the queue, by its tenants' ceilings; why
 
     @property
@@ -151,6 +151,10 @@ class Node:
     def jobs_on(self, device: Device) -> list[Job]:
         return [self.jobs[job_id] for job_id in device.promised]
 
+    def lively_on(self, device: Device) -> list[Job]:
+        """Those of its jobs about which anything is to be decided; idle ones cost a decision nothing (L7)."""
+        return [self.jobs[job_id] for job_id in device.lively]
+
     def holders_on(self, device: Device) -> list[Job]:
         return [self.jobs[lane.holder] for lane in device.lanes.values() if lane.holder is not None]
 
@@ -196,7 +200,7 @@ class Node:
 
     def has_departure(self, device: Device, why: Why | None = None) -> bool:
         """Whether a job of the device is held back, for this reason or for any."""
-        for job_id in device.promised:
+        for job_id in device.lively:
             held_back = self.jobs[job_id].departures
             if held_back and (why is None or why in held_back):
                 return True
@@ -211,11 +215,11 @@ class Node:
 
     def is_short(self, device: Device) -> bool:
         """Whether an allocation waits on this device: then nobody is started into the same trouble (W5)."""
-        return any(self.jobs[job_id].state is BLOCKED for job_id in device.promised)
+        return any(self.jobs[job_id].state is BLOCKED for job_id in device.lively)
 
     def is_concerned(self, device: Device) -> bool:
         """Whether an allocation waits there, or somebody is away or is to leave for one (W5)."""
-        for job_id in device.promised:
+        for job_id in device.lively:
             job = self.jobs[job_id]
             if is_asking(job) or Why.GIVES_WAY in job.departures:
                 return True
@@ -225,7 +229,7 @@ class Node:
         """Whether bytes are settled at any boundary: an allocation waits, or was just given what it waited for."""
         if device.is_lent:
             return True
-        for job_id in device.promised:
+        for job_id in device.lively:
             job = self.jobs[job_id]
             if job.state is BLOCKED or (job.memory.pending_bytes and is_asking(job)):
                 return True
@@ -246,16 +250,16 @@ class Node:
         barred = self.barred
         if self.may_start and any(not is_asked_away(self.jobs[each]) for each in self.queue if each not in barred):
             return True  # where nobody may start, a long queue is not even looked at
-        here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.promised)
+        here = (self.jobs[job_id] for device in self.devices.values() for job_id in device.lively)
         return any(self.wants_memory(job, now=now) for job in here)
 
     def awaits_return(self, device: Device, *, now: Nanos) -> bool:
         """Whether a parked job of this device would come back if there were room."""
-        return any(may_return(self.jobs[job_id], now=now) for job_id in device.promised)
+        return any(may_return(self.jobs[job_id], now=now) for job_id in device.lively)
 
     def is_moving(self, device: Device) -> bool:
         """Whether memory of a job is on its way to the host or back."""
-        states = [self.jobs[job_id].state for job_id in device.promised]
+        states = [self.jobs[job_id].state for job_id in device.lively]
         return JobState.PARKING in states or JobState.UNPARKING in states
 
     def host_bytes(self) -> int:
@@ -269,7 +273,7 @@ class Node:
 
     def has_shares(self, device: Device) -> bool:
         """Whether any job of the device has a share of it, had one, or asks for one (shares.py)."""
-        if device.has_shares or self.settings.share_policy != ASKED_SHARES:
+        if device.has_shares or self.has_parts or self.settings.share_policy != ASKED_SHARES:
             return True
         for job_id in device.promised:
             job = self.jobs[job_id]
@@ -292,7 +296,7 @@ class Node:
     # --- who may have a turn --------------------------------------------------------------------------------
 
     def waiting_in(self, lane: Lane) -> list[Job]:
-        return [job for job_id in lane.jobs if self.wants_turn(job := self.jobs[job_id])]
+        return [job for job_id in lane.lively if self.wants_turn(job := self.jobs[job_id])]
 
     def wants_turn(self, job: Job) -> bool:
         """Whether a turn would help it: it waits for one, or has the memory it stopped for in the middle of one."""
@@ -303,7 +307,7 @@ class Node:
     def ready_in(self, device: Device, lane: Lane) -> list[Job]:
         """Who waits for the lane and may have it: `wants_turn` and `may_run` of all its jobs in one go."""
         ready = []
-        for job_id in lane.jobs:
+        for job_id in lane.lively:
             job = self.jobs[job_id]
             if job.state is WAITING:
                 if job.departures or job_id == device.claimant:
@@ -338,6 +342,8 @@ class Node:
 
     def check_jobs(self) -> None:
         """Assert what must be true of every job by itself; a failure is a bug."""
+        for device in self.devices.values():
+            self._check_lively(device)
         for job in self.jobs.values():
             if is_holding(job) != (job.lease is not None):
                 raise InternalError(f"job {job.id} is {job.state} with lease {job.lease}")
@@ -350,6 +356,38 @@ class Node:
                 raise InternalError(f"L6 broken: {job.state} job {job.id} has {parked_bytes} bytes on the host")
             if job.state in ENDED and (job.memory.promised_bytes or job.lane is not None or job.departures):
                 raise InternalError(f"ended job {job.id} still holds bytes or a lane, or is to leave")
+
+    def _check_lively(self, device: Device) -> None:
+        """Assert L7."""
+        lively = {job_id for job_id in device.promised if not is_resting(self.jobs[job_id])}
+        if lively != device.lively.keys():
+            raise InternalError(f"L7 broken on {device.id}: {sorted(lively)} are lively, noted {[*device.lively]}")
+        for lane in device.lanes.values():
+            if lively & set(lane.jobs) != lane.lively.keys():
+                raise InternalError(f"L7 broken in lane {lane.id}: noted are {[*lane.lively]}")
+
+
+def is_resting(job: Job) -> bool:
+    """Whether nothing is to be decided about it: it wants nothing and nothing is wanted of it (L7)."""
+    return job.state in OUTSIDE and not job.departures and not job.memory.pending_bytes
+
+
+def note_wish(device: Device, job: Job) -> None:
+    """Note whether anything is to be decided about the job: its state, its departures or its wishes changed (L7)."""
+    lane = device.lanes.get(job.lane) if job.lane is not None else None
+    if is_resting(job) or job.id not in device.promised:
+        device.lively.pop(job.id, None)
+        if lane is not None:
+            lane.lively.pop(job.id, None)
+        return
+    device.lively[job.id] = None
+    if lane is not None:
+        lane.lively[job.id] = None
+
+
+def note_left(lane: Lane, job: JobId) -> None:
+    """The job is not in that lane any more."""
+    lane.lively.pop(job, None)
 
 
 def covers(device: Device, job: Job) -> bool:
@@ -411,14 +449,18 @@ def next_try(job: Job, *, now: Nanos) -> Nanos | None:
 
 
 def is_over_limit(job: Job, *, now: Nanos) -> bool:
-    """Whether a holder has used up its limit (S1)."""
-    share = job.share
+    """Whether a holder has used up its limit (S1), or that of its tenant (N17)."""
+    share, part = job.share, job.share.part
+    if part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns > now:
+        return True
     return share.limit_milli < SHARE_ONE and not share.is_paced and share.free_from_ns > now
 
 
 def start_ns(job: Job) -> Nanos:
-    """When its limit lets it begin a turn; a time that has passed if it does (S1)."""
-    share = job.share
-    if share.limit_milli >= SHARE_ONE or share.is_paced or not share.free_from_ns:
-        return 0
-    return share.free_from_ns + RESUME_NS
+    """When its limit (S1) and that of its tenant (N17) let it begin a turn; a time that has passed if they do."""
+    share, part, due = job.share, job.share.part, 0
+    if share.limit_milli < SHARE_ONE and not share.is_paced and share.free_from_ns:
+        due = share.free_from_ns + RESUME_NS
+    if part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns:
+        due = max(due, part.free_from_ns + RESUME_NS)
+    return due

@@ -16,7 +16,6 @@ from carpool.core.node import accounts, adoption, endings, lifecycle, tenants
 from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
     CancelAsked,
-    CheckpointAsked,
     DeviceAdded,
     Event,
     HistoryLoaded,
@@ -32,13 +31,10 @@ from carpool.core.node.events import (
     MigrateAsked,
     NeedsMeasured,
     NodeConfigured,
-    PersonsOrder,
     ProgramStarted,
     ProgressSeen,
-    ResumeAsked,
     SettingsChanged,
     StartPutOff,
-    SuspendAsked,
     TenantSet,
     Tick,
 )
@@ -47,9 +43,9 @@ from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec
 from carpool.core.node.moves import departures, migration, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
-from carpool.core.node.turns import choice, dispatch, hogs, packing, shares
-from carpool.core.node.words import explain, pictures
-from carpool.core.node.words.views import JobPicture, NodePicture
+from carpool.core.node.turns import choice, dispatch, hogs, packing, parts, shares
+from carpool.core.node.words import explain, pictures, tenant_pictures
+from carpool.core.node.words.views import JobPicture, NodePicture, TenantPicture
 from carpool.core.policies.base import Policy
 from carpool.errors import InternalError
 from carpool.units import SECOND
@@ -192,7 +188,7 @@ class Scheduler:
         """When this device next needs a Tick; nothing while nobody waits for anybody."""
         node = self._node
         times = choice.next_looks(node, device, now=now)
-        tries = [next_try(job, now=now) for job in node.jobs_on(device)]
+        tries = [next_try(job, now=now) for job in node.lively_on(device)]
         tries.append(rotation.next_look(node, device, now=now))
         times += [time for time in tries if time is not None]
         times += waiting.next_looks(node, device, now=now)
@@ -205,6 +201,10 @@ class Scheduler:
     def picture(self, *, now: Nanos) -> NodePicture:
         reasons = {job.id: explain.explain(self._node, job, now=now) for job in self._node.jobs.values()}
         return pictures.picture_node(self._node, reasons, now=now)
+
+    def tenants(self, *, now: Nanos) -> tuple[TenantPicture, ...]:
+        """All tenants of whom something is said or who have jobs here, with what they have, lend and borrow."""
+        return tenant_pictures.picture_tenants(self._node, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
@@ -248,14 +248,7 @@ class Scheduler:
     def unheard_until(self, job: JobId) -> Nanos | None:
         """Until when a driver need not hear that this recalled holder's turn went on: the successor will hardly have
         had its quantum. None: at once, as limits count turns, or another device's events may change who follows."""
-        node, holder = self._node, self._node.jobs[job]
-        if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
-            return None
-        since, lane = holder.lease.recalled_ns or self._now, node.lane_of(holder)
-        late = self._now + max(choice.LOOK_NS_MIN, self._now - since)  # ever later if it takes longer than usual
-        successor = node.jobs[lane.successor] if lane is not None and lane.successor is not None else holder
-        quantum_ns = choice.quantum_of(node, successor, now=self._now)
-        return max(late, since + (holder.service.step_ns or 0) + quantum_ns)
+        return choice.unheard_until(self._node, self._node.jobs[job], now=self._now)
 
     def waiters(self, job: JobId) -> int:
         """How many other jobs wait for the lane of this job."""
@@ -323,27 +316,16 @@ class Scheduler:
                 return []
             case JobExited():
                 return endings.end(self._node, job, event, now=now)
-            case CancelAsked() | JobResized() | MigrateAsked() | CheckpointAsked() | SuspendAsked() | ResumeAsked():
-                if event.by:
-                    lifecycle.note_order(job, event, now=now)
-                return self._on_order(job, event, now)
-            case JobSubmitted() | JobAdopted():
-                raise InternalError(f"{type(event).__name__} is handled before")
-            case _:
-                departures.take(self._node, job, event, now=now)
-                return []
-
-    def _on_order(self, job: Job, event: PersonsOrder, now: Nanos) -> list[Effect]:
-        match event:
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
             case JobResized():
+                lifecycle.note_order(job, event, now=now)
                 reason = resize.refusal(self._node, job, event)
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
             case MigrateAsked():
                 return migration.take(self._node, job, event, now=now)
-            case CheckpointAsked():
-                return []  # its program was told; the core keeps who did it
+            case JobSubmitted() | JobAdopted():
+                raise InternalError(f"{type(event).__name__} is handled before")
             case _:
                 departures.take(self._node, job, event, now=now)
                 return []
@@ -386,7 +368,7 @@ class Scheduler:
         node = self._node
         reason = tenants.refusal(node, job.spec) or queue.refusal(node, job) or shares.refusal(node, job.spec)
         if reason is None:
-            resize.keep_priority(node, job)
+            self._take_up(job, event)
             return []
         lifecycle.move(self._node, job, RefuseJob, now=now)
         lifecycle.note_reason(job, reason)
@@ -399,8 +381,14 @@ class Scheduler:
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
         effects = adoption.take_back(self._node, device, event, now=now)
-        resize.keep_priority(self._node, self._node.jobs[event.job])
+        self._take_up(self._node.jobs[event.job], event)
         return effects
+
+    def _take_up(self, job: Job, event: JobSubmitted | JobAdopted) -> None:
+        """What its tenant's terms make of a job that is here from now on."""
+        resize.keep_priority(self._node, job)
+        if event.account is not None:
+            parts.restore(job, event.account.borrowed_ns)
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)

@@ -15,6 +15,7 @@ ceilings of memory and of jobs are kept (memory/admission.py).
 
 from __future__ import annotations
 
+from carpool.core.kernel.ids import SHARE_ONE
 from carpool.core.node import accounts
 from carpool.core.node.events import TenantSet
 from carpool.core.node.memory import ledger
@@ -34,12 +35,15 @@ def configure(node: Node, settings: Settings) -> None:
         if fault:
             raise InternalError(fault)
     node.terms, node.default_terms = dict(settings.tenants), settings.tenant_default
-    _set_orders(node)
+    _draw_from(node)
 
 
-def _set_orders(node: Node) -> None:
+def _draw_from(node: Node) -> None:
+    """What decisions ask of the terms all the time."""
     node.orders = {tenant: ORDERS[terms.order] for tenant, terms in node.terms.items() if terms.order}
     node.default_order = ORDERS.get(node.default_terms.order)
+    all_terms = [*node.terms.values(), node.default_terms]
+    node.has_parts = any(each.guaranteed_milli or each.compute_milli_max < SHARE_ONE for each in all_terms)
 
 
 def refusal_of(node: Node, event: TenantSet) -> str:
@@ -60,7 +64,7 @@ def take(node: Node, event: TenantSet) -> None:
         node.terms.pop(event.tenant, None)
     else:
         node.terms[event.tenant] = event.terms
-    _set_orders(node)
+    _draw_from(node)
     accounts.weigh_anew(node)
     for device in node.devices.values():
         ledger.touch(device)

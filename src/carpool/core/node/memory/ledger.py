@@ -14,6 +14,8 @@ Rules
       bytes were reserved on the host; they are its own there until it is back or over.
   L6  No job is both parked and counted. A parked job has no lane, and is promised only what it reported to have
       stayed on the device. All of it is promised again before the job is told to come back.
+  L7  A job rests while it is in its own code without a turn, is not held back, and no allocation of it waits. A
+      device and its lanes know who does not, so that jobs that rest cost a decision nothing.
   N1  A resident managed job is in exactly one lane of its device, an unmanaged or ended job in none.
   N2  A lane has at most one holder, and the holder is one of its jobs.
   N3  A lane with no jobs does not exist.
@@ -38,6 +40,7 @@ from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos
 from carpool.core.node.model import RESIDENT, Device, Job, JobState, Lane, Needs
+from carpool.core.node.node import note_left, note_wish
 from carpool.errors import InternalError
 from carpool.units import format_bytes
 
@@ -99,6 +102,7 @@ def promise(device: Device, job: Job, count: int) -> None:
     device.is_touched = True
     job.memory.promised_bytes = count
     job.device = device.id
+    note_wish(device, job)
 
 
 def promise_up_to(device: Device, job: Job, wanted: int) -> None:
@@ -109,6 +113,7 @@ def promise_up_to(device: Device, job: Job, wanted: int) -> None:
 def release(device: Device, job: Job) -> None:
     device.promised.pop(job.id, None)
     device.is_touched = True
+    note_wish(device, job)
     job.memory.promised_bytes = 0
 
 
@@ -157,6 +162,7 @@ def ask(device: Device, job: Job, count: int) -> None:
     """The job's allocations wait for so much now."""
     device.is_touched = True
     job.memory.pending_bytes = count
+    note_wish(device, job)
 
 
 def begin_request(job: Job, *, now: Nanos) -> None:
@@ -177,6 +183,7 @@ def lend(device: Device, job: Job) -> None:
     """Until its turn ends the job has what its allocation waited for (W2)."""
     device.is_lent = True
     job.memory.is_given, job.memory.pending_bytes = True, 0
+    note_wish(device, job)
 
 
 def end_loan(device: Device, job: Job) -> None:
@@ -240,6 +247,7 @@ def place(device: Device, job: Job, fit: Fit) -> Lane:
     lane.jobs.append(job.id)
     job.lane = lane.id
     device.is_touched = True
+    note_wish(device, job)
     return lane
 
 
@@ -252,6 +260,7 @@ def remove(device: Device, job: Job) -> None:
     if lane is None:
         return
     lane.jobs.remove(job.id)
+    note_left(lane, job.id)
     device.is_touched = True
     if not lane.jobs:
         del device.lanes[lane.id]
@@ -282,6 +291,7 @@ def merge(device: Device, jobs: dict[JobId, Job], *, keep: LaneId, close: LaneId
     for job_id in closing.jobs:
         jobs[job_id].lane = keep
         kept.jobs.append(job_id)
+        note_wish(device, jobs[job_id])
     del device.lanes[close]
     device.is_touched = True
 

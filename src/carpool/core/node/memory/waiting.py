@@ -36,9 +36,21 @@ from carpool.core.kernel.ids import Nanos
 from carpool.core.node import lifecycle
 from carpool.core.node.effects import DenyMemory, Effect
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import AWAY, BLOCKED, HOLDING, PARKED, WANTING, Departure, Device, Job, JobState, Why
+from carpool.core.node.model import (
+    AWAY,
+    BLOCKED,
+    HOLDING,
+    OUTSIDE,
+    PARKED,
+    WANTING,
+    Departure,
+    Device,
+    Job,
+    JobState,
+    Why,
+)
 from carpool.core.node.moves import departures, leavers
-from carpool.core.node.node import OUTSIDE, Node, is_asking, is_leaving
+from carpool.core.node.node import Node, is_asking, is_leaving
 from carpool.core.node.words import denials
 from carpool.units import SECOND
 

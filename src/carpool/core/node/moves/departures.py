@@ -31,10 +31,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ParkJob, UnparkJob
 from carpool.core.node.events import (
+    CheckpointAsked,
     HoldOrder,
     JobDetached,
     JobExited,
@@ -46,14 +47,14 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import AWAY, ENDED, PARKED, WAITING, Departure, Device, Job, JobState, Why
-from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return
+from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return, note_wish
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import format_bytes
 
 FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
 
-ParkingEvent = HoldOrder | JobParked | JobUnparked | MoveFailed
+ParkingEvent = HoldOrder | CheckpointAsked | JobParked | JobUnparked | MoveFailed
 OVER: frozenset[type] = frozenset({JobExited, JobDetached})
 
 
@@ -189,6 +190,7 @@ def end(node: Node, job: Job, cause: type, reason: str = "") -> None:
 def _touch(node: Node, job: Job) -> None:
     for device in node.devices.values() if job.device is None else (node.devices[job.device],):
         ledger.touch(device)
+        note_wish(device, job)
 
 
 def first(job: Job) -> tuple[Row, Departure] | None:
@@ -217,6 +219,12 @@ def asked_words(job: Job) -> str:
 def reasons_of(job: Job) -> tuple[Why, ...]:
     """All its departures, in the order in which they are told (E3)."""
     return tuple(why for why in TABLE if why in job.departures) if job.departures else ()
+
+
+def leaves_for(job: Job) -> JobId | None:
+    """The job that gets its memory."""
+    makes_room = job.departures.get(Why.MAKES_ROOM)
+    return makes_room.whom if makes_room is not None else None
 
 
 def stays_away(job: Job) -> bool:
@@ -269,9 +277,14 @@ def _note_copy(device: Device, count: int, took_ns: Nanos) -> None:
 def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     """Take in a fact; what follows from it is settled and dispatched afterwards."""
     match event:
+        case CheckpointAsked():
+            lifecycle.note_order(job, event, now=now)
+            return  # it leaves by itself, if it was told to stop
         case SuspendAsked():
+            lifecycle.note_order(job, event, now=now)
             _hold(node, job, Why.SUSPENDED, now=now)
         case ResumeAsked():
+            lifecycle.note_order(job, event, now=now)
             _let_go(node, job, ResumeAsked, now=now)
         case JobParked():
             _left(node, job, event)
@@ -459,7 +472,8 @@ def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos)
 
 def is_due(node: Node, *, now: Nanos) -> bool:
     """Whether a parked job whose return failed may be tried again now."""
-    return any(job.move.trouble and may_return(job, now=now) for job in node.jobs.values())
+    here = (job for device in node.devices.values() for job in node.lively_on(device))
+    return any(job.move.trouble and may_return(job, now=now) for job in here)
 
 
 def check_departures(node: Node) -> None:

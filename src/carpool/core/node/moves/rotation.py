@@ -63,7 +63,7 @@ def _claimants(node: Node, device: Device, *, now: Nanos) -> list[Job]:
     elsewhere = {other.claimant for other in node.devices.values()} if node.queue else set()
     allowed = [job for job in node.queued_for(device) if job.id not in elsewhere]
     allowed = [job for job in allowed if node.has_compute_room(device, job.spec)]
-    return [job for job in allowed + node.jobs_on(device) if node.wants_memory(job, now=now)]
+    return [job for job in allowed + node.lively_on(device) if node.wants_memory(job, now=now)]
 
 
 def review(node: Node, device: Device, *, now: Nanos) -> None:
@@ -84,7 +84,7 @@ def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
     """Whether the leavers cannot make the room that is claimed: none is left, or one of them does not go."""
     if device.claimant is None:
         return False
-    leaving = [job for job in node.jobs_on(device) if Why.MAKES_ROOM in job.departures]
+    leaving = [job for job in node.lively_on(device) if Why.MAKES_ROOM in job.departures]
     return not leaving or not all(leavers.still_leaves(job, now=now) for job in leaving)
 
 
@@ -104,7 +104,7 @@ def next_look(node: Node, device: Device, *, now: Nanos) -> Nanos | None:
     """When a claimant could be preferred to those who have the memory; None without the one or the other."""
     if device.claimant is not None:
         return now + node.settings.watch_ns
-    if not node.settings.move_percent or not any(job.state in WANTING for job in node.jobs_on(device)):
+    if not node.settings.move_percent or not any(job.state in WANTING for job in node.lively_on(device)):
         return None
     waiting = _claimants(node, device, now=now)
     if not waiting:

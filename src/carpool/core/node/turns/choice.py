@@ -5,13 +5,14 @@ Everything here is a question; dispatch.py acts on the answers, words/explain.py
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import JobId, Nanos
+from carpool.core.kernel.ids import SHARE_ONE, JobId, Nanos
 from carpool.core.node import accounts
 from carpool.core.node.memory import admission
 from carpool.core.node.model import BLOCKED, WAITING, Device, Job, JobState, Lane, LeaseState
 from carpool.core.node.node import Node, is_over_limit, was_given
-from carpool.core.node.turns import shares
-from carpool.core.node.words import reasons
+from carpool.core.node.turns import parts, shares
+from carpool.core.node.words import reasons, tenancy
+from carpool.core.policies.view import JobView
 from carpool.units import MS, SECOND
 
 PROFILE_QUANTUM_NS = 2 * SECOND  # a job being measured keeps its turn this long; slow steps need it
@@ -23,7 +24,19 @@ def why_not_on(node: Node, device: Device, holder: Job, *, now: Nanos) -> str:
     """Why a holder may not go on though it is not to leave: it outgrew its promise, or used up its limit."""
     if not node.may_run(holder):
         return reasons.uncovered(holder, device)
-    return reasons.over_limit(holder, device) if device.has_shares and is_over_limit(holder, now=now) else ""
+    if not device.has_shares or not is_over_limit(holder, now=now):
+        return ""
+    part = holder.share.part
+    is_its_tenants = part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns > now
+    return tenancy.over_limit(part, device) if part and is_its_tenants else reasons.over_limit(holder, device)
+
+
+def why_limited(device: Device, job: Job, view: JobView, left_ns: Nanos) -> str:
+    """Why a waiting job may have no turn yet: its own limit or its tenant's is used up."""
+    part = job.share.part
+    if part is not None and part.limit_milli < SHARE_ONE and part.free_from_ns >= job.share.free_from_ns:
+        return tenancy.limit_wait(view, part, device, left_ns)
+    return reasons.limit_wait(view, job, device, left_ns)
 
 
 def ready(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Job]:
@@ -40,11 +53,19 @@ def choose(node: Node, device: Device, waiting: list[Job], holder: Job | None, *
     wanting = _rested(waiting if holder is None else [*waiting, holder], now=now)
     if len(wanting) == 1:
         return wanting[0]
-    owed = shares.most_owed(wanting, now=now) if device.has_shares else None
-    if owed is not None:
-        return owed
+    if device.has_shares:
+        wanting = _owed_part(wanting, now=now)
+        owed = shares.most_owed(wanting, now=now)
+        if owed is not None:
+            return owed
     picked = accounts.pick(node, wanting, now=now, on=device)
     return node.jobs[picked] if picked is not None else None
+
+
+def _owed_part(wanting: list[Job], *, now: Nanos) -> list[Job]:
+    """The jobs of the tenant that is owed a turn, if one is (N16)."""
+    part = parts.most_owed(wanting, now=now)
+    return wanting if part is None else [job for job in wanting if job.share.part is part]
 
 
 def _rested(jobs: list[Job], *, now: Nanos) -> list[Job]:
@@ -68,7 +89,7 @@ def is_sure(node: Node, holder: Job) -> bool:
 
 def newcomer(node: Node, device: Device, *, now: Nanos) -> Job | None:
     """The oldest job whose needs nobody knows, and which waits for a turn and may have it (S1)."""
-    wanting = [job for job in node.jobs_on(device) if job.memory.needs is None and node.wants_turn(job)]
+    wanting = [job for job in node.lively_on(device) if job.memory.needs is None and node.wants_turn(job)]
     wanting = [job for job in wanting if not device.has_shares or shares.may_start(job, now=now)]
     unmeasured = [job for job in wanting if job.id != device.claimant]
     return min(unmeasured, key=lambda job: (job.arrived_ns, job.id), default=None)
@@ -88,7 +109,7 @@ def has_early_rival(node: Node, holder: Job) -> bool:
         return False
     lane = node.lane_of(holder)
     return lane is not None and any(
-        node.jobs[job_id].service.is_early and node.jobs[job_id].state is WAITING for job_id in lane.jobs
+        node.jobs[job_id].service.is_early and node.jobs[job_id].state is WAITING for job_id in lane.lively
     )
 
 
@@ -102,9 +123,13 @@ def quantum_of(node: Node, holder: Job, *, now: Nanos) -> Nanos:
     if node.policy.by_length and holder.lease is not None and holder.state_since_ns > holder.lease.granted_ns:
         return min(quantum_ns, accounts.TURN_NS)  # it was measured in this turn: now it can be judged
     lane = node.lane_of(holder)
-    if lane is not None and node.device_of(holder).has_shares and _is_wanted(node, lane, now=now):
-        return min(quantum_ns, shares.SHARE_QUANTUM_NS)
-    return quantum_ns
+    if lane is None or not node.device_of(holder).has_shares:
+        return quantum_ns
+    waiting = node.waiting_in(lane)
+    if parts.is_kept_waiting(waiting, holder, now=now):
+        quantum_ns = min(quantum_ns, parts.PART_QUANTUM_NS)
+    is_wanted = any(shares.is_owed(job, now=now) for job in waiting)
+    return min(quantum_ns, shares.SHARE_QUANTUM_NS) if is_wanted else quantum_ns
 
 
 def why_quantum(node: Node, job: Job, *, now: Nanos) -> str:
@@ -122,10 +147,6 @@ def why_quantum(node: Node, job: Job, *, now: Nanos) -> str:
     return reasons.quantum(max(0, change_ns), accounts.CHANGE_PERCENT, kept_short)
 
 
-def _is_wanted(node: Node, lane: Lane, *, now: Nanos) -> bool:
-    return any(shares.is_owed(job, now=now) for job in node.waiting_in(lane))
-
-
 def look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nanos) -> Nanos:
     """How long until a holder that has had its quantum is compared again: the longer it has been preferred
     to those who wait now, the longer it will be."""
@@ -137,21 +158,43 @@ def look_after(node: Node, holder: Job, quantum: Nanos, due: Nanos, *, now: Nano
     return max(LOOK_NS_MIN, quantum // LOOK_PART, (now - max(due, newest)) // LOOK_PART)
 
 
+def unheard_until(node: Node, holder: Job, *, now: Nanos) -> Nanos | None:
+    """Until when nobody need hear that this recalled holder's turn went on; None: at once."""
+    if node.device_of(holder).has_shares or len(node.devices) > 1 or holder.lease is None:
+        return None
+    since, lane = holder.lease.recalled_ns or now, node.lane_of(holder)
+    late = now + max(LOOK_NS_MIN, now - since)  # ever later if it takes longer than usual
+    successor = node.jobs[lane.successor] if lane is not None and lane.successor is not None else holder
+    return max(late, since + (holder.service.step_ns or 0) + quantum_of(node, successor, now=now))
+
+
 def why_first(node: Node, chosen: Job, over: Job, *, now: Nanos) -> str:
     """Why one goes before the other, as a guarantee or the policy has decided."""
-    if shares.most_owed([chosen, over], now=now) is chosen:
-        return reasons.owed(chosen, node.device_of(chosen))
-    return accounts.why(node, chosen, over, now=now)
+    owed = _owed_words(node, chosen, over, now=now)
+    return owed if owed else accounts.why(node, chosen, over, now=now)
 
 
 def preference(node: Node, first: Job, second: Job, *, now: Nanos) -> str:
     """Why a guarantee or the policy puts one before the other, in its words; empty if neither does."""
-    owed = shares.most_owed([first, second], now=now)
+    owed = _owed_words(node, first, second, now=now)
     if owed is not None:
-        return reasons.owed(first, node.device_of(first)) if owed is first else ""
+        return owed
     if accounts.pick(node, [first, second], now=now) != first.id:
         return ""
     return accounts.why(node, first, second, now=now)
+
+
+def _owed_words(node: Node, first: Job, second: Job, *, now: Nanos) -> str | None:
+    """Why a guarantee puts the first before the second; empty if one puts the second first, None if none decides."""
+    if not node.device_of(first).has_shares:
+        return None
+    part = parts.most_owed([first, second], now=now)
+    if part is not None and first.share.part is not second.share.part:
+        return tenancy.owed(part, node.device_of(first)) if part is first.share.part else ""
+    owed = shares.most_owed([first, second], now=now)
+    if owed is None:
+        return None
+    return reasons.owed(first, node.device_of(first)) if owed is first else ""
 
 
 # --- turns that do not come back ----------------------------------------------------------------------------
@@ -173,7 +216,7 @@ def deadline(node: Node, job: Job) -> Nanos | None:
 
 def is_watched(node: Node, device: Device) -> bool:
     """Whether anybody wants a turn of this device, or one was recalled (perhaps for a job in the queue)."""
-    if any(job.state is BLOCKED or node.wants_turn(job) for job in node.jobs_on(device)):
+    if any(job.state is BLOCKED or node.wants_turn(job) for job in node.lively_on(device)):
         return True
     return any(job.lease is not None and job.lease.recalled_ns is not None for job in node.holders_on(device))
 
@@ -194,5 +237,6 @@ def next_looks(node: Node, device: Device, *, now: Nanos) -> list[Nanos]:
     if device.has_shares:
         for lane in device.lanes.values():
             holder_job = node.jobs[lane.holder] if lane.holder is not None else None
-            times += shares.wakeups(node.waiting_in(lane), holder_job, now=now)
+            waiting = node.waiting_in(lane)
+            times += shares.wakeups(waiting, holder_job, now=now) + parts.wakeups(waiting, holder_job, now=now)
     return times

@@ -26,7 +26,8 @@ from carpool.core.kernel.ids import SHARE_ONE, Nanos
 from carpool.core.node.effects import Effect, SetCompute
 from carpool.core.node.model import AWAY, Device, Job, JobSpec, JobState
 from carpool.core.node.node import ASKED_SHARES, Node, start_ns
-from carpool.core.node.words import reasons
+from carpool.core.node.turns import parts
+from carpool.core.node.words import tenancy
 from carpool.errors import InternalError
 from carpool.units import MS
 
@@ -89,15 +90,17 @@ def refusal(node: Node, spec: JobSpec) -> str | None:
 
 def settle(node: Node, device: Device) -> list[Effect]:
     """Give the jobs of a device their shares, and tell those that pace themselves what changed."""
+    parts.settle(node, device)
     takers = [job for job in node.jobs_on(device) if job.state is not JobState.UNMANAGED and job.state not in AWAY]
     policy = SHARE_POLICIES[node.settings.share_policy]
-    parts = split(policy, [job.spec for job in takers], node.settings.share_slots)
+    made = split(policy, [job.spec for job in takers], node.settings.share_slots)
     for job in node.jobs_on(device):
         if job.state is JobState.UNMANAGED:
             job.share.guaranteed_milli, job.share.limit_milli = 0, SHARE_ONE
-    for job, (guarantee, limit) in zip(takers, parts, strict=True):
-        job.share.guaranteed_milli, job.share.limit_milli = guarantee, limit
-    device.has_shares = any(part != (0, SHARE_ONE) for part in parts)
+    for job, (guarantee, limit) in zip(takers, made, strict=True):
+        most = job.share.part.limit_milli if job.share.part is not None else SHARE_ONE  # of all jobs of its tenant
+        job.share.guaranteed_milli, job.share.limit_milli = min(guarantee, most), min(limit, most)
+    device.has_shares = bool(device.parts) or any(part != (0, SHARE_ONE) for part in made)
     effects: list[Effect] = []
     for job in takers:
         # Beside a share, a job without a limit is held to 100 %, so that its turn can be taken back soon.
@@ -114,7 +117,7 @@ def trouble(node: Node, job: Job, guaranteed_milli: int) -> str | None:
         if device_id is not None and node.settings.share_policy == ASKED_SHARES:
             room = node.unpromised_milli(node.devices[device_id]) + job.spec.guaranteed_milli
             if guaranteed_milli > room:
-                return reasons.no_share(job, guaranteed_milli, room, device_id)
+                return tenancy.no_share(job, guaranteed_milli, room, device_id)
     return refusal(node, replace(job.spec, guaranteed_milli=guaranteed_milli))
 
 
@@ -125,6 +128,8 @@ def note_pace(job: Job, is_paced: bool) -> None:
 
 def charge_holders(node: Node, device: Device, *, now: Nanos) -> None:
     """Whoever holds a turn has had it until now."""
+    if device.parts:
+        parts.charge_holders(node, device, now=now)
     for holder in node.holders_on(device):
         if holder.service.charged_ns < now:
             charge(holder, now - holder.service.charged_ns, now=now)
@@ -133,8 +138,8 @@ def charge_holders(node: Node, device: Device, *, now: Nanos) -> None:
 def check_shares(node: Node, device: Device) -> None:
     """Assert S3, that no job is allowed less than it is guaranteed, and that the device knows of every share."""
     jobs = node.jobs_on(device)
-    parts = {(job.share.guaranteed_milli, job.share.limit_milli) for job in jobs if job.state not in AWAY}
-    if not device.has_shares and parts - {(0, SHARE_ONE)}:
+    made = {(job.share.guaranteed_milli, job.share.limit_milli) for job in jobs if job.state not in AWAY}
+    if not device.has_shares and (device.parts or made - {(0, SHARE_ONE)}):
         raise InternalError(f"a job of {device.id} has a share, and the device is said to have none")
     if sum(job.share.guaranteed_milli for job in jobs if job.state not in AWAY) > SHARE_ONE:
         raise InternalError(f"S3 broken: more than all of {device.id} is guaranteed")

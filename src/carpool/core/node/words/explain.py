@@ -71,7 +71,7 @@ def turn_reason(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     if not node.may_run(job):
         return reasons.uncovered(job, device)
     if device.has_shares and start_ns(job) > now:
-        return reasons.limit_wait(view, job, device, start_ns(job) - now)
+        return choice.why_limited(device, job, view, start_ns(job) - now)
     measured = next((other for other in node.holders_on(device) if other.state is JobState.PROFILING), None)
     if measured is not None and lane is not None:
         return reasons.profiling_wait(view, measured, lane.id)

@@ -6,6 +6,7 @@ from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Why, took_no_turns
 from carpool.core.node.settings import Settings
+from carpool.core.node.words.tenancy import no_share as no_share
 from carpool.core.policies.view import JobView
 from carpool.units import SECOND, format_bytes, format_ns, format_share
 
@@ -74,13 +75,6 @@ def compute_wait(job: Job, left_milli: int, device: Device) -> str:
         f"waits for compute: it asks for {format_share(job.spec.guaranteed_milli)} of a device, and"
         f" {format_share(left_milli)} of {device.id} is not promised to others; starts when one of them"
         f" ends, or with less: carpool resize {job.id} --compute SHARE"
-    )
-
-
-def no_share(job: Job, wanted_milli: int, left_milli: int, device: DeviceId) -> str:
-    return (
-        f"job {job.id} cannot have {format_share(wanted_milli)} of {device}: {format_share(left_milli)} of it is not"
-        " promised to others; ask for less, or give another job less: carpool resize JOB --compute SHARE"
     )
 
 

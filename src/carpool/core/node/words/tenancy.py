@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.core.kernel.ids import DeviceId, TenantId
-from carpool.core.node.model import JobSpec
+from carpool.core.kernel.ids import DeviceId, Nanos, TenantId
+from carpool.core.node.model import Device, Job, JobSpec, Part
 from carpool.core.node.settings import TenantTerms
-from carpool.units import format_bytes, format_share
+from carpool.core.policies.view import JobView
+from carpool.units import format_bytes, format_ns, format_share
 
 NO_GUARANTEE_FOR_ALL = (
     "a part of a device cannot be guaranteed to all tenants that are not named: nobody knows how many there will be;"
@@ -79,6 +80,28 @@ def above_ceiling(spec: JobSpec, ceiling: int) -> str:
 
 
 # --- why a job waits -----------------------------------------------------------------------------------------
+
+
+def no_share(job: Job, wanted_milli: int, left_milli: int, device: DeviceId) -> str:
+    return (
+        f"job {job.id} cannot have {format_share(wanted_milli)} of {device}: {format_share(left_milli)} of it is not"
+        " promised to others; ask for less, or give another job less: carpool resize JOB --compute SHARE"
+    )
+
+
+def owed(part: Part, device: Device) -> str:
+    return f"tenant {part.tenant} is owed its {format_share(part.guaranteed_milli)} of {device.id}"
+
+
+def over_limit(part: Part, device: Device) -> str:
+    return f"tenant {part.tenant} has had its {format_share(part.limit_milli)} of {device.id}"
+
+
+def limit_wait(view: JobView, part: Part, device: Device, left_ns: Nanos) -> str:
+    return (
+        f"waits {format_ns(view.waited_ns)}: tenant {part.tenant} has had the {format_share(part.limit_milli)} of"
+        f" {device.id} that it may have; its next turn is due in {format_ns(left_ns)}"
+    )
 
 
 def jobs_wait(tenant: TenantId, started: int, most: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
 from carpool.core.node.model import JobState, Needs, Order, Why
+from carpool.core.node.settings import TenantTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class JobPicture:
     change_ns: Nanos | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: Nanos | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    borrowed_ns: Nanos = 0  # of its device time: as much of whole devices as was lent by other tenants
     user: str = ""  # whose it is; empty where only one account is served
     orders: tuple[Order, ...] = ()  # what people ordered about it, the newest last
 
@@ -76,6 +78,18 @@ class DevicePicture:
     live_bytes: int
     claimant: JobId | None  # for whom others are being parked
     lanes: tuple[LanePicture, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantPicture:
+    """One tenant as people see it: what is said of it, and what it has, lends and borrows on all devices."""
+
+    id: TenantId
+    terms: TenantTerms
+    jobs: int  # started and not over
+    promised_bytes: int
+    lent_ns: Nanos  # of whole devices, since the scheduler began
+    borrowed_ns: Nanos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

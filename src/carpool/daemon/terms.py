@@ -1,0 +1,46 @@
+"""What a new configuration says of tenants, told to the core while jobs run: what changed, and nothing else.
+
+What an admin said since with a command stands until the configuration says something new of the same tenant.
+"""
+
+from __future__ import annotations
+
+from carpool.core.kernel.ids import TenantId
+from carpool.core.node.events import TenantSet
+from carpool.core.node.settings import TenantTerms
+from carpool.core.node.terms import EVERYBODY
+from carpool.daemon.driver import Driver
+from carpool.daemon.settings_file import MachineSettings
+
+Said = dict[TenantId, TenantTerms]
+
+
+class ChangedTerms:
+    """Hears of every new configuration."""
+
+    def __init__(self, driver: Driver, settings: MachineSettings) -> None:
+        self._driver = driver
+        self._said = said_in(settings)
+
+    def take(self, settings: MachineSettings, by: str) -> None:
+        """Tell the core what is said anew."""
+        before, self._said = self._said, said_in(settings)
+        for event in changes(before, self._said, by=by):
+            self._driver.tell(event)
+
+
+def said_in(settings: MachineSettings) -> Said:
+    """What is said of each tenant, and of all others."""
+    named = {TenantId(name): tenant.terms() for name, tenant in settings.tenants.items()}
+    return {**named, EVERYBODY: settings.tenant_defaults.terms()}
+
+
+def changes(before: Said, after: Said, *, by: str) -> list[TenantSet]:
+    """Smaller guarantees first: at no moment more than the whole is guaranteed."""
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+    def grows(name: TenantId) -> int:
+        had, has = before.get(name), after.get(name)
+        return (has.guaranteed_milli if has else 0) - (had.guaranteed_milli if had else 0)
+
+    return [TenantSet(tenant=name, terms=after.get(name), by=by) for name in sorted(changed, key=grows)]
