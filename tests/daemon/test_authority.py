@@ -15,6 +15,7 @@ from carpool import client as client_module
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.core.node.model import JobSpec
 from carpool.daemon import authority as authority_module
+from carpool.daemon import records
 from carpool.daemon.authority import HIDDEN, VERBS, Authority, Right
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
@@ -56,7 +57,7 @@ def machine(*live: LiveJob, **said: Any) -> Authority:
 
 def verbs_taken() -> set[str]:
     """Every verb for which some part of the daemon has a case or a comparison."""
-    found = set()
+    found: set[object] = set(records.VERBS)
     for path in DAEMON.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Match) and ast.unparse(node.subject).endswith("verb"):
@@ -172,12 +173,25 @@ def answered(uid: int | None, **more: Any) -> calls.Job:
         orders=[calls.Order(verb="suspended", by="eve", after_ns=1)],
         processes=[calls.Process(pid=11)],
         orphans=[12],
+        container="a1b2c3",
     )
     return msgspec.structs.replace(job, **more)
 
 
 HIDES = ("argv", "unwritable", "limit_loss", "start")
-HIDES_NAMES = (*HIDES, "name", "user", "uid", "tenant", "pids", "processes", "orphans", "orders", "reason")
+HIDES_NAMES = (
+    *HIDES,
+    "name",
+    "user",
+    "uid",
+    "tenant",
+    "pids",
+    "processes",
+    "orphans",
+    "container",
+    "orders",
+    "reason",
+)
 
 
 def differing(before: calls.Job, after: calls.Job) -> set[str]:
@@ -235,7 +249,7 @@ JUDGED = {
         "device_ns",
         "processes",
     ),
-    *("orphans", "refusals"),
+    *("orphans", "refusals", "container"),
 }
 
 

@@ -103,7 +103,7 @@ def test_the_timer_that_looks_tells_the_core_what_the_page_says(tmp_path: Path) 
             JobPicture,
             calls.Job,
             {"pids", "argv", "gradient_bytes", "device_ns", "processes", "orphans"}
-            | {"unwritable", "limit_loss", "refusals", "start", "uid"},
+            | {"unwritable", "limit_loss", "refusals", "start", "container", "uid"},
         ),
         (LanePicture, calls.Lane, set()),
         (DevicePicture, calls.Device, set()),

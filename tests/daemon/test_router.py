@@ -11,6 +11,7 @@ import pytest
 from carpool.daemon import members as members_module
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
@@ -48,6 +49,7 @@ def router(members: object, runners: object) -> Router:
         authority=Authority({}),
         members=cast(Members, members),
         runners=cast(Runners, runners),
+        joining=cast(Joining, nobody),
         queries=cast(Queries, nobody),
         orders=cast(Orders, nobody),
         stream=cast(ChangeStream, nobody),

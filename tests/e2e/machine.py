@@ -121,7 +121,7 @@ class Population:
 
     def remove(self) -> None:
         for login in self.logins.values():
-            _remove_user(login)
+            remove_user(login)
         shutil.rmtree(self.home, ignore_errors=True)
         self.python.remove()
 
@@ -131,7 +131,8 @@ def _do(*words: str) -> None:
     assert done.returncode == 0, (words, done.stderr)
 
 
-def _remove_user(login: str) -> None:
+def remove_user(login: str) -> None:
+    """Remove an account that a test made, with its processes and its group."""
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(login).pw_uid
         for pid in _processes_of(uid):
@@ -156,7 +157,7 @@ def _remove_forgotten() -> None:
     for user in pwd.getpwall():
         match = _OURS.fullmatch(user.pw_name)
         if match and not is_alive(int(match[1])):
-            _remove_user(user.pw_name)
+            remove_user(user.pw_name)
 
 
 class Person:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carpool.daemon.settings_file import parse_settings
-from tests.e2e.machine import Machine
+from tests.e2e.machine import Machine, Population, remove_user
 from tests.e2e.node import PATIENCE, Ended, is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+CAP_SETUID = 1 << 7
 
 
 def system(machine: Machine, *words: str) -> Ended:
@@ -150,3 +155,37 @@ def test_options_of_an_own_daemon_are_refused_for_the_machines(machine: Machine)
     assert done.code == 2 and f"goes by {machine.places.settings}" in done.err
     done = machine.people["ana"].carpool("daemon", "start")
     assert done.code == 0 and "serves all users of this machine already" in done.err
+
+
+@pytest.fixture
+def account(population: Population) -> Iterator[str]:
+    """A service account that nobody has made yet."""
+    login = f"cp_t{os.getpid()}_service"
+    yield login
+    remove_user(login)
+
+
+def test_as_a_service_account_it_runs_programs_of_all_and_submit_says_what_it_needs_i27(
+    machine: Machine, account: str
+) -> None:
+    installed(machine, "--user", account)
+    facts = asked(machine, "status")
+    assert (facts["owner"], facts["is_running"]) == (account, True)
+    uid = pwd.getpwnam(account).pw_uid
+    assert Path(f"/proc/{facts['pid']}").stat().st_uid == uid
+    status = Path(f"/proc/{facts['pid']}/status").read_text()
+    rights = {
+        line.partition(":")[0]: int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")
+    }
+    assert rights["CapAmb"] == 0 and rights["CapEff"] & CAP_SETUID == 0 == rights["CapBnd"] & CAP_SETUID, rights
+    ana = machine.people["ana"]
+    done = ana.run("plain_loop.py", "--steps", "30", options=("--name", "hers")).wait()
+    assert done.code == 0, done.err
+    job = machine.job("hers")
+    assert (job["state"], job["user"], job["steps"]) == ("finished", ana.login, 30)
+    done = ana.carpool("submit", "--", "true")
+    assert done.code == 1 and "need a daemon of root" in done.err
+    assert "carpool run, which works for all" in done.err
+    assert system(machine, "restart").code == 0, "root starts it as that account again"
+    assert Path(f"/proc/{machine.status()['pid']}").stat().st_uid == uid
+    assert system(machine, "uninstall").code == 0

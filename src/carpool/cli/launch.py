@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 START_SECONDS = 20.0
 RACE_SECONDS = 1.0  # the daemon of another start that holds the lock may not listen yet
 DISK_MIN_BYTES = 4096
+# Of a service account: to give users their files, to read what their programs write, to see and end their processes.
+RIGHTS = ("chown", "dac_override", "fowner", "kill", "sys_ptrace")
 
 
 def start_daemon(places: Places, config: DaemonConfig, *, is_brought_back: bool = False) -> bool:
@@ -90,24 +92,27 @@ def _spawn(places: Places, words: list[str], owner: int | None) -> subprocess.Po
         environment["CARPOOL_ROOT"] = str(places.root)
     with open(places.state / "daemon.err", "wb", opener=_private) as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "carpool.daemon.main", *words],
+            _as_account(owner, [sys.executable, "-m", "carpool.daemon.main", *words]),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             start_new_session=True,
             cwd="/",
             env=environment,
-            **_account(owner),
         )
 
 
-def _account(owner: int | None) -> dict[str, Any]:
-    """What makes a process one of that account; nothing if it is ours."""
+def _as_account(owner: int | None, words: list[str]) -> list[str]:
+    """The command that runs these words as that account, with the rights a daemon of all users needs."""
     if owner in (None, os.geteuid()):
-        return {}
-    entry = pwd.getpwuid(owner)
-    groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    return {"user": owner, "group": entry.pw_gid, "extra_groups": groups}
+        return words
+    if shutil.which("setpriv") is None:
+        raise RefusedError("setpriv (util-linux) is missing, which starts the daemon as another account than root")
+    rights = ",".join(f"+{right}" for right in RIGHTS)
+    group = pwd.getpwuid(owner).pw_gid
+    who = [f"--reuid={owner}", f"--regid={group}", "--init-groups"]
+    kept = [f"--bounding-set=-all,{rights}", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    return ["setpriv", *who, *kept, *words]
 
 
 def _private(path: str, flags: int) -> int:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import carpool
-from carpool.cli.launch import start_machine
+from carpool.cli.launch import RIGHTS, start_machine
 from carpool.client import Client
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.daemon.settings_text import settings_text
@@ -74,7 +74,9 @@ def unit_text(places: Places, *, user: str) -> str:
     if places.root != Path("/"):
         lines.append(f"Environment=CARPOOL_ROOT={places.root}")
     if user:
-        lines += [f"User={user}", f"ExecStartPre=+/usr/bin/install -d -m 0755 -o {user} {places.run}"]
+        rights = " ".join(f"CAP_{right.upper()}" for right in RIGHTS)
+        lines += [f"User={user}", f"AmbientCapabilities={rights}", f"CapabilityBoundingSet={rights}"]
+        lines.append(f"ExecStartPre=+/usr/bin/install -d -m 0755 -o {user} {places.run}")
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
 
 

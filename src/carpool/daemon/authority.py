@@ -33,6 +33,7 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import ROOT, user_of
 from carpool.daemon.settings_file import Access
 from carpool.errors import RefusedError, UsageError
+from carpool.journal import questions
 
 HIDDEN = "another user"  # in place of a name that is not to be known
 
@@ -50,7 +51,10 @@ VERBS: Mapping[str, Right] = {
     "ps": Right.ANYONE,
     "job": Right.ANYONE,
     "changes": Right.ANYONE,
+    "usage": Right.ANYONE,
+    "history": Right.ANYONE,
     "submit": Right.ANYONE,
+    "join": Right.ANYONE,
     "cancel": Right.OWNER,
     "suspend": Right.OWNER,
     "resume": Right.OWNER,
@@ -148,6 +152,11 @@ class Authority:
             case _:  # answers to orders: whoever may give them may see them
                 return answer
 
+    def past_sight(self, uid: int) -> questions.Sight:
+        """Whose names of the past this user sees."""
+        name = user_of(uid).name
+        return questions.Sight(sees_all=self.sees_names(uid), user=name, tenants=frozenset({name}))
+
     def _hidden_from(self, uid: int) -> set[str]:
         """The names of others that a sentence may have."""
         if not self.is_private:
@@ -190,6 +199,7 @@ class Sight:
             pids=[],
             processes=[],
             orphans=[],
+            container="",
             orders=[],
             reason=self.words(job.reason),
         )

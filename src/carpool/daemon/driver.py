@@ -300,7 +300,12 @@ class Driver:
             if account.row == "turn" or not is_noted:
                 live.noted_ns, live.noted_orders = account.row_since_ns, account.orders
                 changed[job_id] = account
-        self.journal.note_accounts(changed, now=now)
+        self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
+
+    def book(self) -> None:
+        """Have what happened until now in the accounts, unless that was done a moment ago."""
+        if self._account_in_seconds() <= 0:
+            self.note_accounts()
 
     def judge_pages(self, jobs: Iterable[JobId]) -> None:
         """A program that spoilt its page has spoilt it for its own job only: that one goes on outside the turns."""

@@ -32,6 +32,10 @@ from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 LOOK_SECONDS = 0.5  # after a program's start, and between the two looks of I8; a loader needs milliseconds
+JOINED_LATE = (
+    "it ran already when it joined, and carpool's library gets into a program at its start only; start it with the"
+    " variables of carpool adopt"
+)
 OTHER_RIGHTS = "it runs with other rights than the daemon's, and its loader takes no libraries from you"
 
 
@@ -83,7 +87,8 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                found[pid] = live.unlimited.get(pid) or why_without(pid, library, self._places.run)
+                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                found[pid] = live.unlimited.get(pid) or why
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)

@@ -27,6 +27,7 @@ from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
+from carpool.daemon.joining import Joining
 from carpool.daemon.knocks import KnockSocket
 from carpool.daemon.limits import Limits
 from carpool.daemon.log_file import LogFile
@@ -36,6 +37,7 @@ from carpool.daemon.programs import Programs
 from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
+from carpool.daemon.rights import keep_rights
 from carpool.daemon.router import Router
 from carpool.daemon.runners import Runners
 from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
@@ -98,6 +100,10 @@ def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Rou
     programs = Programs(driver, parts.limits)
     starter.on_runner_gone = programs.end_if_dead
     registry = Registry(driver, starter, programs, authority, parts.allowances)
+    joining = Joining(driver, programs, registry)
+    registry.on_unentered = joining.wait_first
+    members = Members(driver, starter.places, authority)
+    members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
@@ -123,8 +129,9 @@ def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Rou
     bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
-        members=Members(driver, starter.places, authority),
+        members=members,
         runners=Runners(driver, starter, programs, registry, authority),
+        joining=joining,
         queries=queries,
         orders=orders,
         stream=parts.stream,
@@ -273,6 +280,7 @@ def _main() -> int:
         for directory in places.directories():
             make_directory(places, directory)
         if places.is_machine:
+            keep_rights()
             hold_ups.begin()
         is_brought_back = sys.argv[2:] == [BROUGHT_BACK]
         sign = make_sign(run=places.run, state=places.state, is_brought_back=is_brought_back)

@@ -284,6 +284,31 @@ def mapped_files(pid: int) -> set[str]:
     return {os.fsdecode(path.removesuffix(b" (deleted)")) for path in paths}
 
 
+def maps(pid: int, path: str) -> bool:
+    """Whether a process has this file mapped, under whatever name it sees it."""
+    try:
+        facts = Path(path).lstat()
+    except OSError:
+        return False
+    mark = f" {os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x} {facts.st_ino} ".encode()
+    return mark in _read(pid, "maps", is_large=True)
+
+
+def with_file(path: str, user: int) -> set[int]:
+    """Every living process of this user that has the file mapped, but for this one. A look takes 0.1 ms for each
+    process of that user, and 5 µs for each other one."""
+    return {
+        pid for pid in _all_pids() if pid != os.getpid() and is_of(pid, user) and maps(pid, path) and is_alive(pid)
+    }
+
+
+def acts_as(pid: int) -> tuple[int, int]:
+    """The user and group as which a process acts; -1 for both if it is gone."""
+    said = status_of(pid)
+    found = [said.get(name, b"").split() for name in (b"Uid", b"Gid")]
+    return (int(found[0][1]), int(found[1][1])) if all(found) else (-1, -1)
+
+
 def resident_bytes(pid: int) -> int:
     """The memory that a process has in use, also what it shares with others; 0 if it is gone."""
     fields = _read(pid, "statm").split()

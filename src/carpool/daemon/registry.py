@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
-from carpool.daemon.jobs import LiveJob, is_parked, is_underway
+from carpool.daemon.jobs import LiveJob, forks_of, is_parked, is_underway
 from carpool.daemon.people import Caller, user_of
 from carpool.daemon.programs import Programs
 from carpool.daemon.progress import adopted
@@ -53,6 +53,7 @@ class Registry:
         self._programs = programs
         self._authority = authority
         self._allowances = allowances  # of the users of a machine; None: it serves one user
+        self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
         self._number = driver.journal.last_number()
         if not self._places.is_machine:
@@ -154,9 +155,11 @@ class Registry:
             self._number = max(self._number, file.number)
             was_started, end = live.learn_start(), live.learn_end()
             may_run = file.device and not is_after_boot and not _is_closed(end)
-            if may_run and is_underway(file, inside[file.uid].get(live.page_path, ())):
+            if may_run and is_underway(file, inside[file.uid].get(live.page_path) or forks_of(live)):
                 self._adopt_running(live)
             elif was_started or end is not None:
+                if end is None and file.is_joined:  # nobody writes down how it ended
+                    end = End(code=0, reason="it ended while no daemon ran; its exit code is not known")
                 self._driver.note_lost(live, end)  # never again: a program runs once
             elif file.environment is not None:
                 file.device = ""
@@ -200,6 +203,8 @@ class Registry:
             self._driver.tell(JobDetached(job=live.id, reason=live.file.detached))
         if live.file.child_pid:
             self._programs.watch(live, live.file.child_pid)
+        elif live.file.is_joined:
+            self.on_unentered(live)
         else:
             self._starter.watch_runner(live)
 

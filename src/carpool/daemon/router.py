@@ -13,10 +13,13 @@ from carpool.daemon import moments, processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority, Right
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
 from carpool.daemon.queries import Queries
+from carpool.daemon.records import VERBS as RECORDS
+from carpool.daemon.records import Records
 from carpool.daemon.runners import Runners
 from carpool.daemon.stream import ChangeStream
 from carpool.errors import CarpoolError, PeerError
@@ -32,6 +35,7 @@ class Router:
         *,
         members: Members,
         runners: Runners,
+        joining: Joining,
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
@@ -41,10 +45,12 @@ class Router:
         self._driver = driver
         self._members = members
         self._runners = runners
+        self._joining = joining
         self._queries = queries
         self._orders = orders
         self._stream = stream
         self._authority = authority
+        self._records = Records(driver)
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
 
@@ -92,6 +98,7 @@ class Router:
     def on_lost(self, peer: Connection) -> None:
         self._silent.pop(peer, None)
         self._stream.drop(peer)
+        self._joining.drop(peer)
         self._driver.collect()
         live, member = peer.job, peer.member
         peer.job = peer.member = None
@@ -121,6 +128,12 @@ class Router:
                 return
             if message.verb == "flush":
                 self._flush(peer)
+                return
+            if message.verb == "join":
+                self._joining.join(peer, arguments)
+                return
+            if message.verb in RECORDS:
+                self._records.answer(peer, message.verb, arguments, self._authority.past_sight(peer.uid))
                 return
             answer = self._queries.answer(message.verb, arguments, uid=peer.uid)
             if answer is None:

@@ -163,6 +163,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
             "orphans": live.living_orphans(),
             "limit_loss": limit_loss(live),
             "start": live.how_it_started(),
+            "container": live.file.container,
             "reason": "; ".join(filter(None, (orphanage(live), picture.reason))),
         }
     return msgspec.convert(facts, calls.Job)

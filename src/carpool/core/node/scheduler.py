@@ -11,7 +11,7 @@ plain hand-over of a turn touches nothing.
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.node import accounts, adoption, endings, lifecycle, tenants
 from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
@@ -72,8 +72,7 @@ class Scheduler:
         while True:
             effects += self._settle(now) if is_touched else []
             effects += self._let_leave(now)
-            is_touched = self._has_vain_claim(now)
-            if not is_touched:
+            if not (is_touched := self._has_vain_claim(now)):
                 break
         effects += self._dispatch(now)
         return effects + self._tell_lanes() if may_change_lanes else effects
@@ -205,6 +204,10 @@ class Scheduler:
     def tenants(self, *, now: Nanos) -> tuple[TenantPicture, ...]:
         """All tenants of whom something is said or who have jobs here, with what they have, lend and borrow."""
         return tenant_pictures.picture_tenants(self._node, now=now)
+
+    def lent(self, *, now: Nanos) -> dict[TenantId, Nanos]:
+        """What each tenant has lent of its guaranteed part until now, on all devices; empty where nobody has one."""
+        return parts.lent_ns(self._node, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
