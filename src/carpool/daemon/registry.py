@@ -55,6 +55,7 @@ class Registry:
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
+        self._awaited: dict[str, int] = {}  # ids of queued jobs whose runners come back, and whose they are
         self._number = driver.journal.last_number()
         if not self._places.is_machine:
             self._number = max(self._number, last_logged(self._places.logs))
@@ -71,13 +72,16 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
-        if self._allowances is not None:
+        if self._places.is_machine and not self._comes_back(wanted_id, caller.uid):
+            wanted_id = ""
+        if self._allowances is not None and not wanted_id:  # else it was let in before
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
-        said, is_private = spec_said(spec_body), self._authority.is_private
+        said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
-        self._number += 1
-        job_id = JobId(wanted_id or f"{'job' if is_private else _slug(spec.name)}-{self._number}")
-        self._check_id(job_id, caller)
+        is_private = self._authority.is_private
+        job_id = JobId(wanted_id or self._new_id("job" if is_private else spec.name))
+        if not _IS_ID.fullmatch(job_id):
+            raise UsageError(f"'{job_id}' cannot be the id of a job")
         name, spec = (spec.name, replace(spec, name=job_id)) if is_private else ("", spec)
         is_for_others = environment is not None and self._places.is_machine
         standing = standing_of(caller) if is_for_others else None
@@ -97,24 +101,24 @@ class Registry:
             warm=said.warm,
         )
         live = LiveJob(id=job_id, directory=directory, kept=kept, file=file)
-        try:
-            live.make_directories()
-            live.save()
-        except BaseException as error:
-            live.remove()
-            if isinstance(error, OSError):
-                raise RefusedError(unwritten(f"the files of job {job_id}", kept.parent, error)) from error
-            raise
+        _write_new(live)
         self._driver.jobs[job_id] = live
         return live
 
-    def _check_id(self, job_id: JobId, caller: Caller) -> None:
-        """A runner that comes back says which job it had; no other user's becomes its own by that (I33)."""
-        if not _IS_ID.fullmatch(job_id):
-            raise UsageError(f"'{job_id}' cannot be the id of a job")
-        owner = self._driver.journal.owner_of(job_id)
-        if owner is not None and owner != caller.uid:
-            raise RefusedError(f"job {job_id} was another user's; start the program anew")
+    def _new_id(self, name: str) -> str:
+        while True:
+            self._number += 1
+            found = f"{_slug(name)}-{self._number}"
+            if found not in self._driver.jobs:  # a runner that came back may have named one of another daemon's
+                return found
+
+    def _comes_back(self, wanted_id: str, user: int) -> bool:
+        """Whether a runner of this user may have this id: an earlier daemon gave it to him. On a machine nobody gets
+        an id by naming it, or he could keep somebody else's job from coming back."""
+        is_his = bool(wanted_id) and self._awaited.get(wanted_id) == user
+        if is_his:
+            del self._awaited[wanted_id]
+        return is_his
 
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
@@ -167,6 +171,7 @@ class Registry:
                 account = self._driver.journal.account_of(live.id)
                 self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
+                self._awaited[live.id] = file.uid
                 live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _remove_left(self) -> None:
@@ -207,6 +212,18 @@ class Registry:
             self.on_unentered(live)
         else:
             self._starter.watch_runner(live)
+
+
+def _write_new(live: LiveJob) -> None:
+    """Make its directories and its file, or none of them; RefusedError where the disk does not take them."""
+    try:
+        live.make_directories()
+        live.save()
+    except BaseException as error:
+        live.remove()
+        if isinstance(error, OSError):
+            raise RefusedError(unwritten(f"the files of job {live.id}", live.kept.parent, error)) from error
+        raise
 
 
 def last_logged(logs: Path) -> int:

@@ -62,7 +62,7 @@ class Reload:
             access=msgspec.structs.replace(wanted.access, group=access.group),
         )
         config = msgspec.structs.replace(before.config, **live).with_host_memory()
-        self._driver.tell(SettingsChanged(settings=config.settings(), by=by))
+        self._driver.tell(SettingsChanged(settings=settings.node_settings(config), by=by))
         self._in_force.settings, self._in_force.config = settings, config
         for tell in self.on_change:
             tell(settings, by)

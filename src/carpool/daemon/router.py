@@ -113,9 +113,15 @@ class Router:
     def _speaks_this_version(self, peer: Connection, version: str, protocol: int) -> bool:
         if protocol == m.PROTOCOL:
             return True
+        how = "carpool daemon stop, then carpool daemon start"
+        how = (
+            "an admin restarts it: sudo carpool system restart"
+            if self._allowances is not None
+            else f"restart it: {how}"
+        )
         reason = (
             f"the daemon is carpool {__version__} (protocol {m.PROTOCOL}), this is {version} (protocol {protocol});"
-            " restart it: carpool daemon stop, then carpool daemon start"
+            f" {how}"
         )
         peer.send(m.Refuse(reason=reason))
         return False

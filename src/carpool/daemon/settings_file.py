@@ -48,10 +48,9 @@ class UserLimits(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0  # that are not over, queued ones too
     queued: int = 1000  # that wait to be started
     log_size: str = "1GiB"  # of all logs together
-    park_size: str = ""  # of all parked jobs together
     run_size: str = "64MiB"  # of what programs write beside their pages
     processes: int = 4096  # of all jobs together
-    hog: str = ""  # a job that keeps its turn so long is ended
+    hog: str = "10m"  # a job that keeps another tenant's waiting so long, and does not give its turn back, is ended
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +100,12 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     def node_settings(self, config: DaemonConfig) -> Settings:
         """What the core is told at its start: this configuration, with the terms of the tenants."""
         tenants = {TenantId(name): tenant.terms() for name, tenant in self.tenants.items()}
-        return replace(config.settings(), tenants=tenants, tenant_default=self.tenant_defaults.terms())
+        return replace(
+            config.settings(),
+            tenants=tenants,
+            tenant_default=self.tenant_defaults.terms(),
+            hog_end_ns=parse_duration_ns(self.limits.hog) if self.limits.hog else None,
+        )
 
 
 def load_settings(path: Path) -> MachineSettings:
@@ -208,7 +212,7 @@ def _check_limits(limits: UserLimits) -> None:
     for key in ("connections", "jobs", "queued", "processes"):
         if getattr(limits, key) < 0:
             raise UsageError(f"[limits] {key} = {getattr(limits, key)}: say how many at most, or 0 for no limit")
-    for key in ("log_size", "park_size", "run_size"):
+    for key in ("log_size", "run_size"):
         _parsed("limits", key, getattr(limits, key), parse_bytes)
     _parsed("limits", "hog", limits.hog, parse_duration_ns)
 

@@ -366,11 +366,6 @@ class Journal:
         newest = heapq.nlargest(limit, self._jobs.values(), key=lambda job: job.number)
         return [json.loads(job.body) for job in reversed(newest)]
 
-    def owner_of(self, job: str) -> int | None:
-        """Whose job of this id was, if it is over and that is known."""
-        known = self._jobs.get(job)
-        return known.uid if known is not None else None
-
     def find_ended(
         self, wanted: str, *, uid: int | None = None, knows_names: bool = True
     ) -> dict[str, object] | None:
