@@ -1,4 +1,4 @@
-"""`carpool.Client`: the daemon of this user, from Python. docs/python.md shows it at work.
+"""`carpool.Client`: the daemon that this user's commands use, from Python. docs/python.md shows it at work.
 
 Each call is one connection to the daemon's socket: it asks, reads one answer (calls.py) and closes. What goes wrong
 is an error of `carpool.errors` with a sentence: UnreachableError (a PeerError) where no daemon answers, or one of
@@ -191,7 +191,7 @@ class Changes:
 
 
 class Client:
-    """The daemon of this user, or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
+    """The daemon that commands use (I20), or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, places: Places | None = None) -> None:
         if places is None:
