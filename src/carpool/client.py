@@ -84,6 +84,14 @@ def _woken(places: Places, error: OSError) -> socket.socket:
     raise UnreachableError(f"{who} answers at {places.socket} ({_said(error)}); {start}") from error
 
 
+def from_json(body: bytes) -> object:
+    """What to_json made, or another writer; ValueError for what is no JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except ValueError:
+        return json.loads(body)
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
@@ -105,7 +113,7 @@ class DaemonSocket:
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
         length = framing.body_length(head, reply_max=REPLY_MAX)
-        return framing.decode(head, self._read(length) if length else b"", loads=calls.from_json)
+        return framing.decode(head, self._read(length) if length else b"", loads=from_json)
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether something comes within this time; nothing is read."""

@@ -224,3 +224,35 @@ def test_nobody_gets_the_id_of_a_job_by_naming_it(machine: Machine) -> None:
         done = machine.people["eve"].start(python, "-c", CLAIMS_AN_ID, wanted).wait()
         assert done.code == 0 and done.lines[0].startswith("hers-"), (wanted, done)
     assert machine.people["ana"].run("true", options=["--name", "ana"]).wait().code == 0
+
+
+def test_a_queued_job_runs_as_its_user_after_the_machine_was_started_anew(machine: Machine) -> None:
+    """Then /run is empty, and nothing runs any more: what is kept of the job is all there is."""
+    machine.start_machine()
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    full = [ben.run("sleep", "1000", options=["--name", f"sleep{number}"]) for number in range(4)]
+    for number in range(len(full)):
+        runs(machine, f"sleep{number}")
+    ana.submit("id", "-u", options=["--name", "late", "--memory", "3GiB"])
+    assert machine.state("late") == "queued"
+    machine.kill_daemon()
+    for job in full:
+        os.kill(job.pid, signal.SIGKILL)
+    for pid in machine.processes():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not machine.processes(), "nothing runs")
+    shutil.rmtree(machine.places.run)
+    machine.start_machine()
+    assert machine.wait_state("late", "finished", "failed")["state"] == "finished"
+    assert ana.carpool("logs", "late").lines[-1] == str(ana.uid)
+    for number in range(len(full)):
+        machine.wait_state(f"sleep{number}", "failed")
+
+
+def test_programs_start_cold_under_the_machines_daemon_and_are_told_why(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    done = ana.run("plain_loop.py", "--steps", "3", options=["--name", "cold", "--warm"]).wait()
+    assert done.code == 0, done.err
+    found = machine.wait_state("cold", "finished")
+    assert found["start"] == "cold: the machine's daemon keeps no warm parents"

@@ -9,6 +9,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from carpool.calls import Inherited
@@ -17,6 +18,7 @@ from carpool.core.node.events import JobDetached, JobSubmitted
 from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
 from carpool.daemon.allowances import Allowances
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, forks_of, is_parked, is_underway
@@ -39,11 +41,17 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 class Registry:
     def __init__(
-        self, driver: Driver, starter: Starter, programs: Programs, allowances: Allowances | None = None
+        self,
+        driver: Driver,
+        starter: Starter,
+        programs: Programs,
+        authority: Authority,
+        allowances: Allowances | None = None,
     ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._authority = authority
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
@@ -70,9 +78,11 @@ class Registry:
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
-        job_id = JobId(wanted_id or self._new_id(spec.name))
+        is_private = self._authority.is_private
+        job_id = JobId(wanted_id or self._new_id("job" if is_private else spec.name))
         if not _IS_ID.fullmatch(job_id):
             raise UsageError(f"'{job_id}' cannot be the id of a job")
+        name, spec = (spec.name, replace(spec, name=job_id)) if is_private else ("", spec)
         is_for_others = environment is not None and self._places.is_machine
         standing = standing_of(caller) if is_for_others else None
         directory, kept = self._directories(job_id)
@@ -80,6 +90,7 @@ class Registry:
             job=job_id,
             number=self._number,
             spec=spec,
+            name=name,
             uid=caller.uid,
             argv=argv,
             cwd=cwd,
@@ -90,14 +101,7 @@ class Registry:
             warm=said.warm,
         )
         live = LiveJob(id=job_id, directory=directory, kept=kept, file=file)
-        try:
-            live.make_directories()
-            live.save()
-        except BaseException as error:
-            live.remove()
-            if isinstance(error, OSError):
-                raise RefusedError(unwritten(f"the files of job {job_id}", kept.parent, error)) from error
-            raise
+        _write_new(live)
         self._driver.jobs[job_id] = live
         return live
 
@@ -208,6 +212,18 @@ class Registry:
             self.on_unentered(live)
         else:
             self._starter.watch_runner(live)
+
+
+def _write_new(live: LiveJob) -> None:
+    """Make its directories and its file, or none of them; RefusedError where the disk does not take them."""
+    try:
+        live.make_directories()
+        live.save()
+    except BaseException as error:
+        live.remove()
+        if isinstance(error, OSError):
+            raise RefusedError(unwritten(f"the files of job {live.id}", live.kept.parent, error)) from error
+        raise
 
 
 def last_logged(logs: Path) -> int:
