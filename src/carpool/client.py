@@ -1,4 +1,4 @@
-"""`carpool.Client`: the daemon of this user, from Python. docs/python.md shows it at work.
+"""`carpool.Client`: the daemon that this user's commands use, from Python. docs/python.md shows it at work.
 
 Each call is one connection to the daemon's socket: it asks, reads one answer (calls.py) and closes. What goes wrong
 is an error of `carpool.errors` with a sentence: UnreachableError (a PeerError) where no daemon answers, or one of
@@ -102,6 +102,14 @@ def _woken(places: Places, error: OSError) -> socket.socket:
     raise UnreachableError(f"{who} answers at {places.socket} ({_said(error)}); {start}") from error
 
 
+def from_json(body: bytes) -> object:
+    """What to_json made, or another writer; ValueError for what is no JSON."""
+    if len(body) >= LONG_BYTES:
+        with contextlib.suppress(ValueError):
+            return msgspec.json.decode(body)
+    return json.loads(body)
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
@@ -123,8 +131,7 @@ class DaemonSocket:
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
         length = framing.body_length(head, reply_max=REPLY_MAX)
-        loads = calls.from_json if length >= LONG_BYTES else json.loads
-        return framing.decode(head, self._read(length) if length else b"", loads=loads)
+        return framing.decode(head, self._read(length) if length else b"", loads=from_json)
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether something comes within this time; nothing is read."""
@@ -210,7 +217,7 @@ class Changes:
 
 
 class Client:
-    """The daemon of this user, or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
+    """The daemon that commands use (I20), or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, places: Places | None = None) -> None:
         if places is None:

@@ -168,17 +168,20 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
         return None
     status = Client(places=places).status()
     if policy is not None and policy != status.policy:
+        how = f"restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+        if places.is_machine:
+            how = f"ask an admin to write it into {places.settings}"
         raise UsageError(
-            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or"
-            f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or {how}"
         )
     if device is None or device == status.device:
         return None
     names = [known.id for known in status.devices]
     if device not in names and parsed("--device", is_description, device):
+        how = "" if places.is_machine else f", or restart the daemon with --device {device}"
         raise UsageError(
             f"the running daemon manages {status.device}, not {device}; leave --device out, name one of"
-            f" {', '.join(names)}, or restart the daemon with --device {device}"
+            f" {', '.join(names)}{how}"
         )
     if device not in names:
         raise UsageError(f"--device: there is no device {device} here; there are {', '.join(names)}")

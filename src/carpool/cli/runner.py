@@ -205,7 +205,8 @@ class Runner:
                 message = self._heard(said, say_at)
             except UnreachableError:
                 if not self._places.socket.exists():
-                    self._say("the daemon was stopped; the job waits for the next one: carpool daemon start")
+                    start = "sudo carpool daemon start" if self._places.is_machine else "carpool daemon start"
+                    self._say(f"the daemon was stopped; the job waits for the next one: {start}")
                 self._come_back()
                 continue
             match message:
