@@ -13,9 +13,8 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseReturned
@@ -115,7 +114,7 @@ class LiveJob:
         end = End.load(self.kept, os.geteuid())
         if end is None and self.kept != self.directory:
             end = End.load(self.directory, self.file.uid)
-            return msgspec.structs.replace(end, state="") if end is not None else None
+            return replace(end, state="") if end is not None else None
         return end
 
     def how_it_started(self) -> str:
