@@ -72,8 +72,7 @@ class Scheduler:
         while True:
             effects += self._settle(now) if is_touched else []
             effects += self._let_leave(now)
-            is_touched = self._has_vain_claim(now)
-            if not is_touched:
+            if not (is_touched := self._has_vain_claim(now)):
                 break
         effects += self._dispatch(now)
         return effects + self._tell_lanes() if may_change_lanes else effects
@@ -323,6 +322,7 @@ class Scheduler:
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
             case JobResized():
+                lifecycle.note_order(job, event, now=now)
                 reason = resize.refusal(self._node, job, event)
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
             case MigrateAsked():
