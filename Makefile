@@ -76,7 +76,8 @@ test-torch-cuda: $(CUDA_STAMP)
 	PYTHONHASHSEED=0 $(CUDA_BIN)/pytest -m torch_cuda tests/torch_cuda
 
 chaos: setup
-	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 RELEASED_JOBS=2000 $(BIN)/pytest -s tests/chaos tests/e2e/test_chaos.py tests/e2e/test_once.py tests/e2e/test_release.py
+	CHAOS_FAULTS=500 CHAOS_SEEDS=3000 RELEASED_JOBS=2000 SOAK_JOBS=5000 $(BIN)/pytest -s tests/chaos \
+		tests/e2e/test_chaos.py tests/e2e/test_chaos_users.py tests/e2e/test_once.py tests/e2e/test_release.py tests/e2e/test_soak.py
 
 fmt: setup
 	@$(BIN)/ruff format src tests examples

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__", "only_these_threads_compute", "take_turns_here", "turn"]
+__all__ = ["Client", "__version__", "join", "only_these_threads_compute", "take_turns_here", "turn"]
 
 if TYPE_CHECKING:
-    from carpool.agent.api import only_these_threads_compute, take_turns_here, turn
+    from carpool.agent.api import join, only_these_threads_compute, take_turns_here, turn
     from carpool.client import Client
 
 
 def __getattr__(name: str) -> object:
-    if name in ("only_these_threads_compute", "take_turns_here", "turn"):
+    if name in ("join", "only_these_threads_compute", "take_turns_here", "turn"):
         from carpool.agent import api
 
         return getattr(api, name)

@@ -9,7 +9,6 @@ Nearly every field has a default: the journal keeps answers about jobs that are 
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,7 +16,6 @@ import msgspec
 from carpool.units import format_bytes
 
 ENDED = frozenset({"finished", "failed", "cancelled"})  # the states of a job that is over
-
 ARGUMENTS_MAX = 4096  # characters of a job's arguments in a list of jobs, and of one that is over
 Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -71,6 +69,16 @@ class Submission(msgspec.Struct, kw_only=True, frozen=True):
     inherited: Inherited | None = None  # None: what the daemon has
 
 
+class Join(msgspec.Struct, kw_only=True, frozen=True):
+    """A process that runs already becomes a job, or one that somebody else will start. The spec is a Spec."""
+
+    spec: dict[str, object]
+    argv: list[str]
+    cwd: str
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)] = 0  # as the caller numbers it; 0: nobody yet
+    patience_ns: Positive = 60 * 10**9  # how long a job that nobody is in yet waits for its first process
+
+
 class Resize(msgspec.Struct, kw_only=True, frozen=True):
     """What a job may have from now on; a thing that is not said stays as it is."""
 
@@ -101,8 +109,16 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     device_ns: int = 0
 
 
+class Order(msgspec.Struct, kw_only=True, frozen=True):
+    """What a person ordered about a job."""
+
+    verb: str
+    by: str
+    after_ns: int  # how long the job had been here
+
+
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `orders` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -146,7 +162,9 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    borrowed_ns: int = 0  # of its device time: as much of whole devices as was lent by other tenants
     user: str = ""  # the account that it is of; empty in answers of an older carpool
+    orders: list[Order] = []  # what people ordered about it, the newest last; of a daemon that serves several
     uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
@@ -156,6 +174,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     orphans: list[int] = []  # pids of those that go on after its first process has ended
     unwritable: str = ""  # why it cannot be written to a file, of a job that was started with --checkpointable
     limit_loss: str = ""  # in which processes a limit of it is not kept, and why; empty while it is kept in all
+    container: str = ""  # the container of its first process, as the kernel names it; empty outside of one
     start: str = ""  # how it started: "warm", or "cold: " and why; empty where nobody wanted it warm
     refusals: str | None = None  # allocations it was refused, in words, once it is over; None while it lives
 
@@ -278,6 +297,16 @@ class Submitted(msgspec.Struct, kw_only=True, frozen=True):
     log: str = ""
 
 
+class Joined(msgspec.Struct, kw_only=True, frozen=True):
+    """The job that somebody joins; the last answer has a page."""
+
+    job: str
+    reason: str = ""  # why it waits
+    page: str = ""
+    environment: dict[str, object] = {}  # as in Start
+    keeps: bool = False  # the connection stays open as long as the job lives: the daemon does not see who joined
+
+
 class Cancelled(msgspec.Struct, kw_only=True, frozen=True):
     """The id of the job that is being ended."""
 
@@ -332,11 +361,88 @@ class Changes(msgspec.Struct, kw_only=True, frozen=True):
     end: str = ""
 
 
+class UsageRow(msgspec.Struct, kw_only=True, frozen=True):
+    """What a user, a tenant or a job had in some time, or what all had on one day."""
+
+    name: str  # the user, tenant, job or day
+    user: str = ""  # of a job
+    tenant: str = ""  # of a job
+    jobs: int = 0  # that ended in this time
+    had_ns: int = 0  # device time
+    waited_ns: int = 0  # for turns and memory, in the queue and parked, all its jobs together
+    memory_mib_s: int = 0  # MiB that were held, times the seconds
+    lent_ns: int = 0  # device time of its guaranteed part that others had
+    borrowed_ns: int = 0  # device time beyond its own part
+
+
+class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    """Who had which device for how long: `carpool usage`. The rows, idle and unknown time add up to `device_ns`."""
+
+    by: str = "user"
+    since_ns: int = 0  # since 1970; what is kept by the hour or day begins there
+    until_ns: int = 0  # up to here everything is booked
+    devices: list[str] = []
+    device_ns: int = 0  # the time times the devices
+    idle_ns: int = 0
+    unknown_ns: int = 0  # no daemon ran, or it was killed before it had written what happened
+    rows: list[UsageRow] = []
+    trouble: str = ""  # what is wrong with the journal
+
+
+class PastJob(msgspec.Struct, kw_only=True, frozen=True):
+    """A job that is over, in short: a line of `carpool history`."""
+
+    number: int
+    job: str
+    ended_s: float  # since 1970
+    user: str = ""
+    tenant: str = ""
+    name: str = ""
+    state: str = ""
+    device: str = ""  # empty: it never got one
+    wall_ns: int = 0
+    had_ns: int = 0
+    waited_ns: int = 0
+    needs_bytes: int | None = None  # what it was measured to need
+    steps: int = 0
+    reason: str = ""
+
+
+class History(msgspec.Struct, kw_only=True, frozen=True):
+    """Jobs that are over, newest first: `carpool history`."""
+
+    jobs: list[PastJob] = []
+    has_more: bool = False  # older ones that fit the filters were left out
+    trouble: str = ""  # what is wrong with the journal
+
+
+class UsageAsked(msgspec.Struct, kw_only=True, frozen=True):
+    """What of the usage somebody wants to know. Times are seconds since 1970."""
+
+    by: Literal["user", "tenant", "job", "day"] = "user"
+    since_s: Count = 0
+    until_s: Count | None = None
+
+
+class HistoryAsked(msgspec.Struct, kw_only=True, frozen=True):
+    """Which ended jobs somebody wants to see; what is not said matches all."""
+
+    user: str | None = None
+    tenant: str | None = None
+    name: str | None = None  # with * for any letters
+    state: Literal["finished", "failed", "cancelled"] | None = None
+    since_s: Count = 0
+    until_s: Count | None = None
+    before: Count | None = None  # a number: only older ones
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+
+
 Answer = (
     Node
     | Status
     | JobAnswer
     | Submitted
+    | Joined
     | Cancelled
     | CheckpointOrder
     | Stopped
@@ -346,6 +452,8 @@ Answer = (
     | Job
     | Device
     | Change
+    | Usage
+    | History
 )
 
 
@@ -363,23 +471,6 @@ def as_dict(answer: Answer) -> dict[str, object]:
             for job in jobs:
                 _tidy(job)
     return shown
-
-
-def to_json(value: dict[str, object]) -> bytes:
-    """An answer as it travels. By msgspec: a list of thousands of jobs is written in the daemon's loop, and turns
-    wait meanwhile."""
-    try:
-        return msgspec.json.encode(value)
-    except (UnicodeEncodeError, OverflowError):  # arguments that are no text; for older msgspec numbers over 64 bits
-        return json.dumps(value, separators=(",", ":")).encode()
-
-
-def from_json(body: bytes) -> object:
-    """What to_json made, or another writer; ValueError for what is no JSON."""
-    try:
-        return msgspec.json.decode(body)
-    except ValueError:
-        return json.loads(body)
 
 
 def _tidy(job: object) -> None:

@@ -1,4 +1,4 @@
-"""`carpool.Client`: the daemon of this user, from Python. docs/python.md shows it at work.
+"""`carpool.Client`: the daemon that this user's commands use, from Python. docs/python.md shows it at work.
 
 Each call is one connection to the daemon's socket: it asks, reads one answer (calls.py) and closes. What goes wrong
 is an error of `carpool.errors` with a sentence: UnreachableError (a PeerError) where no daemon answers, or one of
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -18,14 +19,12 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from carpool import __version__, calls
+from carpool import __version__
 from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
@@ -37,10 +36,30 @@ from carpool.wire.protocol import REPLY_MAX
 ANSWER_SECONDS = 30.0
 WAKE_SECONDS = 3.0  # a daemon that cannot be reached and is told so binds its socket again
 LOOK_SECONDS = 0.05
+ADOPT_PATIENCE_NS = 60 * 10**9  # how long a job that nobody is in yet waits for its first process
 NAME_MAX = 60
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for a program to inherit
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
+Answer = TypeVar("Answer", bound="msgspec.Struct")
+LONG_BYTES = 1 << 16  # an answer from here on is read by msgspec, which is quicker than its import by then
+
+
+class Later:
+    """A module that is imported when something of it is used: `carpool run` uses nothing of these (Z13)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from carpool import calls
+else:
+    calls, msgspec = Later("carpool.calls"), Later("msgspec")
 
 
 def _said(error: OSError) -> str:
@@ -83,6 +102,14 @@ def _woken(places: Places, error: OSError) -> socket.socket:
     raise UnreachableError(f"{who} answers at {places.socket} ({_said(error)}); {start}") from error
 
 
+def from_json(body: bytes) -> object:
+    """What to_json made, or another writer; ValueError for what is no JSON."""
+    if len(body) >= LONG_BYTES:
+        with contextlib.suppress(ValueError):
+            return msgspec.json.decode(body)
+    return json.loads(body)
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
@@ -104,7 +131,7 @@ class DaemonSocket:
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
         length = framing.body_length(head, reply_max=REPLY_MAX)
-        return framing.decode(head, self._read(length) if length else b"", loads=calls.from_json)
+        return framing.decode(head, self._read(length) if length else b"", loads=from_json)
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether something comes within this time; nothing is read."""
@@ -190,7 +217,7 @@ class Changes:
 
 
 class Client:
-    """The daemon of this user, or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
+    """The daemon that commands use (I20), or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, places: Places | None = None) -> None:
         if places is None:
@@ -233,6 +260,14 @@ class Client:
     def status(self) -> calls.Status:
         """The daemon, its settings and its devices."""
         return self._ask("status", calls.Status)
+
+    def usage(self, asked: calls.UsageAsked | None = None) -> calls.Usage:
+        """Who had which device for how long, in some time; of all that is kept unless it says otherwise."""
+        return self._ask("usage", calls.Usage, **_said_of(asked or calls.UsageAsked()))
+
+    def history(self, asked: calls.HistoryAsked | None = None) -> calls.History:
+        """Jobs that are over, newest first: the newest 50 unless it says otherwise."""
+        return self._ask("history", calls.History, **_said_of(asked or calls.HistoryAsked()))
 
     def changes(self, *, turns: bool = False, seconds: float | None = None) -> Changes:
         """What happens to jobs from now on; with `turns` also that a turn came or went, many times a second."""
@@ -282,6 +317,32 @@ class Client:
             environment=dict(os.environ if environment is None else environment),
             inherited=msgspec.to_builtins(inherited()),
         )
+
+    def adopt(
+        self,
+        spec: Mapping[str, object],
+        *,
+        argv: Sequence[str] = ("adopted",),
+        cwd: str = "/",
+        pid: int = 0,
+        patience_ns: int = ADOPT_PATIENCE_NS,
+        on_wait: Callable[[calls.Joined], object] = lambda joined: None,
+    ) -> calls.Joined:
+        """A job for a program that somebody else starts, or whose first process is `pid` already; returns when it is
+        let in. `on_wait` is told once if it has to wait. The answer has what the program needs in its environment."""
+        asked: dict[str, object] = {"spec": dict(spec), "argv": list(argv), "cwd": cwd, "pid": pid}
+        wire, is_said = DaemonSocket(self.places), False
+        try:
+            wire.send(_call("join", {**asked, "patience_ns": patience_ns}))
+            while True:
+                joined = _converted("join", _answer_of("join", wire.receive(seconds=None)), calls.Joined)
+                if joined.page:
+                    return joined
+                if not is_said:
+                    on_wait(joined)
+                is_said = True
+        finally:
+            wire.close()
 
     def cancel(self, job: str, *, reason: str = "by carpool.Client") -> str:
         """End a job, queued or running; returns its id. The reason is shown with its end."""
@@ -343,6 +404,10 @@ class Client:
 
     def _ask(self, verb: str, kind: type[Answer], **arguments: object) -> Answer:
         return _converted(verb, self.call(verb, **arguments), kind)
+
+
+def _said_of(asked: calls.UsageAsked | calls.HistoryAsked) -> dict[str, object]:
+    return {name: value for name, value in msgspec.to_builtins(asked).items() if value is not None}
 
 
 def _call(verb: str, arguments: dict[str, object]) -> m.Call:

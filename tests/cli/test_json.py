@@ -59,6 +59,7 @@ LIVE_JOB = [
     "orphans",
     "unwritable",
     "limit_loss",
+    "container",
     "start",
 ]
 ENDED_JOB = [
@@ -105,6 +106,7 @@ ENDED_JOB = [
     "quantum_ns",
     "quantum_why",
     "argv",
+    "container",
     "start",
     "refusals",
 ]

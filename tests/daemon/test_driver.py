@@ -171,7 +171,7 @@ def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
     live, noted = job_that_waits(tmp_path, pending_bytes=0), list[int]()
     note = journal.note_accounts
 
-    def note_accounts(changed: dict[str, Account], *, now: int) -> None:
+    def note_accounts(changed: dict[str, Account], *, now: int, lent_ns: object = None) -> None:
         noted.append(now)
         note(changed, now=now)
 

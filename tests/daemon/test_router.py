@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 
 from carpool.daemon import members as members_module
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
+from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
@@ -44,8 +46,10 @@ def router(members: object, runners: object) -> Router:
     nobody = object()
     return Router(
         cast(Driver, nobody),
+        authority=Authority({}),
         members=cast(Members, members),
         runners=cast(Runners, runners),
+        joining=cast(Joining, nobody),
         queries=cast(Queries, nobody),
         orders=cast(Orders, nobody),
         stream=cast(ChangeStream, nobody),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from carpool.daemon import settings_text
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.settings_file import Access, MachineSettings, TenantSettings, UserLimits, parse_settings
 
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 SETTING = re.compile(r"^# ((?:[a-z_]+ = .*)|\[[a-z.-]+\])$", re.MULTILINE)
 
 
@@ -49,3 +51,10 @@ def test_what_is_chosen_is_no_comment() -> None:
 
 def test_no_line_is_too_wide_for_a_screen() -> None:
     assert not [line for line in settings_text.settings_text().splitlines() if len(line) > 118]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_that_a_page_shows_can_be_read(page: Path) -> None:
+    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
+        if not block.startswith("[project"):  # a package's, not carpool's
+            parse_settings(block)

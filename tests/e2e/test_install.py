@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carpool.cli import system_steps as steps_of
 from carpool.daemon.settings_file import parse_settings
-from tests.e2e.machine import Machine
+from tests.e2e.machine import Machine, Population, remove_user
 from tests.e2e.node import PATIENCE, Ended, is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+CAP_SETUID = 1 << 7
+LOOP = """
+import os, sys
+import carpool
+import carpool.wire.messages as m
+while not os.path.exists(sys.argv[1]):
+    with carpool.turn(): sum(range(100_000))
+    if os.path.exists(sys.argv[1] + os.environ["USER"]): m.PROTOCOL = 1
+"""
 
 
 def system(machine: Machine, *words: str) -> Ended:
@@ -150,3 +164,86 @@ def test_options_of_an_own_daemon_are_refused_for_the_machines(machine: Machine)
     assert done.code == 2 and f"goes by {machine.places.settings}" in done.err
     done = machine.people["ana"].carpool("daemon", "start")
     assert done.code == 0 and "serves all users of this machine already" in done.err
+
+
+@pytest.fixture
+def account(population: Population) -> Iterator[str]:
+    """A service account that nobody has made yet."""
+    login = f"cp_t{os.getpid()}_service"
+    yield login
+    remove_user(login)
+
+
+def test_as_a_service_account_it_runs_programs_of_all_and_submit_says_what_it_needs_i27(
+    machine: Machine, account: str
+) -> None:
+    installed(machine, "--user", account)
+    facts = asked(machine, "status")
+    assert (facts["owner"], facts["is_running"]) == (account, True)
+    uid = pwd.getpwnam(account).pw_uid
+    assert Path(f"/proc/{facts['pid']}").stat().st_uid == uid
+    status = Path(f"/proc/{facts['pid']}/status").read_text()
+    rights = {
+        line.partition(":")[0]: int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")
+    }
+    assert rights["CapAmb"] == 0 and rights["CapEff"] & CAP_SETUID == 0 == rights["CapBnd"] & CAP_SETUID, rights
+    ana = machine.people["ana"]
+    done = ana.run("plain_loop.py", "--steps", "30", options=("--name", "hers")).wait()
+    assert done.code == 0, done.err
+    job = machine.job("hers")
+    assert (job["state"], job["user"], job["steps"]) == ("finished", ana.login, 30)
+    done = ana.carpool("submit", "--", "true")
+    assert done.code == 1 and "need a daemon of root" in done.err
+    assert "carpool run, which works for all" in done.err
+    assert system(machine, "restart").code == 0, "root starts it as that account again"
+    assert Path(f"/proc/{machine.status()['pid']}").stat().st_uid == uid
+    assert system(machine, "uninstall").code == 0
+
+
+def test_after_an_upgrade_jobs_of_all_users_are_taken_back_or_named(machine: Machine) -> None:
+    """Ana's goes on taking turns. Ben's is of a version that speaks otherwise: it runs on, and that is said."""
+    installed(machine, settings='device = "cpu:2GiB"\nquantum = "50ms"\n')
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    stop = machine.files / "stop"
+    jobs = {
+        person: person.run(machine.population.python.python, "-c", LOOP, str(stop), options=("--name", person.name))
+        for person in (ana, ben)
+    }
+    for person in jobs:
+        machine.wait_steps(person.name, 20)
+    Path(f"{stop}{ben.login}").touch()
+    machine.wait_steps("ben", machine.job("ben")["steps"] + 20)
+    steps_of.stop_daemon(machine.places)
+    (kept,) = machine.places.kept_jobs.glob("ben-*/job.json")
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "protocol": 1}))
+    assert machine.root.carpool("daemon", "start").code == 0
+    facts = asked(machine, "status")
+    assert facts["jobs"] == 2
+    machine.wait_state("ben", "unmanaged")
+    (said,) = asked(machine, "status")["waits"]
+    assert said.startswith("job ben-") and "runs on outside the turns until it ends" in said
+    before = machine.turns("ana"), machine.job("ana")["steps"]
+    extra = ana.run(machine.population.python.python, "-c", LOOP, str(stop), options=("--name", "new"))
+    machine.wait_steps("new", 20)
+    machine.wait_steps("ana", before[1] + 20)
+    wait_until(lambda: machine.turns("ana") > before[0] and machine.turns("new") > 1, "they take turns again")
+    stop.touch()
+    for job in (*jobs.values(), extra):
+        done = job.wait()
+        assert done.code == 0, done.err
+
+
+def test_a_daemon_of_another_version_is_restarted_and_removed_all_the_same(machine: Machine) -> None:
+    installed(machine)
+    old = system(machine, "restart")
+    assert old.code == 0, old.err
+    (machine.files / "sitecustomize.py").write_text("import carpool.wire.messages as m\nm.PROTOCOL = 1\n")
+    other = {"PYTHONPATH": str(machine.files)}
+    ana = machine.people["ana"]
+    done = ana.carpool("ps", added=other)
+    assert done.code == 3 and "an admin restarts it: sudo carpool system restart" in done.err, done.err
+    done = machine.root.carpool("system", "uninstall", added=other)
+    assert done.code == 1 and "--force stops it anyway" in done.err, done.err
+    done = machine.root.carpool("system", "restart", added=other)
+    assert done.code == 0 and "in place of" in done.err, done.err
+    assert machine.root.carpool("system", "uninstall", added=other).code == 0

@@ -93,7 +93,7 @@ def test_t2_every_shape_gives_the_same_numbers_suspended_resumed_and_shared(node
         enough.touch()
         for shape, job in jobs.items():
             ended = job.wait()
-            assert (ended.code, ended.complaints) == (0, "")
+            assert (ended.code, ended.err) == (0, "")
             assert ended.out == alone.same_steps(ended.out, *command(shape)), shape
     parked = [event["job"].rpartition("-")[0] for event in node.journal("JobParked")]
     assert {shape: parked.count(shape) for shape in SHAPES} == dict.fromkeys(SHAPES, 1 + ROUNDS)

@@ -53,4 +53,4 @@ def test_a_program_that_computes_without_turns_counts_as_starting_for_a_while_on
         node.client.submit(endless, spec=spec, environment=node.environment)
     late = start_up(node, "late")
     span_of(late)
-    assert "waits for its start" in late.err
+    assert "waits for its start" in late.whole_err

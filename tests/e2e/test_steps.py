@@ -165,7 +165,7 @@ def ended(module_node: Node) -> Iterator[dict[str, Ended]]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_are_iterations(module_node: Node, ended: dict[str, Ended], name: str) -> None:
-    assert (ended[name].code, ended[name].complaints) == (0, "")
+    assert (ended[name].code, ended[name].err) == (0, "")
     job = module_node.wait_state(name, "finished", "failed")
     assert job["steps"] == PROGRAMS[name][0]
     assert module_node.turns(name) >= 1

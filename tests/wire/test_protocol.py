@@ -296,6 +296,7 @@ ELSEWHERE = {
     "CARPOOL_WARM_PARENT",
     "CARPOOL_ALONE",
     "CARPOOL_ANY_VERSION",  # its user does
+    "CARPOOL_JOIN",  # and this
     "CARPOOL_RECORD",
     "CARPOOL_REPLAY",
     "CARPOOL_REPLAY_HOW",

@@ -8,10 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from carpool.agent.job_words import job_word
 from carpool.agent.threads import compute_threads
 from carpool.agent.turns import process
+
+if TYPE_CHECKING:
+    from carpool.agent.joining import JoinedJob
+
+
+def join(
+    name: str | None = None, *, wait: float | None = None, required: bool = True, **options: object
+) -> JoinedJob | None:
+    """Make this running process a job of its own, and wait until it is let in (agent/joining.py)."""
+    from carpool.agent import joining
+
+    return joining.join(name, wait=wait, required=required, **options)
 
 
 @contextmanager

@@ -51,15 +51,27 @@ def _act_after(spec: ModuleSpec, watcher: TorchWatcher) -> None:
         return
 
     def exec_module(module: ModuleType) -> None:
+        if os.environ.get("CARPOOL_JOIN") and not os.environ.get("CARPOOL_JOB"):
+            from carpool.agent import joining
+
+            joining.join_at_import()
         trouble = lacks_room()
         if trouble:
             raise MemoryError(trouble)
         real_exec(module)
         if watcher in sys.meta_path:
             sys.meta_path.remove(watcher)
-        install_hooks(module)
+        if is_of_job():
+            install_hooks(module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader object serves this import only
+
+
+def is_of_job() -> bool:
+    """Whether this process is, or will be: a warm parent's programs are."""
+    from carpool.agent.job_words import job_word
+
+    return bool(job_word("CARPOOL_JOB"))
 
 
 def install_hooks(torch: ModuleType) -> None:

@@ -25,6 +25,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -69,7 +70,9 @@ def run(say: Say, *, handovers: int, restarts: int, steps: int) -> Report:
     found = Found()
     with open_node(policy="fair", quantum=QUANTUM) as node:
         for number in range(ROUNDS_MAX):
-            _share(node, number, steps, found)
+            place = node.directory / f"round{number}"
+            place.mkdir()
+            share(node, place, steps, found, (node.run, node.run))
             say(f"handover: {len(found.gaps_ns)} hand-overs of {handovers}, {found.overlaps} overlaps")
             if len(found.restarts_ns) < restarts:
                 _restart(node.directory, -(-restarts // 2), found)
@@ -106,17 +109,17 @@ def _report(found: Found) -> Report:
 # --- the turn changes hands ------------------------------------------------------------------------------------
 
 
-def _share(node: Node, number: int, steps: int, found: Found) -> None:
-    """One round: two jobs from their first iteration to their last."""
-    place = node.directory / f"round{number}"
-    place.mkdir()
+def share(
+    node: Node, place: Path, steps: int, found: Found, runs: Sequence[Callable[..., subprocess.Popen[bytes]]]
+) -> None:
+    """One round: two jobs, each started by one of `runs`, from their first iteration to their last."""
     go = place / "go"
     jobs, ready, stamps = [], [], []
-    for name in ("a", "b"):
+    for name, run in zip("ab", runs, strict=True):
         ready.append(place / f"{name}.ready")
         stamps.append(place / f"{name}.stamps")
         options = {**TINY, "steps": steps, "go": go, "ready": ready[-1], "stamps": stamps[-1]}
-        jobs.append(node.run(python("train.py", options), "--memory", MEMORY, "--name", name))
+        jobs.append(run(python("train.py", options), "--memory", MEMORY, "--name", name))
     wait_files(ready, node.check_jobs, seconds=START_SECONDS)
     cpu_s, began = node.cpu_s(), time.monotonic()
     go.touch()

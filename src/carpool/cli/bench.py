@@ -107,6 +107,25 @@ def handover(as_json: bool, quick: bool, handovers: int, restarts: int) -> int:
     )
 
 
+@bench.command(short_help="What it costs that one daemon serves all users. Needs root.")
+@common_options
+@click.option("--rounds", type=click.IntRange(1), default=6, show_default=True, help="Pairs of jobs an arm.")
+@click.option("--jobs", type=click.IntRange(8), default=200, show_default=True, help="Jobs of up to 50 tenants.")
+def users(as_json: bool, quick: bool, rounds: int, jobs: int) -> int:
+    """Hand-overs between users and containers, and what the machine's daemon costs with many jobs. Needs root.
+
+    \b
+    sudo carpool bench users --json
+    """
+    from carpool.bench import users as users_bench
+
+    if quick:
+        report = users_bench.run(say, rounds=1, steps=100, jobs=10, seconds=1)
+    else:
+        report = users_bench.run(say, rounds=rounds, steps=1500, jobs=jobs, seconds=60)
+    return finish(report, as_json=as_json, quick=quick)
+
+
 @bench.command(short_help="Mean completion time of a burst of jobs, by policy.")
 @common_options
 @click.option("--jobs", type=click.IntRange(2, 19), default=14, show_default=True, help="How many programs.")

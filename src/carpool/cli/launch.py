@@ -14,9 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from carpool.cli.values import parsed
 from carpool.client import Client, DaemonSocket
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 START_SECONDS = 20.0
 RACE_SECONDS = 1.0  # the daemon of another start that holds the lock may not listen yet
 DISK_MIN_BYTES = 4096
+# Of a service account: to give users their files, to read what their programs write, to see and end their processes.
+RIGHTS = ("chown", "dac_override", "fowner", "kill", "sys_ptrace")
 
 
 def start_daemon(places: Places, config: DaemonConfig, *, is_brought_back: bool = False) -> bool:
@@ -63,6 +63,8 @@ def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
 
 
 def _words(config: DaemonConfig, *, is_brought_back: bool) -> list[str]:
+    import msgspec
+
     return [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
 
 
@@ -90,24 +92,27 @@ def _spawn(places: Places, words: list[str], owner: int | None) -> subprocess.Po
         environment["CARPOOL_ROOT"] = str(places.root)
     with open(places.state / "daemon.err", "wb", opener=_private) as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "carpool.daemon.main", *words],
+            _as_account(owner, [sys.executable, "-m", "carpool.daemon.main", *words]),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             start_new_session=True,
             cwd="/",
             env=environment,
-            **_account(owner),
         )
 
 
-def _account(owner: int | None) -> dict[str, Any]:
-    """What makes a process one of that account; nothing if it is ours."""
+def _as_account(owner: int | None, words: list[str]) -> list[str]:
+    """The command that runs these words as that account, with the rights a daemon of all users needs."""
     if owner in (None, os.geteuid()):
-        return {}
-    entry = pwd.getpwuid(owner)
-    groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    return {"user": owner, "group": entry.pw_gid, "extra_groups": groups}
+        return words
+    if shutil.which("setpriv") is None:
+        raise RefusedError("setpriv (util-linux) is missing, which starts the daemon as another account than root")
+    rights = ",".join(f"+{right}" for right in RIGHTS)
+    group = pwd.getpwuid(owner).pw_gid
+    who = [f"--reuid={owner}", f"--regid={group}", "--init-groups"]
+    kept = [f"--bounding-set=-all,{rights}", f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    return ["setpriv", *who, *kept, *words]
 
 
 def _private(path: str, flags: int) -> int:
@@ -147,6 +152,8 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
     A running daemon with another policy or other devices is not changed behind its users' backs.
     """
     if not places.is_machine and not Client(places=places).is_running():
+        import msgspec
+
         from carpool.daemon.config import DaemonConfig
 
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
@@ -156,19 +163,25 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
         start_daemon(places, chosen, is_brought_back=places.socket.exists() and chosen == last)
         if device is None or device == described:
             return None
-    status = Client(places=places).status()  # also says whether it speaks our version, before anything is entered
+    if policy is None and device is None:
+        Client(places=places).call("status")  # says whether it speaks our version, before anything is entered
+        return None
+    status = Client(places=places).status()
     if policy is not None and policy != status.policy:
+        how = f"restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+        if places.is_machine:
+            how = f"ask an admin to write it into {places.settings}"
         raise UsageError(
-            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or"
-            f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or {how}"
         )
     if device is None or device == status.device:
         return None
     names = [known.id for known in status.devices]
     if device not in names and parsed("--device", is_description, device):
+        how = "" if places.is_machine else f", or restart the daemon with --device {device}"
         raise UsageError(
             f"the running daemon manages {status.device}, not {device}; leave --device out, name one of"
-            f" {', '.join(names)}, or restart the daemon with --device {device}"
+            f" {', '.join(names)}{how}"
         )
     if device not in names:
         raise UsageError(f"--device: there is no device {device} here; there are {', '.join(names)}")

@@ -22,10 +22,13 @@ from carpool.errors import CarpoolError
 COMMANDS = (
     "run",
     "submit",
+    "adopt",
     "ps",
     "top",
     "explain",
     "logs",
+    "usage",
+    "history",
     "suspend",
     "resume",
     "resize",
@@ -97,10 +100,8 @@ def carpool() -> None:
     carpool submit -- python train.py   the same in the background
     carpool ps, carpool top             who runs, who waits
     carpool explain JOB                 why it waits, where its time went
+    carpool usage, carpool history      who had how much; jobs that are over
     carpool suspend JOB                 leave the device until carpool resume
-    carpool resize JOB --memory 4GiB    give a running job more or less
-    carpool migrate JOB --to cpu1       continue on another device of this node
-    carpool checkpoint JOB FILE         write it; carpool run --from FILE goes on
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.option(
     "--device", default="", help="The GPU to attack: cuda:0 or stub:4GiB (default: the GPU if there is one)."
 )
+@click.option("--only-users", is_flag=True, help="Try only what one user could do to another. Needs root.")
 @click.option("--strict", is_flag=True, help="Fail if anything at all is not held, not only what carpool promises.")
-def verify(as_json: bool, device: str, strict: bool) -> int:
+def verify(as_json: bool, device: str, only_users: bool, strict: bool) -> int:
     """Attack the limits of this machine's GPU, and say which attacks they withstood.
 
     Every attack is a small program under `carpool run --memory 256MiB` that tries to hold 384 MiB or to use the
@@ -33,8 +34,10 @@ def verify(as_json: bool, device: str, strict: bool) -> int:
     carpool verify --device stub:4GiB --json
 
     Exit code: 0 if no promised limit was broken, 1 if one was. Attacks that this GPU or its driver does not allow
-    are not tried, and counted so.
+    are not tried, and counted so. With --only-users one user attacks another, and the daemon that serves both.
     """
+    if only_users:
+        return verify_users(as_json=as_json)
     from carpool.bench import attacks
 
     name, facts = attacks.choose_device(device)
@@ -56,6 +59,25 @@ def verify(as_json: bool, device: str, strict: bool) -> int:
         print(summarise(facts.title, outcomes))
     is_open = any(each.verdict != attacks.HELD for each in outcomes)
     return 1 if broken or (strict and is_open) else 0
+
+
+def verify_users(*, as_json: bool) -> int:
+    """What users of one machine can do to each other."""
+    from carpool.bench import other_users
+
+    outcomes = []
+    for outcome in other_users.attack_users():
+        outcomes.append(outcome)
+        if not as_json:
+            print(shown(outcome, console().width), flush=True)
+    broken = [each.attack.title for each in outcomes if each.is_broken]
+    kept = sum(each.verdict == "held" for each in outcomes)
+    if as_json:
+        print(json.dumps({"attacks": [each.as_json() for each in outcomes], "broken": broken}))
+    else:
+        print(f"\n{kept} of {len(outcomes)} promises to users of one machine held. What is not promised stands in")
+        print("docs/security.md.")
+    return 1 if broken else 0
 
 
 def shown(outcome: Outcome, width: int) -> str:

@@ -76,8 +76,9 @@ def main() -> None:
     os.umask(0o077)
     try:
         descend(told["standing"])
-    except (OSError, ValueError) as error:
+    except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:
         sys.exit(f"carpool: a job of user {told['standing']['uid']} is not started: {error}")
+    os.dup2(1, 2)  # so far it was the daemon's, for the line above
     try:
         os.execve(told["argv"][0], told["argv"], told["environment"])
     except OSError as error:  # as the user, whose limit of processes it may be

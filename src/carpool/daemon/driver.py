@@ -58,6 +58,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.model import Account
 from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.words.views import JobPicture
 from carpool.daemon import moments, parking, progress
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.idle_turns import IdleTurns
@@ -295,10 +296,16 @@ class Driver:
         changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
             account = self.scheduler.account_of(job_id, now=now)
-            if account.row == "turn" or live.noted_ns != account.row_since_ns:
-                live.noted_ns = account.row_since_ns
+            is_noted = (live.noted_ns, live.noted_orders) == (account.row_since_ns, account.orders)
+            if account.row == "turn" or not is_noted:
+                live.noted_ns, live.noted_orders = account.row_since_ns, account.orders
                 changed[job_id] = account
-        self.journal.note_accounts(changed, now=now)
+        self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
+
+    def book(self) -> None:
+        """Have what happened until now in the accounts, unless that was done a moment ago."""
+        if self._account_in_seconds() <= 0:
+            self.note_accounts()
 
     def judge_pages(self, jobs: Iterable[JobId]) -> None:
         """A program that spoilt its page has spoilt it for its own job only: that one goes on outside the turns."""
@@ -463,8 +470,12 @@ class Driver:
         """Keep the end of a job that ended while no daemon ran, unless the last one had noted it."""
         noted = self.journal.find_ended(live.id)
         if noted is None or noted["id"] != live.id:
-            self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv, uid=live.file.uid)
+            self._note_job(live, picture_lost(live.file, end))
         self._over.remove(live, self.journal.flush)
+
+    def _note_job(self, live: LiveJob, picture: JobPicture, **said: str) -> None:
+        file = live.file
+        self.journal.note_job(file.number, picture, file.argv, uid=file.uid, name=live.name, **said)
 
     def _note_end(self, live: LiveJob) -> None:
         """Keep the job's last picture in the journal; the core forgets old ones."""
@@ -473,7 +484,7 @@ class Driver:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
-            self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)
+            self._note_job(live, picture, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.tell(JobForgotten(job=self._ended.popleft()))

@@ -23,6 +23,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     job: str
     number: int
     spec: JobSpec
+    name: str = ""  # as its user calls it, where others are not to know that; empty: as in `spec`
     uid: int = msgspec.field(default_factory=os.geteuid)  # whose it is; where nobody noted it, the daemon's own
     argv: list[str]
     cwd: str
@@ -44,6 +45,9 @@ class JobFile(msgspec.Struct, kw_only=True):
     on_orphans: str = "keep"  # what becomes of processes that outlive its first one: keep or end
     warm: bool | None = None  # whether it may start warm; None: as the daemon was told
     how: str = ""  # it started: "warm", or "cold: " and why; empty where nobody wanted it warm
+    is_joined: bool = False  # no runner started it: its first process joined, or is still to come
+    joins_until_ns: int = 0  # of one that nobody is in yet: until when that is waited for, by the clock since boot
+    container: str = ""  # of its first process (containers.py)
     is_limit_loss_said: bool = False  # its user knows that a process of it runs without carpool's library
 
     def save(self, directory: Path) -> None:

@@ -13,12 +13,12 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseReturned
+from carpool.core.node.model import Order
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
@@ -50,6 +50,7 @@ class LiveJob:
         self.park_bytes: int | None = None  # what they may move together; None if an earlier daemon told them
         self.trouble = ""
         self.refusal = ""  # why no process of it may take turns any more
+        self.exit_status: int | None = None  # of its first process, as wait(2) has it, where the kernel told us
         self.ended: JobExited | None = None  # how its first process ended, while others of it go on
         self.orphans: set[int] = set()  # those others, as they were found last
         self.unlimited: dict[int, str] = {}  # its processes in which a limit of it is not kept, and why
@@ -57,10 +58,16 @@ class LiveJob:
         self.is_untold = False  # the core was told of its end before its runner told how it ended
         self.last_look = (0, 0, 0)  # steps, bytes held and bytes asked for, as the core was told last
         self.noted_ns = -1  # since when it does what its account in the journal says
+        self.noted_orders: tuple[Order, ...] = ()  # of people, in that account
 
     @property
     def page(self) -> Page | None:
         return self.job_page.page
+
+    @property
+    def name(self) -> str:
+        """As its user calls it."""
+        return self.file.name or self.file.spec.name
 
     @property
     def page_path(self) -> str:
@@ -107,7 +114,7 @@ class LiveJob:
         end = End.load(self.kept, os.geteuid())
         if end is None and self.kept != self.directory:
             end = End.load(self.directory, self.file.uid)
-            return msgspec.structs.replace(end, state="") if end is not None else None
+            return replace(end, state="") if end is not None else None
         return end
 
     def how_it_started(self) -> str:
@@ -216,7 +223,7 @@ class LiveJob:
         """Its living processes, whoever started them: those with its page in their environment. A program may have
         written over its environment; one that is connected is known by that."""
         connected = {member.pid for member in self.members.values() if member.peer is not None}
-        inside = processes.by_page(self.file.uid).get(self.page_path, set())
+        inside = processes.by_page(self.file.uid).get(self.page_path, set()) | forks_of(self)
         return inside | set(filter(processes.is_alive, connected))
 
     def was_killed(self) -> bool:
@@ -269,7 +276,12 @@ def is_underway(file: JobFile, left: Collection[int]) -> bool:
     """Whether the job's program runs, or others of its processes do, or its runner starts it or tells its end."""
     if file.child_pid and processes.is_alive(file.child_pid, file.child_birth):
         return True
-    return bool(left) or has_runner(file)
+    return bool(left) or has_runner(file) or file.joins_until_ns > time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def forks_of(live: LiveJob) -> set[int]:
+    """Of a joined job: living processes that were forked from those that joined, which no environment tells."""
+    return processes.with_file(live.page_path, live.file.uid) if live.file.is_joined else set()
 
 
 def has_runner(file: JobFile) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.daemon import processes
+from carpool.daemon import hold_ups, processes
 from carpool.daemon.environment import preloadable, program_of, search_path_of
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, limits_of
@@ -32,6 +32,10 @@ from carpool.wire.places import Places
 
 log = logging.getLogger("carpool")
 LOOK_SECONDS = 0.5  # after a program's start, and between the two looks of I8; a loader needs milliseconds
+JOINED_LATE = (
+    "it ran already when it joined, and carpool's library gets into a program at its start only; start it with the"
+    " variables of carpool adopt"
+)
 OTHER_RIGHTS = "it runs with other rights than the daemon's, and its loader takes no libraries from you"
 
 
@@ -83,7 +87,8 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                found[pid] = live.unlimited.get(pid) or why_without(pid, library, self._places.run)
+                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                found[pid] = live.unlimited.get(pid) or why
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)
@@ -95,9 +100,18 @@ class Limits:
         said = limit_loss(live)
         log.warning("job.limit_lost job=%s reason=%s", live.id, said)
         is_first = set(live.unlimited) == {live.file.child_pid}
-        is_foreseen = is_first and obstacle(program_of(live.file), library, path=search_path_of(live.file))
+        is_foreseen = is_first and _foreseen(live, library)
         if live.runner is not None and said and not is_foreseen:
             live.runner.send(m.Wait(job=live.id, reason=said))
+
+
+def _foreseen(live: LiveJob, library: str) -> bool:
+    """Whether `carpool run` could tell it from the program's file, which is its user's."""
+    program, path = program_of(live.file), search_path_of(live.file)
+    try:
+        return bool(hold_ups.ask(live.file.uid, program, lambda: obstacle(program, library, path=path), None))
+    except OSError:
+        return False
 
 
 def has_library(live: LiveJob, library: str, files: set[str]) -> bool:

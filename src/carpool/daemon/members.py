@@ -10,11 +10,13 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
 from carpool.daemon import bells, parking, processes, progress
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -42,11 +44,20 @@ def identify(live: LiveJob, connected: int, claimed: int) -> int:
     if not pid:
         raise RefusedError(f"process {connected} says that it is process {claimed}; each takes turns for itself only")
     job = processes.job_of(pid)
-    if job is not None and job != live.id:
+    if job is not None and job != live.id and (job or not has_joined(live, pid)):
         whose = f"of job {job}" if job else "of no job"
         raise RefusedError(f"process {pid} is {whose}; it takes no turns of job {live.id}")
     processes.everyone.note(pid, claimed, processes.namespace_of(pid))
     return pid
+
+
+def has_joined(live: LiveJob, pid: int) -> bool:
+    """Whether a process whose environment names no job is of this one, which it joined: it, or who started or forked
+    it (X11)."""
+    first = live.file.child_pid
+    if not live.file.is_joined or not pid:
+        return False
+    return pid == first or processes.descends_from(pid, first) or processes.maps(pid, live.page_path)
 
 
 def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
@@ -58,9 +69,11 @@ def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
 
 
 class Members:
-    def __init__(self, driver: Driver, places: Places) -> None:
+    def __init__(self, driver: Driver, places: Places, authority: Authority) -> None:
         self._driver = driver
+        self._authority = authority
         self._places = places
+        self.on_first: Callable[[LiveJob], object] = lambda live: None  # somebody is in a job that nobody was in yet
 
     def attach(self, peer: Connection, message: m.Attach) -> None:
         """A process says to which job it belongs; it gets a slot of the job's page."""
@@ -80,6 +93,8 @@ class Members:
         elif member.is_holding and not message.holding:
             self._return(live, member, wants_more=False)  # its own return went to a daemon that was dead
         self._welcome(peer, m.Attached(slot=slot, pid=max(0, pid)))
+        if live.file.is_joined and not live.file.child_pid:
+            self.on_first(live)
 
     def _welcome(self, peer: Connection, answer: m.Attached) -> None:
         """With its bell, if it can be rung."""
@@ -102,6 +117,7 @@ class Members:
         """The job to which a process attaches, and its seat there; RefusedError if it has none."""
         live = self._driver.jobs.get(JobId(message.job))
         if live is not None:
+            self._authority.check_process(peer.uid, live)
             self._driver.judge_pages([live.id])
         if live is not None and live.refusal:
             raise RefusedError(live.refusal)

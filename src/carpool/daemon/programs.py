@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from dataclasses import replace
 
 from carpool.core.node.events import JobDetached, JobExited, ProgramStarted
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.exits import exit_status
 from carpool.daemon.jobs import LiveJob, has_runner
 from carpool.daemon.limits import Limits
 from carpool.daemon.python_options import why_kept_out
@@ -47,7 +49,7 @@ class Programs:
         if pid != live.file.child_pid:
             live.file.child_pid, live.file.child_birth = pid, processes.birth_of(pid) or 0
             live.learn_start()  # how it started
-        is_new = not live.file.detached and not live.members
+        is_new = not live.file.detached and not live.members and not live.file.is_joined
         kind = kind_named(live.file.kind)
         why = why_kept_out(live.file.argv, has_turns_at_launches=kind.has_turns_at_launches) if is_new else ""
         live.file.detached = live.file.detached or why  # no pid with it: `with carpool.turn()` may work there
@@ -99,6 +101,8 @@ class Programs:
 
     def _on_gone(self, live: LiveJob) -> None:
         """It ended; its runner tells the exit code, perhaps when it has found this daemon, unless it is gone too."""
+        if live.file.is_joined:
+            live.exit_status = exit_status(live.file.child_pid, live.child_pidfd)
         live.unwatch_child()
         if live.runner is None and not has_runner(live.file):
             self.end_if_dead(live)
@@ -121,6 +125,8 @@ class Programs:
             return
         if end := live.learn_end():  # what it wrote down and could not tell, or not yet
             self._told(live, end)
+        elif live.file.is_joined:
+            self._end(live, ended_by_itself(live))
         else:
             live.is_untold = reason == UNTOLD
             self._end(live, JobExited(job=live.id, code=None, reason=reason))
@@ -171,3 +177,12 @@ class Programs:
             self._end(live, live.ended)
             if live.orphans:
                 self._watch_orphan(live)
+
+
+def ended_by_itself(live: LiveJob) -> JobExited:
+    """How the first process of a joined job ended, of which nobody of carpool's is the parent."""
+    status = live.exit_status
+    if status is None:
+        return JobExited(job=live.id, code=0, reason="ended; its exit code is not known")
+    code = os.waitstatus_to_exitcode(status)
+    return JobExited(job=live.id, code=code, reason=End(code=max(0, code), signal=max(0, -code)).how())

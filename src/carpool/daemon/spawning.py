@@ -54,7 +54,6 @@ def _descend(live: LiveJob, words: list[str], standing: Standing, places: Places
             [sys.executable, "-I", "-S", descent.__file__, str(told)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
             env={},

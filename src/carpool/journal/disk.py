@@ -16,23 +16,29 @@ import msgspec
 
 from carpool.core.node.lifecycle import carry_on
 from carpool.core.node.model import Account
-from carpool.journal import blocks
+from carpool.journal import blocks, past, usage
 from carpool.journal.blocks import Row
+from carpool.journal.metering import Cut
 from carpool.journal.schema import LOG_ROW, lenient_text, prepare
 from carpool.units import SECOND
 
 BLOCK_ROWS = 2_000  # so many of the oldest rows become one block
-JOBS_KEPT = 2_000  # ended jobs
+JOBS_KEPT = 2_000  # ended jobs, whole
 HISTORIES_KEPT = 10_000  # programs whose needs are remembered
 RUNS_KEPT = 1_000  # lives of daemons
 ACCOUNT_KEPT_NS = 7 * 24 * 3600 * SECOND  # of a job that no daemon has seen again
 DAMAGED_KEPT = 3  # files that were set aside
 SPARE_BYTES = 8 << 20  # pages without contents that the file may keep for what comes next
+BOOKED_ROWS = 1_000  # after so many rows of usage and of past jobs it is looked whether they are too many …
+LOOK_SECONDS = 3600  # … or after so long whether some are old
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class _HasName(msgspec.Struct):
+class _Known(msgspec.Struct):
     name: str = ""
+    user: str = ""
+    tenant: str = ""
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +51,24 @@ class EndedJob:
     state: str
     body: str  # JSON
     name: str
+    owner: str = ""  # on whose account it counts among those that are kept (J16)
+    uid: int | None = None  # whose it was; None if nobody noted that
 
     @classmethod
     def of_row(cls, row: tuple[object, ...]) -> EndedJob | None:
         """None for a row that cannot be read."""
         job, number, wall_s, state, body = row
         try:
-            name = msgspec.json.decode(str(body), type=_HasName).name
+            known = msgspec.json.decode(str(body), type=_Known)
             found = cls(
                 job=str(job),
                 number=int(str(number)),
                 wall_s=float(str(wall_s)),
                 state=str(state),
                 body=str(body),
-                name=name,
+                name=known.name,
+                owner=known.user or known.tenant,
+                uid=known.uid,
             )
         except (ValueError, TypeError):  # msgspec's errors are ValueErrors too
             return None
@@ -73,15 +83,22 @@ class Batch:
     jobs: dict[str, EndedJob] = field(default_factory=dict)
     histories: dict[str, bytes] = field(default_factory=dict)
     accounts: dict[str, bytes] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)  # ended jobs that had to go for others
+    usage: Cut = field(default_factory=Cut)
+    past: list[tuple[object, ...]] = field(default_factory=list)  # what a damaged file had of jobs that are over
     noted_ns: int = 0  # when every account was the newest there was
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.jobs or self.histories or self.accounts or self.noted_ns)
+        parts = (self.rows, self.jobs, self.histories, self.accounts, self.noted_ns, self.forgotten, self.past)
+        return not any(parts) and self.usage.is_empty
 
     def followed_by(self, newer: Batch) -> Batch:
         accounts = {job: body for job, body in (self.accounts | newer.accounts).items() if job not in newer.jobs}
         return Batch(
+            forgotten=(self.forgotten - newer.jobs.keys()) | newer.forgotten,
+            usage=self.usage.followed_by(newer.usage),
+            past=self.past + newer.past,
             rows=self.rows + newer.rows,
             jobs=self.jobs | newer.jobs,
             histories=self.histories | newer.histories,
@@ -97,11 +114,14 @@ class Loaded:
     jobs: list[EndedJob] = field(default_factory=list)  # oldest first
     histories: dict[str, bytes] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
+    usage: Cut = field(default_factory=Cut)  # until when it is booked; of a damaged file also all that was
+    past: list[tuple[object, ...]] = field(default_factory=list)  # of a damaged file
     last_number: int = 0
 
     def as_batch(self) -> Batch:
         accounts = {job: msgspec.json.encode(account) for job, account in self.accounts.items()}
-        return Batch(jobs={job.job: job for job in self.jobs}, histories=self.histories, accounts=accounts)
+        jobs = {job.job: job for job in self.jobs}
+        return Batch(jobs=jobs, histories=self.histories, accounts=accounts, usage=self.usage, past=self.past)
 
 
 Life = tuple[float, int, str, str]  # when it began, on both clocks; the version, and what it was told
@@ -117,6 +137,8 @@ class JournalFile:
         self._inode = (0, 0)  # of the file that is open
         self._next_row = 1
         self._loose_rows = 0  # rows of the log that are in no block
+        self._booked_rows = 0  # of usage and past jobs, written since it was looked whether they are too many …
+        self._looked_s = 0.0  # … or old
         self.run = 0
         self.damage = ""  # that a file was set aside, as a sentence
         self.used_bytes = 0
@@ -138,7 +160,7 @@ class JournalFile:
         if not known.is_empty:
             self.write(known)
         found.jobs = sorted(known.jobs.values(), key=lambda job: job.number)
-        found.histories, found.accounts = known.histories, saved.accounts
+        found.histories, found.accounts, found.usage = known.histories, saved.accounts, saved.usage
         found.last_number = max([saved.last_number, *(job.number for job in found.jobs)])
         return found
 
@@ -274,11 +296,17 @@ class JournalFile:
             db.executemany("insert or replace into jobs values (?, ?, ?, ?, ?)", rows)
             db.executemany("insert or replace into histories values (?, ?)", batch.histories.items())
             db.executemany("delete from accounts where job = ?", [(job,) for job in batch.jobs])
+            db.executemany("delete from jobs where job = ?", [(job,) for job in batch.forgotten])
+            short = [past.row_of(job.job, job.number, job.wall_s, job.state, job.body) for job in batch.jobs.values()]
+            past.write(db, [*batch.past, *short])
+            self._booked_rows += len(short)
+        usage.write(db, batch.usage, ended=batch.jobs)
         if batch.noted_ns:
             db.execute("insert or replace into noted values (?, ?)", (self.run, batch.noted_ns))
         db.commit()
         self._next_row += len(batch.rows)
         self._loose_rows += len(batch.rows)
+        self._booked_rows += len(batch.usage.rows)
 
     def tidy(self) -> bool:
         """One small step that keeps the file small; whether there is more to do (J7). The next write sees damage."""
@@ -294,6 +322,8 @@ class JournalFile:
         if self._loose_rows >= BLOCK_ROWS:
             self._pack(db)
             return True
+        if self._tidy_booked(db):
+            return True
         (page,) = db.execute("pragma page_size").fetchone()
         (pages,) = db.execute("pragma page_count").fetchone()
         (spare,) = db.execute("pragma freelist_count").fetchone()
@@ -303,6 +333,18 @@ class JournalFile:
         if spare * page > SPARE_BYTES and pages * page > self._bytes_max:
             db.execute("vacuum")
         return False
+
+    def _tidy_booked(self, db: sqlite3.Connection) -> bool:
+        """One step that keeps usage and past jobs within their parts of the bound (J15, J16)."""
+        now_s = time.time()
+        if self._booked_rows < BOOKED_ROWS and abs(now_s - self._looked_s) < LOOK_SECONDS:
+            return False
+        is_busy = usage.tidy(db, now_s=int(now_s), most=usage.rows_max(self._bytes_max))
+        is_busy = is_busy or past.tidy(db, now_s=int(now_s), most=past.rows_max(self._bytes_max))
+        db.commit()
+        if not is_busy:
+            self._booked_rows, self._looked_s = 0, now_s
+        return is_busy
 
     def _pack(self, db: sqlite3.Connection) -> None:
         """Make one block of the oldest rows of one life."""
@@ -347,7 +389,8 @@ def _code(error: Exception) -> int | None:
 
 def _forget(db: sqlite3.Connection) -> None:
     """Forget what is beyond the numbers that are kept of each table; the log and its blocks have their bytes."""
-    db.execute("delete from jobs where number <= (select max(number) from jobs) - ?", (JOBS_KEPT,))
+    beyond = "select job from jobs order by number desc limit -1 offset ?"
+    db.execute(f"delete from jobs where job in ({beyond})", (JOBS_KEPT,))  # of a daemon that forgot the oldest first
     db.execute("delete from histories where rowid <= (select max(rowid) from histories) - ?", (HISTORIES_KEPT,))
     for table in ("runs", "noted"):
         db.execute(f"delete from {table} where run <= (select max(run) from runs) - ?", (RUNS_KEPT,))
@@ -372,6 +415,13 @@ def load(db: sqlite3.Connection, *, is_damaged: bool = False) -> Loaded:
             found.histories[str(fingerprint)] = body
     with unread:
         found.accounts = _load_accounts(db)
+    with unread:
+        found.usage = usage.load(db)
+    if is_damaged:
+        with unread:
+            found.usage = found.usage.followed_by(usage.load_rows(db))
+        with unread:
+            found.past = past.load_rows(db)
     return found
 
 

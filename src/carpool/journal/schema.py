@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from carpool.errors import UsageError
+from carpool.journal import past, usage
 
-FORM = 2  # 0: before lives began with their configuration; 1: before old rows were packed
+FORM = 3  # 0: before lives began with their configuration; 1: before old rows were packed; 2: before usage was kept
 _TABLES = """
 create table if not exists runs (run integer primary key, wall_s real, mono_ns integer, version text, config text);
 create table if not exists log (run integer, at_ns integer, kind text, name text, body blob);
@@ -18,6 +19,7 @@ create table if not exists histories (fingerprint text primary key, body blob);
 create table if not exists accounts (job text primary key, body blob);
 create table if not exists noted (run integer primary key, at_ns integer);
 """
+PAST_FORM = 3  # from this form on ended jobs have a short row that is kept for long, and usage is booked
 EVENT, EFFECT, GAP = "event", "effect", "gap"  # kinds of rows in the log
 LOG_ROW = "insert into log (rowid, run, at_ns, kind, name, body) values (?, ?, ?, ?, ?, ?)"
 WAL_BYTES_MAX = 4 << 20  # what the file beside it keeps once it was copied over
@@ -35,7 +37,10 @@ def prepare(db: sqlite3.Connection) -> None:
     db.execute("pragma journal_mode=wal")
     db.execute("pragma synchronous=normal")  # with a WAL the file is whole after a power failure
     db.execute(f"pragma journal_size_limit={WAL_BYTES_MAX}")
-    db.executescript(_TABLES)
+    db.executescript(_TABLES + usage.TABLES + past.TABLES)
+    if form < PAST_FORM:
+        past.take_over(db)
+        db.commit()
     db.execute(f"pragma user_version = {FORM}")
 
 

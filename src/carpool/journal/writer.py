@@ -13,25 +13,29 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from carpool.calls import cut_arguments
+from carpool.core.kernel.ids import TenantId
 from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
 from carpool.core.node.lifecycle import UNNOTED_NS
 from carpool.core.node.model import Account, History
 from carpool.core.node.words.views import JobPicture
-from carpool.journal import BYTES_MAX, facts
-from carpool.journal.disk import HISTORIES_KEPT, JOBS_KEPT, Batch, EndedJob, JournalFile, Loaded
+from carpool.journal import BYTES_MAX, disk, facts
+from carpool.journal.disk import HISTORIES_KEPT, Batch, EndedJob, JournalFile, Loaded
+from carpool.journal.metering import Cut, Meter
+from carpool.journal.past import EndedJobs
 from carpool.journal.schema import EFFECT, EVENT, GAP
 from carpool.units import SECOND
 
 FLUSH_SECONDS = UNNOTED_NS / SECOND
 PENDING_MAX = 100_000  # rows that wait for the disk; two busy jobs need 40 minutes for them
+BOOKED_MAX = 20_000  # rows of usage that wait for the disk; beyond that they are kept by the user only
 RETRY_SECONDS = 30.0
 HANG_SECONDS = 5.0  # a write that takes longer is shown
 CLOSE_SECONDS = 5.0  # a daemon that ends waits so long for the disk
@@ -57,7 +61,8 @@ class Journal:
         self._busy_rows = 0
         self._retry_at: float | None = None
         self._is_closing = False
-        self._trouble = self._reported = ""
+        self._trouble = self._reported = self._meter_trouble = ""
+        self._meter = Meter()
         self.dropped_rows = 0
         self.bytes_max = bytes_max
         life = (time.time(), time.monotonic_ns(), version, config)
@@ -66,7 +71,10 @@ class Journal:
         self._histories: dict[str, bytes] = {}
         self._accounts: dict[str, bytes] = {}  # of jobs that this daemon knows
         loaded = self._open()
-        self._jobs |= {job.job: job for job in loaded.jobs}
+        self._ended = EndedJobs(disk.JOBS_KEPT)
+        for job in loaded.jobs:
+            self._remember(job)
+        self._meter.take_up(loaded.usage)
         self._histories |= loaded.histories
         self._inherited, self._last_number = loaded.accounts, loaded.last_number
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
@@ -85,6 +93,10 @@ class Journal:
     # --- what is collected -------------------------------------------------------------------------------
 
     @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
     def is_dirty(self) -> bool:
         """Whether something was collected that nobody asked to be written yet."""
         return self._asked == self._tried and not self._collected.is_empty
@@ -98,6 +110,15 @@ class Journal:
             self._collected.rows += rows
             if len(self._collected.rows) > PENDING_MAX:
                 self._drop_oldest()
+        if not self._meter_trouble:
+            try:
+                self._meter.note(now, event, effects)
+            except Exception as error:  # noqa: BLE001 - a bug in what only counts must not cost the journal
+                self._stop_metering(error)
+
+    def _stop_metering(self, error: Exception) -> None:
+        self._meter_trouble = f"usage is not counted any more since a bug in carpool: {type(error).__name__}: {error}"
+        self._report(self._meter_trouble)
 
     def _drop_oldest(self) -> None:
         """Let rows go that the disk would not take, and say in their place how many they were (J3)."""
@@ -115,12 +136,14 @@ class Journal:
         argv: list[str],
         *,
         uid: int | None = None,
+        name: str = "",
         refusals: str = "",
         start: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
-        said |= {"refusals": refusals, "start": start}
+        said |= {"refusals": refusals, "start": start, "name": name or picture.name}
+        self._meter.end_account(picture, now=time.monotonic_ns())
         self._keep(
             EndedJob(
                 job=picture.id,
@@ -128,19 +151,27 @@ class Journal:
                 wall_s=time.time(),
                 state=picture.state,
                 body=json.dumps(said),
-                name=picture.name,
+                name=name or picture.name,
+                owner=picture.user or picture.tenant,
+                uid=uid,
             )
         )
         self.flush()
 
+    def _remember(self, job: EndedJob) -> None:
+        self._jobs[job.job] = job
+        gone = self._ended.add(job.job, job.owner)
+        if gone is not None:
+            del self._jobs[gone]
+            self._collected.forgotten.add(gone)
+
     def _keep(self, job: EndedJob) -> None:
         with self._changed:
-            self._jobs[job.job] = self._collected.jobs[job.job] = job
+            self._collected.jobs[job.job] = job
+            self._remember(job)
             self._last_number = max(self._last_number, job.number)
             self._accounts.pop(job.job, None)
             self._collected.accounts.pop(job.job, None)
-            if len(self._jobs) > JOBS_KEPT:
-                del self._jobs[next(iter(self._jobs))]
 
     def fill_in(self, job: str, unknown: str, how: str, *, is_finished: bool) -> None:
         """Write how a job ended over the words that stood for it while nobody knew."""
@@ -160,13 +191,28 @@ class Journal:
             if len(self._histories) > HISTORIES_KEPT:
                 del self._histories[next(iter(self._histories))]
 
-    def note_accounts(self, changed: dict[str, Account], *, now: int) -> None:
+    def note_accounts(
+        self, changed: Mapping[str, Account], *, now: int, lent_ns: Mapping[TenantId, int] | None = None
+    ) -> None:
         """Keep where the time of live jobs went, until they end; all others do what they did when last noted."""
         bodies = {job: msgspec.json.encode(account) for job, account in changed.items()}
+        cut = self._cut(changed, lent_ns or {}, now=now)
         with self._changed:
             self._accounts |= bodies
             self._collected.accounts |= bodies
+            self._collected.usage = self._collected.usage.followed_by(cut)
             self._collected.noted_ns = now
+
+    def _cut(self, changed: Mapping[str, Account], lent_ns: Mapping[TenantId, int], *, now: int) -> Cut:
+        """What was booked since the last note (J11)."""
+        if self._meter_trouble:
+            return Cut()
+        try:
+            self._meter.note_lent(lent_ns)
+            return self._meter.cut(now, changed)
+        except Exception as error:  # noqa: BLE001 - as in note()
+            self._stop_metering(error)
+            return Cut()
 
     def _all_remembered(self) -> Batch:
         with self._changed:
@@ -230,6 +276,8 @@ class Journal:
     def _put_back(self, batch: Batch) -> None:
         with self._changed:
             self._collected = batch.followed_by(self._collected)
+            if len(self._collected.usage.rows) > BOOKED_MAX:
+                self._collected.usage = self._collected.usage.without_jobs()
             if len(self._collected.rows) > PENDING_MAX:
                 self._drop_oldest()
 
@@ -269,7 +317,7 @@ class Journal:
     @property
     def trouble(self) -> str:
         """What is wrong with the file, in sentences; empty if nothing is."""
-        found = [self._trouble or self._hang(), self._file.damage]
+        found = [self._trouble or self._hang(), self._file.damage, self._meter_trouble]
         if self.dropped_rows:
             found.append(f"the journal lacks {self.dropped_rows} rows that waited for the disk for too long")
         return "; ".join(said for said in found if said)
@@ -318,10 +366,16 @@ class Journal:
         newest = heapq.nlargest(limit, self._jobs.values(), key=lambda job: job.number)
         return [json.loads(job.body) for job in reversed(newest)]
 
-    def find_ended(self, wanted: str) -> dict[str, object] | None:
-        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over."""
+    def find_ended(
+        self, wanted: str, *, uid: int | None = None, knows_names: bool = True
+    ) -> dict[str, object] | None:
+        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over. Of a
+        name this user's own come first, or alone."""
         known = self._jobs.get(wanted)
         found = [known] if known is not None else [job for job in self._jobs.values() if job.name == wanted]
+        if known is None and uid is not None:
+            own = [job for job in found if job.uid == uid]
+            found = own if own or not knows_names else found
         if not found and wanted.isdecimal():
             found = [job for job in self._jobs.values() if job.job.endswith(f"-{wanted}")]
         if not found:

@@ -132,7 +132,7 @@ def _start():
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     _run_hidden()
     is_warm_parent = bool(os.environ.get("CARPOOL_WARM_PARENT"))
-    if not os.environ.get("CARPOOL_JOB") and not is_warm_parent:
+    if not (os.environ.get("CARPOOL_JOB") or os.environ.get("CARPOOL_JOIN") or is_warm_parent):
         return
     if sys.version_info[:2] >= _OLDEST:  # else its sources are nothing that this Python reads
         sys.meta_path.insert(0, _CarpoolFinder)

@@ -11,7 +11,7 @@ plain hand-over of a turn touches nothing.
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, JobId, Nanos, TenantId
 from carpool.core.node import accounts, adoption, endings, lifecycle, tenants
 from carpool.core.node.effects import Effect, GrantLease, RefuseJob, RejectEvent, ResizeLane
 from carpool.core.node.events import (
@@ -40,7 +40,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger, queue, resize, waiting
 from carpool.core.node.model import AWAY, WAITING, Account, Device, Job, JobSpec, JobState, Why
-from carpool.core.node.moves import departures, lending, migration, rotation
+from carpool.core.node.moves import departures, lending, migration, returns, rotation
 from carpool.core.node.node import Node, is_asking, is_holding, next_try
 from carpool.core.node.settings import Settings
 from carpool.core.node.turns import choice, dispatch, hogs, packing, parts, shares
@@ -72,8 +72,7 @@ class Scheduler:
         while True:
             effects += self._settle(now) if is_touched else []
             effects += self._let_leave(now)
-            is_touched = self._has_vain_claim(now)
-            if not is_touched:
+            if not (is_touched := self._has_vain_claim(now)):
                 break
         effects += self._dispatch(now)
         return effects + self._tell_lanes() if may_change_lanes else effects
@@ -84,7 +83,7 @@ class Scheduler:
         effects: list[Effect] = []
         if node.has_terms:
             lending.review(node, now=now)
-        returns = migration.settle(node, now=now) if len(devices) > 1 else []
+        coming = migration.settle(node, now=now) if len(devices) > 1 else []
         for device in devices:
             accounts.raise_floors(node, device)
             if node.has_departure(device, Why.SENT_AWAY):
@@ -93,7 +92,7 @@ class Scheduler:
             effects += waiting.settle(node, device, now=now) if node.is_concerned(device) else []
             if node.awaits_return(device, now=now):
                 rivals = queue.rivals(node, device, now=now)
-                returns += departures.unpark_fitting(node, device, rivals, now=now)
+                coming += returns.unpark_fitting(node, device, rivals, now=now)
             self._review_claim(device, now)
         if node.has_guarantees:
             lending.call_back(node, now=now)
@@ -101,7 +100,7 @@ class Scheduler:
         for device in devices:
             self._review_claim(device, now)
             if node.awaits_return(device, now=now):
-                returns += departures.unpark_fitting(node, device, [], now=now)
+                coming += returns.unpark_fitting(node, device, [], now=now)
         if node.has_claimants(now=now):
             rotation.make_room(node, now=now)
         # A job may take its bytes back only after its cap, and those of the others, say so.
@@ -111,7 +110,7 @@ class Scheduler:
         ]
         lifecycle.sort_rows(node, now=now)
         ledger.note_settled(devices)
-        return effects + returns
+        return effects + coming
 
     # --- the phases, one short method each -------------------------------------------------------------------
 
@@ -209,6 +208,10 @@ class Scheduler:
     def tenants(self, *, now: Nanos) -> tuple[TenantPicture, ...]:
         """All tenants of whom something is said or who have jobs here, with what they have, lend and borrow."""
         return tenant_pictures.picture_tenants(self._node, now=now)
+
+    def lent(self, *, now: Nanos) -> dict[TenantId, Nanos]:
+        """What each tenant has lent of its guaranteed part until now, on all devices; empty where nobody has one."""
+        return parts.lent_ns(self._node, now=now)
 
     def picture_job(self, job: JobId, *, now: Nanos) -> JobPicture | None:
         found = self._node.jobs.get(job)
@@ -323,6 +326,7 @@ class Scheduler:
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
             case JobResized():
+                lifecycle.note_order(job, event, now=now)
                 reason = resize.refusal(self._node, job, event)
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
             case MigrateAsked():
@@ -371,7 +375,7 @@ class Scheduler:
         node = self._node
         reason = tenants.refusal(node, job.spec) or queue.refusal(node, job) or shares.refusal(node, job.spec)
         if reason is None:
-            self._take_up(job, event)
+            resize.keep_priority(node, job)
             return []
         lifecycle.move(self._node, job, RefuseJob, now=now)
         lifecycle.note_reason(job, reason)
@@ -384,14 +388,8 @@ class Scheduler:
         if device is None:
             return [self._reject(event, f"device {event.device} is not here")]
         effects = adoption.take_back(self._node, device, event, now=now)
-        self._take_up(self._node.jobs[event.job], event)
+        resize.keep_priority(self._node, self._node.jobs[event.job])
         return effects
-
-    def _take_up(self, job: Job, event: JobSubmitted | JobAdopted) -> None:
-        """What its tenant's terms make of a job that is here from now on."""
-        resize.keep_priority(self._node, job)
-        if event.account is not None:
-            parts.restore(job, event.account.borrowed_ns)
 
     def _on_asked(self, job: Job, event: LeaseAsked, now: Nanos) -> list[Effect]:
         node, device = self._node, self._node.device_of(job)
@@ -492,7 +490,7 @@ class Scheduler:
         lifecycle.review_starts(node, now=now)
         for device in node.devices.values():
             effects += hogs.watch(node, device, now=now)
-            is_due = departures.is_due(node, now=now) or rotation.is_due(node, device, now=now)
+            is_due = returns.is_due(node, now=now) or rotation.is_due(node, device, now=now)
             if is_due or waiting.is_due(node, device, now=now):
                 ledger.touch(device)
             if node.queue:

@@ -33,8 +33,9 @@ from typing import assert_never
 
 from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node import accounts, lifecycle
-from carpool.core.node.effects import Effect, ParkJob, UnparkJob
+from carpool.core.node.effects import Effect, ParkJob
 from carpool.core.node.events import (
+    CheckpointAsked,
     HoldOrder,
     JobDetached,
     JobExited,
@@ -46,14 +47,15 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import AWAY, ENDED, FOR_CLAIMANT, PARKED, WAITING, Departure, Device, Job, JobState, Why
-from carpool.core.node.node import Node, is_asked_away, is_leaving, leaves_for, may_return, note_wish
+from carpool.core.node.node import Node, is_asked_away, is_leaving, leaves_for, note_wish
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import format_bytes
 
 FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
-ParkingEvent = HoldOrder | JobParked | JobUnparked | MoveFailed
-OVER = frozenset({JobExited, JobDetached})
+
+ParkingEvent = HoldOrder | CheckpointAsked | JobParked | JobUnparked | MoveFailed
+OVER: frozenset[type] = frozenset({JobExited, JobDetached})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ TABLE: dict[Why, Row] = {
     Why.SENT_AWAY: Row(
         set_by=("turns/hogs",),
         is_stop=True,
-        ended_by=OVER | {ResumeAsked, MoveFailed},
+        ended_by=OVER | {ResumeAsked} | {MoveFailed},
         comes_back="when nobody else wants the device, or when it is resumed",
         held=lambda job, _: f"{job.spec.name} kept others waiting too long",
         stuck=lambda _, __, held, trouble: f"suspended with {held}: {trouble}",
@@ -289,9 +291,14 @@ def _note_copy(device: Device, count: int, took_ns: Nanos) -> None:
 def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     """Take in a fact; what follows from it is settled and dispatched afterwards."""
     match event:
+        case CheckpointAsked():
+            lifecycle.note_order(job, event, now=now)
+            return  # it leaves by itself, if it was told to stop
         case SuspendAsked():
+            lifecycle.note_order(job, event, now=now)
             _hold(node, job, Why.SUSPENDED, now=now)
         case ResumeAsked():
+            lifecycle.note_order(job, event, now=now)
             _let_go(node, job, ResumeAsked, now=now)
         case JobParked():
             _left(node, job, event)
@@ -446,45 +453,6 @@ def _park(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     ledger.reserve_host(job, wanted)
     lifecycle.move(node, job, ParkJob, now=now)
     return [ParkJob(job=job.id, limit_bytes=wanted, reason=reason)]
-
-
-def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos) -> list[Effect]:
-    """Bring back whoever may come and has room, in the order of the policy; not before rivals that go before it.
-
-    While room is made for somebody, only it may come (R3).
-    """
-    effects: list[Effect] = []
-    away = [job for job in node.jobs_on(device) if may_return(job, now=now)]
-    away = [job for job in away if device.claimant in (None, job.id)]
-    while away:
-        job = next((each for each in away if each.id in device.owed), None)  # before everybody else (N20)
-        if job is None:
-            picked = accounts.pick(node, [*away, *rivals], now=now, on=device)
-            if any(rival.id == picked for rival in rivals):
-                break
-            job = next((each for each in away if each.id == picked), away[0])
-        away.remove(job)
-        wanted = admission.returning_needs(node, job, device)
-        if not admission.may_have(node, device, job, wanted):
-            continue
-        fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
-        while fit is None and admission.merging_lets_in(node, job, device) and admission.merge_free(node, device):
-            fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
-        if fit is not None:
-            ledger.place(device, job, fit)
-            ledger.promise(device, job, wanted.resident_bytes)
-        elif not device.lanes:  # it needs more than the device has: alone it may try, as the oldest may (D2)
-            admission.squeeze_in(node, device, job, wanted)
-        if job.lane is not None:
-            lifecycle.move(node, job, UnparkJob, now=now)
-            effects.append(UnparkJob(job=job.id))
-    return effects
-
-
-def is_due(node: Node, *, now: Nanos) -> bool:
-    """Whether a parked job whose return failed may be tried again now."""
-    here = (job for device in node.devices.values() for job in node.lively_on(device))
-    return any(job.move.trouble and may_return(job, now=now) for job in here)
 
 
 def check_departures(node: Node) -> None:

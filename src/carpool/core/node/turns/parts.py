@@ -121,9 +121,10 @@ def sums(node: Node, *, now: Nanos) -> tuple[dict[TenantId, int], dict[TenantId,
     return all_lent, all_borrowed
 
 
-def restore(job: Job, borrowed_ns: Nanos) -> None:
-    """Go on with the account of a job that comes back."""
-    job.share.borrowed = borrowed_ns * SHARE_ONE
+def lent_ns(node: Node, *, now: Nanos) -> dict[TenantId, Nanos]:
+    """What each tenant has lent of its part until now, on all devices."""
+    all_lent = sums(node, now=now)[0] if node.has_parts else {}
+    return {tenant: lent_milli // SHARE_ONE for tenant, lent_milli in all_lent.items()}
 
 
 # --- turns --------------------------------------------------------------------------------------------------

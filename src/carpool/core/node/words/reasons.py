@@ -314,6 +314,13 @@ def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     return f"{asked}; {usual}{_HOG_STEPS[step]}"
 
 
+def hog_for_others(job: Job, kept_ns: Nanos, end_ns: Nanos) -> str:
+    return (
+        f"{job.spec.name} kept jobs of other tenants waiting for {format_ns(kept_ns)} and did not give its turn back;"
+        f" this machine ends such a job after {format_ns(end_ns)} ([limits] hog)"
+    )
+
+
 def standing(job: Job, asked: str, *, now: Nanos) -> str:
     """One sentence for a job that does not wait for anything carpool could give."""
     span = format_ns(now - job.state_since_ns)
