@@ -59,6 +59,7 @@ from carpool.core.node.events import (
 )
 from carpool.core.node.model import Account
 from carpool.core.node.scheduler import Scheduler
+from carpool.core.node.words.views import JobPicture
 from carpool.daemon import moments, parking, progress
 from carpool.daemon.handovers import Handovers
 from carpool.daemon.idle_turns import IdleTurns
@@ -301,9 +302,9 @@ class Driver:
         self._has_news = False
         changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
-            row, since_ns = self.scheduler.row_of(job_id, now=now)
-            if row == "turn" or live.noted_ns != since_ns:
-                live.noted_ns = since_ns
+            row, since_ns, orders = self.scheduler.standing_of(job_id, now=now)
+            if row == "turn" or (live.noted_ns, live.noted_orders) != (since_ns, orders):
+                live.noted_ns, live.noted_orders = since_ns, orders
                 changed[job_id] = self.scheduler.account_of(job_id, now=now)
         self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
 
@@ -476,8 +477,12 @@ class Driver:
         """Keep the end of a job that ended while no daemon ran, unless the last one had noted it."""
         noted = self.journal.find_ended(live.id)
         if noted is None or noted["id"] != live.id:
-            self.journal.note_job(live.file.number, picture_lost(live.file, end), live.file.argv, uid=live.file.uid)
+            self._note_job(live, picture_lost(live.file, end))
         self._over.remove(live, self.journal.flush)
+
+    def _note_job(self, live: LiveJob, picture: JobPicture, **said: str) -> None:
+        file = live.file
+        self.journal.note_job(file.number, picture, file.argv, uid=file.uid, name=live.name, **said)
 
     def _note_end(self, live: LiveJob) -> None:
         """Keep the job's last picture in the journal; the core forgets old ones."""
@@ -486,7 +491,7 @@ class Driver:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
             said = {"refusals": refusals(live), "start": live.how_it_started()}
-            self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)
+            self._note_job(live, picture, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:
             self.tell(JobForgotten(job=self._ended.popleft()))

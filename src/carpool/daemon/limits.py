@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.daemon import processes
+from carpool.daemon import hold_ups, processes
 from carpool.daemon.environment import preloadable, program_of, search_path_of
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, limits_of
@@ -101,9 +101,18 @@ class Limits:
         said = limit_loss(live)
         log.warning("job.limit_lost job=%s reason=%s", live.id, said)
         is_first = set(live.unlimited) == {live.file.child_pid}
-        is_foreseen = is_first and obstacle(program_of(live.file), library, path=search_path_of(live.file))
+        is_foreseen = is_first and _foreseen(live, library)
         if live.runner is not None and said and not is_foreseen:
             live.runner.send(m.Wait(job=live.id, reason=said))
+
+
+def _foreseen(live: LiveJob, library: str) -> bool:
+    """Whether `carpool run` could tell it from the program's file, which is its user's."""
+    program, path = program_of(live.file), search_path_of(live.file)
+    try:
+        return bool(hold_ups.ask(live.file.uid, program, lambda: obstacle(program, library, path=path), None))
+    except OSError:
+        return False
 
 
 def has_library(live: LiveJob, library: str, files: set[str]) -> bool:

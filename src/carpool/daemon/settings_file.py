@@ -160,7 +160,18 @@ def parse_settings(text: str) -> MachineSettings:
     _check_limits(settings.limits)
     _check_terms(settings)
     settings.config().check()
+    check_tenants_devices(settings)
     return settings
+
+
+def check_tenants_devices(settings: MachineSettings) -> None:
+    """UsageError for a tenant whose jobs are to run on a device that the daemon does not have."""
+    known = [device.id for device in find_devices(settings.daemon.device)]
+    named = {f"tenant.{name}": tenant for name, tenant in settings.tenants.items()}
+    for where, tenant in {**named, "tenant-defaults": settings.tenant_defaults}.items():
+        unknown = [each for each in tenant.devices if each not in known]
+        if unknown:
+            raise UsageError(f"[{where}] devices: there is no device {unknown[0]}; there are {format_list(known)}")
 
 
 def group_id(name: str) -> int | None:

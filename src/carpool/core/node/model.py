@@ -138,6 +138,15 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a person ordered about a job."""
+
+    verb: str
+    by: str  # the user who did
+    after_ns: Nanos  # how long the job had been here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """Where a job's time went until `at_ns`, and what it did then: outlives the driver that kept it."""
 
@@ -149,6 +158,7 @@ class Account:
     waited_for_ns: dict[JobId, Nanos]
     served_ns: Nanos
     steps: int = 0
+    orders: tuple[Order, ...] = ()
     borrowed_ns: Nanos = 0  # of `served_ns`: as much of whole devices as other tenants had lent
 
 
@@ -260,6 +270,7 @@ class WallTime:
     row: str | None = ROWS[JobState.QUEUED]  # where it goes now; None when the job is over
     row_since_ns: Nanos = 0
     spent_ns: dict[str, Nanos] = field(default_factory=dict)  # until `row_since_ns`, by row
+    orders: tuple[Order, ...] = ()  # the newest that people gave, the latest last
 
 
 @dataclass(slots=True, kw_only=True)

@@ -72,8 +72,7 @@ class Scheduler:
         while True:
             effects += self._settle(now) if is_touched else []
             effects += self._let_leave(now)
-            is_touched = self._has_vain_claim(now)
-            if not is_touched:
+            if not (is_touched := self._has_vain_claim(now)):
                 break
         effects += self._dispatch(now)
         return effects + self._tell_lanes() if may_change_lanes else effects
@@ -220,9 +219,9 @@ class Scheduler:
         """A live job's account; handed back with it when it comes to the next driver."""
         return lifecycle.account_of(self._node.jobs[job], now=now)
 
-    def row_of(self, job: JobId, *, now: Nanos) -> tuple[str | None, Nanos]:
-        """Where a live job's time goes, and since when."""
-        return lifecycle.row_at(self._node.jobs[job], now)
+    def standing_of(self, job: JobId, *, now: Nanos) -> lifecycle.Standing:
+        """What its account would have that is new, told in a tenth of the time."""
+        return lifecycle.standing_of(self._node.jobs[job], now)
 
     def spec_of(self, job: JobId) -> JobSpec:
         return self._node.jobs[job].spec
@@ -327,6 +326,7 @@ class Scheduler:
             case CancelAsked():
                 return self._on_cancelled(job, event, now)
             case JobResized():
+                lifecycle.note_order(job, event, now=now)
                 reason = resize.refusal(self._node, job, event)
                 return [self._reject(event, reason)] if reason is not None else resize.take(self._node, job, event)
             case MigrateAsked():

@@ -35,6 +35,7 @@ from carpool.core.kernel.ids import DeviceId, JobId, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, ParkJob, UnparkJob
 from carpool.core.node.events import (
+    CheckpointAsked,
     HoldOrder,
     JobDetached,
     JobExited,
@@ -53,8 +54,8 @@ from carpool.units import format_bytes
 
 FAILS_COUNTED = 6  # the time after which a job is asked to leave again doubles so often
 
-ParkingEvent = HoldOrder | JobParked | JobUnparked | MoveFailed
-OVER = frozenset({JobExited, JobDetached})
+ParkingEvent = HoldOrder | CheckpointAsked | JobParked | JobUnparked | MoveFailed
+OVER: frozenset[type] = frozenset({JobExited, JobDetached})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ TABLE: dict[Why, Row] = {
     Why.SENT_AWAY: Row(
         set_by=("turns/hogs",),
         is_stop=True,
-        ended_by=OVER | {ResumeAsked, MoveFailed},
+        ended_by=OVER | {ResumeAsked} | {MoveFailed},
         comes_back="when nobody else wants the device, or when it is resumed",
         held=lambda job, _: f"{job.spec.name} kept others waiting too long",
         stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",
@@ -276,9 +277,14 @@ def _note_copy(device: Device, count: int, took_ns: Nanos) -> None:
 def take(node: Node, job: Job, event: ParkingEvent, *, now: Nanos) -> None:
     """Take in a fact; what follows from it is settled and dispatched afterwards."""
     match event:
+        case CheckpointAsked():
+            lifecycle.note_order(job, event, now=now)
+            return  # it leaves by itself, if it was told to stop
         case SuspendAsked():
+            lifecycle.note_order(job, event, now=now)
             _hold(node, job, Why.SUSPENDED, now=now)
         case ResumeAsked():
+            lifecycle.note_order(job, event, now=now)
             _let_go(node, job, ResumeAsked, now=now)
         case JobParked():
             _left(node, job, event)
