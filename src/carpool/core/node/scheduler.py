@@ -223,6 +223,10 @@ class Scheduler:
         """A live job's account; handed back with it when it comes to the next driver."""
         return lifecycle.account_of(self._node.jobs[job], now=now)
 
+    def standing_of(self, job: JobId, *, now: Nanos) -> lifecycle.Standing:
+        """What its account would have that is new, told in a tenth of the time."""
+        return lifecycle.standing_of(self._node.jobs[job], now)
+
     def spec_of(self, job: JobId) -> JobSpec:
         return self._node.jobs[job].spec
 
@@ -464,11 +468,7 @@ class Scheduler:
         if event.is_recount:
             accounts.recount(job, event.steps)
         accounts.note_waits(
-            self._node,
-            job,
-            stall_ns=event.stall_ns,
-            stall_held_ns=event.stall_held_ns,
-            pause_ns=event.pause_ns,
+            self._node, job, stall_ns=event.stall_ns, stall_held_ns=event.stall_held_ns, pause_ns=event.pause_ns
         )
         accounts.see_signs(self._node, job, steps=event.steps, cpu_ns=event.cpu_ns, now=now)
         accounts.note_changes(job, event.changes, event.change_ns)
