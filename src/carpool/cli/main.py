@@ -37,6 +37,7 @@ COMMANDS = (
     "cancel",
     "daemon",
     "system",
+    "tenant",
     "policy",
     "doctor",
     "verify",
