@@ -53,7 +53,7 @@ def test_others_can_give_no_order_about_a_job_and_admins_can(machine: Machine) -
         done = ben.carpool("daemon", verb)
         assert done.code == 1 and "only an admin may stop the daemon" in done.err, done.err
     assert machine.job(job)["orders"] == []
-    assert ana.carpool("resize", "--no-wait", job, "--memory", "1GiB").code == 0
+    assert ana.carpool("resize", "--no-wait", job, "--weight", "3").code == 0
     assert eve.carpool("resize", "--no-wait", job, "--weight", "2").code == 0
     assert [order["by"] for order in machine.job(job)["orders"]] == [ana.login, eve.login]
     assert f"resized by {eve.login}" in ana.carpool("explain", job).out.decode()
