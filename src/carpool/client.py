@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -21,11 +22,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from carpool import __version__, calls
+from carpool import __version__
 from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
@@ -41,7 +40,26 @@ ADOPT_PATIENCE_NS = 60 * 10**9  # how long a job that nobody is in yet waits for
 NAME_MAX = 60
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for a program to inherit
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
+Answer = TypeVar("Answer", bound="msgspec.Struct")
+LONG_BYTES = 1 << 16  # an answer from here on is read by msgspec, which is quicker than its import by then
+
+
+class Later:
+    """A module that is imported when something of it is used: `carpool run` uses nothing of these (Z13)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from carpool import calls
+else:
+    calls, msgspec = Later("carpool.calls"), Later("msgspec")
 
 
 def _said(error: OSError) -> str:
@@ -86,10 +104,10 @@ def _woken(places: Places, error: OSError) -> socket.socket:
 
 def from_json(body: bytes) -> object:
     """What to_json made, or another writer; ValueError for what is no JSON."""
-    try:
-        return msgspec.json.decode(body)
-    except ValueError:
-        return json.loads(body)
+    if len(body) >= LONG_BYTES:
+        with contextlib.suppress(ValueError):
+            return msgspec.json.decode(body)
+    return json.loads(body)
 
 
 class DaemonSocket:
