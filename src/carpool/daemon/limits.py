@@ -87,8 +87,9 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
-                found[pid] = live.unlimited.get(pid) or why
+                found[pid] = live.unlimited.get(pid) or (
+                    JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                )
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)
@@ -117,7 +118,8 @@ def _foreseen(live: LiveJob, library: str) -> bool:
 def has_library(live: LiveJob, library: str, files: set[str]) -> bool:
     """Whether the library is among the files of a process; on the host's memory also the page, without which it is
     off. The name tells: where the file is seen, and its number, may differ between file systems."""
-    is_there = any(Path(file).name == Path(library).resolve().name for file in files)
+    name = Path(library).resolve().name
+    is_there = any(file.endswith(f"/{name}") for file in files)
     is_on = not kind_named(live.file.kind).is_host_memory or any(file.endswith(f"/{live.id}/page") for file in files)
     return is_there and is_on
 

@@ -30,7 +30,7 @@ from carpool.daemon.standing import standing_of
 from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
-from carpool.daemon.user_files import remove_aside
+from carpool.daemon.user_files import is_taken, remove_aside
 from carpool.errors import PeerError, RefusedError, UsageError
 from carpool.wire.protocol import PROTOCOL
 
@@ -131,7 +131,7 @@ class Registry:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
         with the processes that have it; those that start later run without."""
         for live in self._driver.jobs.values():
-            if not (live.directory.exists() and live.kept.exists()):
+            if not (is_taken(live.directory) and is_taken(live.kept)):
                 log.warning("job.files_removed job=%s", live.id)
                 live.make_directories()
                 live.save_or_warn()
