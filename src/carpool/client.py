@@ -393,6 +393,15 @@ class Client:
         """Have everything that happened until now in the journal's file."""
         self._ask("flush", calls.Nothing)
 
+    def tenants(self) -> list[dict[str, object]]:
+        """What tenants may have, and have now."""
+        return self._ask("tenants", calls.Tenants).tenants
+
+    def set_tenant(self, tenant: str, settings: Mapping[str, object] | None, *, save: bool = False) -> None:
+        """Change what a tenant may have, by its keys in carpool.toml; None: nothing is said of it. For admins."""
+        said = None if settings is None else dict(settings)
+        self._ask("tenant", calls.Tenants, tenant=tenant, settings=said, save=save)
+
     def reload(self) -> calls.Reloaded:
         """Have the machine's daemon read its settings again; for admins."""
         return self._ask("reload", calls.Reloaded)

@@ -209,4 +209,5 @@ class Router:
             FLUSH_SECONDS_MAX, settle, f"the journal was not written within {FLUSH_SECONDS_MAX:g} s: its disk hangs"
         )
         tried.add_done_callback(answer)
+        self._driver.note_accounts()
         self._driver.journal.flush(tell)
