@@ -23,6 +23,8 @@ COMMANDS = (
     "run",
     "submit",
     "adopt",
+    "container-args",
+    "cdi",
     "ps",
     "top",
     "explain",
@@ -64,7 +66,8 @@ class Commands(HelpfulGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{module}"), module)
         if not gc.isenabled():  # main has seen to that
             gc.freeze()
             gc.enable()

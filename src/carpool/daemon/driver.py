@@ -477,7 +477,7 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
-            said = {"refusals": refusals(live), "start": live.how_it_started()}
+            said = {"refusals": refusals(live), "start": live.how_it_started(), "container": live.file.container}
             self.journal.note_job(live.file.number, picture, live.file.argv, uid=live.file.uid, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:

@@ -138,10 +138,11 @@ class Journal:
         uid: int | None = None,
         refusals: str = "",
         start: str = "",
+        container: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
-        said |= {"refusals": refusals, "start": start}
+        said |= {"refusals": refusals, "start": start, "container": container}
         self._meter.end_account(picture, now=time.monotonic_ns())
         self._keep(
             EndedJob(
