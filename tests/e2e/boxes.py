@@ -102,7 +102,7 @@ class Runc(Box):
             name, _, value = word.partition("=")
             if name == "--volume":
                 host, inside, *mode = value.split(":")
-                mounts.append((host, inside, *(mode or ["rw"])))
+                mounts.append((host, inside, "".join(mode) or "rw"))
             elif name == "--tmpfs":
                 mounts.append(("", value, "rw"))
             elif name == "--env":

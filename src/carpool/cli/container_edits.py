@@ -108,7 +108,8 @@ def engine_words(edits: Edits, engine: str) -> list[str]:
         words.append("--userns=keep-id")
     for mount in edits.mounts:
         if mount.host is None:
-            words.append(f"--tmpfs={mount.inside}")
+            # podman copies what lies there into it, unless it is told not to
+            words.append(f"--tmpfs={mount.inside}{':notmpcopyup' if engine == 'podman' else ''}")
         else:
             words.append(f"--volume={mount.host}:{mount.inside}{':ro' if mount.is_read_only else ''}")
     return [*words, *(f"--env={name}={value}" for name, value in edits.environment.items())]
