@@ -25,7 +25,7 @@ from carpool.wire.places import find_places
 PACKAGE = Path(carpool.__file__).resolve().parent
 
 
-@click.command(short_help="A job for a program that somebody else starts, or has started.")
+@click.command(short_help="A job for a program that something else starts.")
 @click.option("--pid", type=int, default=0, help="Its first process, which runs already.")
 @click.option("--env", "as_env", is_flag=True, help="Print what the program needs as export lines.")
 @joining_options

@@ -19,7 +19,7 @@ from carpool.wire.places import find_places
 _IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 
 
-@click.command(short_help="A CDI file: containers get carpool as a device.")
+@click.command(short_help="A CDI file: containers get carpool as a device.", hidden=True)
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--device-name", default="all", help="What the device is called (all).")
 @click.option("--no-meter", is_flag=True, help="Preload nothing: for images with musl, like Alpine.")
@@ -32,7 +32,7 @@ def cdi(file: Path | None, device_name: str, no_meter: bool, as_json: bool, **op
     torch. Such containers have to be trusted like you.
 
     \b
-    sudo carpool cdi /etc/cdi/carpool.json
+    carpool cdi /etc/cdi/carpool.json     (as root)
     podman run --device carpool.dev/share=all IMAGE python train.py
     """
     if not _IS_NAME.fullmatch(device_name):

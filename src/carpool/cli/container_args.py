@@ -18,26 +18,34 @@ from carpool.units import parse_duration_ns
 from carpool.wire.joining import spec_of
 from carpool.wire.places import find_places
 
+FORMS = ("docker", "podman", "bwrap", "cdi")
+
 
 @click.command("container-args", short_help="What to add to docker, podman or bwrap.")
-@click.option("--docker", "form", flag_value="docker", default="docker", help="For docker run (the default).")
-@click.option("--podman", "form", flag_value="podman", help="For podman run.")
-@click.option("--bwrap", "form", flag_value="bwrap", help="For bubblewrap.")
-@click.option("--cdi", "form", flag_value="cdi", help="A CDI file for this container.")
+@click.option("--docker", is_flag=True, help="For docker run; so it is without these four.")
+@click.option("--podman", is_flag=True, help="For podman run.")
+@click.option("--bwrap", is_flag=True, help="For bubblewrap.")
+@click.option("--cdi", is_flag=True, help="A CDI file for this container.")
 @click.option("--shared", is_flag=True, help="For many containers, each trusted like you.")
 @click.option("--no-meter", is_flag=True, help="Preload nothing: for images with musl.")
 @click.option("--patience", default="10m", metavar="TIME", help="How long its job waits for it.")
 @joining_options
 @click.option("--json", "as_json", is_flag=True, help="The words as a JSON list.")
-def container_args(form: str, shared: bool, no_meter: bool, patience: str, as_json: bool, **options: Any) -> None:
+def container_args(shared: bool, no_meter: bool, patience: str, as_json: bool, **options: Any) -> None:
     """Print what to add so that a container's programs take turns.
 
     It makes a job for one container. With --shared none is made, and each
-    Python in a container joins when it imports torch.
+    Python in a container joins when it imports torch; carpool cdi writes
+    such a file.
 
     \b
+    carpool container-args --bwrap
     docker run $(carpool container-args) IMAGE python train.py
     """
+    named = [form for form in FORMS if options.pop(form)]
+    if len(named) > 1:
+        raise UsageError(f"--{named[0]} and --{named[1]} are two forms; give one of them")
+    form = named[0] if named else FORMS[0]
     if shared:
         edits = shared_edits(find_places(), options, no_meter=no_meter)
     else:
