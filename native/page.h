@@ -52,7 +52,7 @@
 #define CP_S_SPILLED 15 /* CUDA guest: bytes in managed memory, beyond the cap or the card (--oversubscribe); not in S_LIVE */
 #define CP_S_PAUSE_FROM 16 /* agent: since when it has nothing on the device, with the bits of PAUSE_…; 0: it computes */
 #define CP_S_PAUSE_NS 17 /* agent: how long it had its turn at such points and did nothing, waits for input not counted */
-#define CP_S_TAKEN_NS 18 /* daemon: when it last took the turn of this process at such a point */
+#define CP_S_TAKEN_NS 18 /* daemon: when it last took the turn of this process at such a point; 0: it waited for memory there */
 #define CP_S_CHANGES 19 /* agent: turns whose first iterations were compared with its usual ones */
 #define CP_S_CHANGE_NS 20 /* agent: what they took longer in all, and the wait for the device at the turns' ends; signed */
 

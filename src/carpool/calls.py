@@ -9,7 +9,6 @@ Nearly every field has a default: the journal keeps answers about jobs that are 
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import msgspec
@@ -110,8 +109,16 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     device_ns: int = 0
 
 
+class Order(msgspec.Struct, kw_only=True, frozen=True):
+    """What a person ordered about a job."""
+
+    verb: str
+    by: str
+    after_ns: int  # how long the job had been here
+
+
 class Job(msgspec.Struct, kw_only=True, frozen=True):
-    """One job, live or over. The fields up to `user` are the scheduler's; docs/operations.md has them."""
+    """One job, live or over. The fields up to `orders` are the scheduler's; docs/operations.md has them."""
 
     id: str
     name: str = ""
@@ -155,7 +162,9 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     change_ns: int | None = None  # what a change of turn costs it; None while nobody knows
     quantum_ns: int | None = None  # what a turn of it lasts at least while others wait; None: it takes no turns now
     quantum_why: str = ""  # why so long, where that was chosen
+    borrowed_ns: int = 0  # of its device time: as much of whole devices as was lent by other tenants
     user: str = ""  # the account that it is of; empty in answers of an older carpool
+    orders: list[Order] = []  # what people ordered about it, the newest last; of a daemon that serves several
     uid: int | None = None  # the number of that account
     pids: list[int] = []
     argv: list[str] = []  # cut in a list of jobs, and once it is over
@@ -462,23 +471,6 @@ def as_dict(answer: Answer) -> dict[str, object]:
             for job in jobs:
                 _tidy(job)
     return shown
-
-
-def to_json(value: dict[str, object]) -> bytes:
-    """An answer as it travels. By msgspec: a list of thousands of jobs is written in the daemon's loop, and turns
-    wait meanwhile."""
-    try:
-        return msgspec.json.encode(value)
-    except (UnicodeEncodeError, OverflowError):  # arguments that are no text; for older msgspec numbers over 64 bits
-        return json.dumps(value, separators=(",", ":")).encode()
-
-
-def from_json(body: bytes) -> object:
-    """What to_json made, or another writer; ValueError for what is no JSON."""
-    try:
-        return msgspec.json.decode(body)
-    except ValueError:
-        return json.loads(body)
 
 
 def _tidy(job: object) -> None:

@@ -1,4 +1,4 @@
-"""`carpool.Client`: the daemon of this user, from Python. docs/python.md shows it at work.
+"""`carpool.Client`: the daemon that this user's commands use, from Python. docs/python.md shows it at work.
 
 Each call is one connection to the daemon's socket: it asks, reads one answer (calls.py) and closes. What goes wrong
 is an error of `carpool.errors` with a sentence: UnreachableError (a PeerError) where no daemon answers, or one of
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -21,11 +22,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from carpool import __version__, calls
+from carpool import __version__
 from carpool.errors import AnsweredError, PeerError, RefusedError, UnreachableError, UsageError
 from carpool.wire import framing
 from carpool.wire import messages as m
@@ -41,7 +40,26 @@ ADOPT_PATIENCE_NS = 60 * 10**9  # how long a job that nobody is in yet waits for
 NAME_MAX = 60
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own choice, not for a program to inherit
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
+Answer = TypeVar("Answer", bound="msgspec.Struct")
+LONG_BYTES = 1 << 16  # an answer from here on is read by msgspec, which is quicker than its import by then
+
+
+class Later:
+    """A module that is imported when something of it is used: `carpool run` uses nothing of these (Z13)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from carpool import calls
+else:
+    calls, msgspec = Later("carpool.calls"), Later("msgspec")
 
 
 def _said(error: OSError) -> str:
@@ -84,6 +102,14 @@ def _woken(places: Places, error: OSError) -> socket.socket:
     raise UnreachableError(f"{who} answers at {places.socket} ({_said(error)}); {start}") from error
 
 
+def from_json(body: bytes) -> object:
+    """What to_json made, or another writer; ValueError for what is no JSON."""
+    if len(body) >= LONG_BYTES:
+        with contextlib.suppress(ValueError):
+            return msgspec.json.decode(body)
+    return json.loads(body)
+
+
 class DaemonSocket:
     """A blocking connection to the daemon."""
 
@@ -105,7 +131,7 @@ class DaemonSocket:
         self._socket.settimeout(seconds)
         head = self._read(framing.HEAD.size)
         length = framing.body_length(head, reply_max=REPLY_MAX)
-        return framing.decode(head, self._read(length) if length else b"", loads=calls.from_json)
+        return framing.decode(head, self._read(length) if length else b"", loads=from_json)
 
     def wait_readable(self, seconds: float | None) -> bool:
         """Whether something comes within this time; nothing is read."""
@@ -191,7 +217,7 @@ class Changes:
 
 
 class Client:
-    """The daemon of this user, or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
+    """The daemon that commands use (I20), or the one whose files are in `directory` (as `CARPOOL_DIR`)."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, places: Places | None = None) -> None:
         if places is None:

@@ -13,11 +13,24 @@ from carpool.agent.thread_stacks import is_worker
 
 THREAD = r"""
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 static volatile int stop, spins;
 static void *wait_here(void *arg) { while (!stop) { if (!spins) usleep(1000); } return arg; }
 static pthread_t made;
 int begin(int busy) { stop = 0; spins = busy; return pthread_create(&made, 0, wait_here, 0); }
+static const char *title;
+static void *word;
+static void *wait_named(void *arg) {
+    void *volatile found[2] = {word, arg};
+    prctl(PR_SET_NAME, title);
+    while (!stop) usleep(1000);
+    return found[0];
+}
+int begin_named(const char *as, void *has) {
+    stop = 0, title = as, word = has;
+    return pthread_create(&made, 0, wait_named, 0);
+}
 int end(void) { stop = 1; return pthread_join(made, 0); }
 """
 WORKERS = """
@@ -80,6 +93,16 @@ print(thread_in_the_way())
 library.end()
 print(repr(thread_in_the_way()))
 """
+# Its stack has an address of Python's code, as a call leaves one behind.
+NAMED = """
+import ctypes, sys
+from carpool.agent.threads import thread_in_the_way
+library = ctypes.CDLL(sys.argv[1])
+title = sys.argv[2].encode()
+library.begin_named(title, ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p))
+print(repr(thread_in_the_way()))
+library.end()
+"""
 
 
 def run(script: str | Path, *arguments: str) -> list[str]:
@@ -120,6 +143,22 @@ def test_k2_a_raw_thread_of_pythons_is_in_the_way() -> None:
     (line,) = run(RAW)
     assert line.startswith("a thread that Python's threading does not know (")
     assert line.endswith(") might touch its tensors meanwhile")
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "is_in_the_way"),
+    [
+        ("libtorch_cpu.so", "pt_autograd_0", False),
+        ("libtorch_cpu.so", "mine", True),
+        ("libmine.so", "pt_autograd_0", True),
+    ],
+)
+def test_k2_what_python_left_on_the_stack_of_torchs_backward_thread_is_no_sign_of_work(
+    library: Path, tmp_path: Path, name: str, title: str, is_in_the_way: bool
+) -> None:
+    copied = shutil.copy(library, tmp_path / name) if name != library.name else library
+    (said,) = run(NAMED, str(copied), title)
+    assert ("might touch its tensors meanwhile" in said) == is_in_the_way, said
 
 
 @pytest.mark.parametrize("name", ["libtorch_mine.so", "libtorchmine.so", "libc10mine.so", "carpool_mine.so"])

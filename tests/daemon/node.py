@@ -12,6 +12,7 @@ from carpool.core.node.events import DeviceAdded, JobAdopted, NodeConfigured
 from carpool.core.node.model import JobSpec, Needs
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.settings import Settings
+from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
@@ -44,6 +45,7 @@ class Node:
         self._starter = Starter(places, [])
         self.given_up: list[str] = []  # whether a bug ended this daemon
         self.driver = Driver(scheduler, self.journal, self._starter, lambda: self.given_up.append("now"))
+        self.authority = Authority(self.driver.jobs)
         self.use_devices([DeviceFacts(id="cpu", kind=KINDS["cpu"], capacity_bytes=100 * MIB, title="cores")])
         self.driver.tell(NodeConfigured(policy="fair", settings=Settings()))
         self.driver.tell(DeviceAdded(device=CPU, capacity_bytes=100 * MIB))
@@ -54,6 +56,7 @@ class Node:
             self.driver.scheduler,
             self.driver.jobs,
             self.journal,
+            authority=self.authority,
             starter=self._starter,
             in_force=in_force,
             policy=Guarded(POLICIES["fair"], print),
@@ -62,9 +65,10 @@ class Node:
             hear=self.driver.hear,
         )
         limits = Limits(self.driver.jobs, self._starter.places)
-        self.registry = Registry(self.driver, self._starter, Programs(self.driver, limits))
+        self.registry = Registry(self.driver, self._starter, Programs(self.driver, limits), self.authority)
         self.orders = Orders(
             self.driver,
+            authority=self.authority,
             queries=self.queries,
             registry=self.registry,
             starter=self._starter,

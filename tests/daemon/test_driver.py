@@ -101,6 +101,7 @@ def driver_with(live: LiveJob, journal: Journal, places: Places) -> Driver:
         arrived_ns=0, at_ns=0, row="run", row_since_ns=0, spent_ns={}, waited_for_ns={}, served_ns=0, steps=0
     )
     driver.scheduler.account_of = lambda job, *, now: account  # type: ignore[method-assign]  # of this object only
+    driver.scheduler.standing_of = lambda job, *, now: (account.row, 0, ())  # type: ignore[method-assign]  # and this
     driver.jobs[live.id] = live
     return driver
 
@@ -171,7 +172,7 @@ def test_the_accounts_are_noted_now_and_then_while_jobs_live_and_not_without(
     live, noted = job_that_waits(tmp_path, pending_bytes=0), list[int]()
     note = journal.note_accounts
 
-    def note_accounts(changed: dict[str, Account], *, now: int) -> None:
+    def note_accounts(changed: dict[str, Account], *, now: int, lent_ns: object = None) -> None:
         noted.append(now)
         note(changed, now=now)
 

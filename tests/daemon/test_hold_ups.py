@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,3 +117,17 @@ def test_what_is_said_of_a_process_is_the_same_with_and_without_watch(
     assert looks()[:11] == alone[:11]
     assert alone[1:6] == [True, True, False, False, False]
     assert alone[-2:] == [True, -1]
+
+
+def test_no_more_of_a_process_is_read_than_a_program_can_be_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LARGE_BYTES_MAX", 1 << 16)
+    environment = {"CARPOOL_JOB": "first", **{f"X{number}": "x" * 50_000 for number in range(10)}, "LAST": "x"}
+    process = subprocess.Popen(["sleep", "100"], env=environment)
+    try:
+        while processes.name_of(process.pid) != "sleep":
+            select.select([], [], [], 0.01)
+        assert processes.variable_of(process.pid, "CARPOOL_JOB") == "first"
+        assert processes.variable_of(process.pid, "LAST") == ""
+    finally:
+        process.kill()
+        process.wait()

@@ -62,8 +62,18 @@ def test_d16_who_waits_for_memory_in_a_pause_is_not_idle(page: JobPage, sleeper:
     slot.pause_from = (now - 50 * MS) & ~PAUSE_BITS
     slot.pending_bytes = MS
     assert not turn.take_idle(now=now) and turn.is_granted
+    turn.revoke()
+    assert (slot.recall, slot.taken_ns) == (LAPSED, 0), "the program learns no pause from this"
+
+
+def test_d16_one_that_has_its_memory_and_sleeps_on_is_idle(page: JobPage, sleeper: int) -> None:
+    turn, now = granted(page, sleeper), time.monotonic_ns()
+    assert page.page is not None
+    slot = page.page.slot(1)
+    slot.pause_from = (now - 50 * MS) & ~PAUSE_BITS
     slot.pending_bytes = 0
     assert turn.take_idle(now=now)
+    assert slot.taken_ns >= now
 
 
 def test_who_computes_between_its_steps_is_not_idle(page: JobPage) -> None:

@@ -52,7 +52,7 @@ def test_i2_with_and_without_observers_the_core_is_told_and_orders_the_same(tmp_
     seen: list[list[str]] = []
 
     def act(node: Node) -> None:
-        kept, stream = Kept(), ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7)
+        kept, stream = Kept(), ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7, node.authority)
         node.driver.observers.add(kept)
         if seen:
             node.driver.observers.add(stream)

@@ -18,7 +18,7 @@ from carpool.core.node.model import Needs
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.turns import Member
-from tests.daemon.node import MIB, Node, in_node
+from tests.daemon.node import ME, MIB, Node, in_node
 
 NEEDS = Needs(persistent_bytes=MIB, ephemeral_bytes=0)
 
@@ -52,7 +52,7 @@ def test_i4_a_hundred_questions_add_no_row_and_no_decision(tmp_path: Path, verb:
         assert live.page is not None
         for step in range(100):  # the job computes meanwhile
             live.page.slot(member.slot).steps = 10 + step
-            assert node.queries.answer(verb, {"job": "a", "all": True}) is not None
+            assert node.queries.answer(verb, {"job": "a", "all": True}, uid=ME.uid) is not None
         assert (rows(node, tmp_path), decisions) == (before, [])
 
     in_node(tmp_path, act)

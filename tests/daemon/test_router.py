@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from carpool.daemon import members as members_module
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
@@ -45,6 +46,7 @@ def router(members: object, runners: object) -> Router:
     nobody = object()
     return Router(
         cast(Driver, nobody),
+        authority=Authority({}),
         members=cast(Members, members),
         runners=cast(Runners, runners),
         joining=cast(Joining, nobody),

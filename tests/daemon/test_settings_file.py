@@ -29,7 +29,7 @@ weight = 2
 priorities = "0..5"
 memory = "1GiB"
 compute = "50%"
-devices = ["gpu0"]
+devices = ["cpu"]
 guaranteed = "25%"
 
 [tenant-defaults]
@@ -43,7 +43,7 @@ def test_a_whole_file_is_read() -> None:
     assert (settings.access.admins, settings.access.private) == (("root", "@wheel"), True)
     assert (settings.limits.jobs, settings.limits.hog) == (5, "10m")
     lab = settings.tenants["lab"]
-    assert (lab.members, lab.weight, lab.devices) == (("ana", "@students"), 2.0, ("gpu0",))
+    assert (lab.members, lab.weight, lab.devices) == (("ana", "@students"), 2.0, ("cpu",))
     assert settings.tenant_defaults == TenantSettings(jobs=3)
     assert settings.config().tenant_weights == "lab=2"
     assert parse_settings("") == MachineSettings()
@@ -62,6 +62,7 @@ def test_a_whole_file_is_read() -> None:
         ("[limits]\nlog_size = 'big'", "[limits] log_size: 'big' is not a size"),
         ("[tenant.lab]\nweight = 0", "weight = 0: it must be above 0"),
         ("[tenant.lab]\npriorities = '5..0'", "priorities = '5..0': write the least and the most, like 0..5"),
+        ("[tenant.lab]\ndevices = ['gpu9']", "[tenant.lab] devices: there is no device gpu9; there are "),
         ("[tenant]\nlab = 1", "tenant.lab is a table: write [tenant.lab]"),
         ("access = 1", "access is a table: write [access]"),
         ("policy =", "this is not TOML"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,8 @@ NEEDS = Needs(persistent_bytes=MIB, ephemeral_bytes=0)
 
 class Reader:
     """A client's connection."""
+
+    uid = os.geteuid()
 
     def __init__(self, unread: int = 0) -> None:
         self.sent: list[m.Reply] = []
@@ -44,7 +47,7 @@ class Reader:
 
 
 def open_stream(node: Node) -> ChangeStream:
-    made = ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7)
+    made = ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7, node.authority)
     node.driver.observers.add(made)
     return made
 

@@ -19,7 +19,7 @@ priorities = "0..5"
 memory = "8GiB"
 compute = "50%"
 jobs = 4
-devices = ["gpu0"]
+devices = ["cpu"]
 guaranteed = "25%"
 order = "srtf"
 [tenant-defaults]
@@ -37,7 +37,7 @@ def test_the_core_is_told_what_the_file_says() -> None:
             memory_bytes_max=8 * GIB,
             compute_milli_max=500,
             jobs_max=4,
-            devices=(DeviceId("gpu0"),),
+            devices=(DeviceId("cpu"),),
             priorities=(0, 5),
             order="srtf",
         )

@@ -30,6 +30,8 @@ from typing import Any
 
 import pytest
 
+import carpool
+from carpool.cli.system_steps import closed_to_others
 from carpool.client import Client
 from carpool.wire.lock import MACHINE
 from carpool.wire.places import machine_places
@@ -50,17 +52,16 @@ def why_not() -> str:
     missing = [tool for tool in ("useradd", "userdel", "groupadd") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} of the distribution is missing, so no users can be made"
-    return "" if _base_python() else f"no Python 3.{sys.version_info.minor} that other users may execute was found"
-
-
-def _base_python() -> str:
-    """An interpreter of this version which everyone may execute: this one, or that of the distribution."""
-    own = Path(sys.executable).resolve()
-    for path in (own, Path(f"/usr/bin/python3.{sys.version_info.minor}")):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run([path, "-I", "-c", "0"], check=True, user=65534, group=65534, timeout=PATIENCE, cwd="/")
-            return str(path)
     return ""
+
+
+def copy_for_all(source: Path, target: Path) -> Path:
+    """The same directory where everyone can enter it: itself, or a copy made of links to the same files."""
+    if closed_to_others(source) is None:
+        return source
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    target.chmod(0o755)
+    return target
 
 
 class PythonForAll:
@@ -72,15 +73,31 @@ class PythonForAll:
         self.binaries = self.directory / "bin"
         self.python, self.carpool = str(self.binaries / "python"), str(self.binaries / "carpool")
         packages = self.directory / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-        base = _base_python()
         for directory in (self.binaries, packages):
             directory.mkdir(parents=True)
+        base = self._base_python()
         (self.directory / "pyvenv.cfg").write_text(f"home = {Path(base).parent}\n")
         Path(self.python).symlink_to(base)
-        lines = [f"import site; site.addsitedir({each!r})" for each in site.getsitepackages()]
+        # What is in a directory that others cannot enter is linked to here: a clone below a home, say.
+        sources = copy_for_all(Path(carpool.__file__).parents[1], self.directory / "src")
+        sites = [copy_for_all(Path(each), self.directory / f"site{at}") for at, each in enumerate(_sites())]
+        lines = [str(sources), *(f"import site; site.addsitedir({str(each)!r})" for each in sites)]
         (packages / "all.pth").write_text("\n".join(lines) + "\n")
+        tests = copy_for_all(PROGRAMS.parent, self.directory / "tests")
+        self.programs, self.eager = tests / PROGRAMS.name, tests / Path(eager.HERE).name
         Path(self.carpool).write_text(f"#!{self.python}\nfrom carpool.cli.main import main\nmain()\n")
         Path(self.carpool).chmod(0o755)
+
+    def _base_python(self) -> str:
+        """An interpreter of this version that everyone may execute: this one, the distribution's, or a copy."""
+        own, name = Path(sys.executable).resolve(), f"python3.{sys.version_info.minor}"
+        for path in (own, Path("/usr/bin") / name):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    [path, "-I", "-c", "0"], check=True, user=65534, group=65534, timeout=PATIENCE, cwd="/"
+                )
+                return str(path)
+        return str(copy_for_all(Path(sys.base_prefix), self.directory / "base") / "bin" / name)
 
     def why_not(self) -> str:
         """Why another user cannot import carpool with it; empty if he can."""
@@ -90,6 +107,10 @@ class PythonForAll:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _sites() -> list[str]:
+    return [each for each in site.getsitepackages() if Path(each).is_dir()]
 
 
 class Population:
@@ -217,7 +238,7 @@ class Machine(Node):
         self.carpool_path = python.carpool
         path = f"{python.binaries}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         self.environment |= {"CARPOOL_ROOT": str(self.directory), "PATH": path}
-        self.environment = eager.without_compiler(self.environment)
+        self.environment = {**self.environment, "PYTHONPATH": str(python.eager)}
         self.mark = f"CARPOOL_ROOT={self.directory}"
         self.people = {name: Person(self, name, login) for name, login in population.logins.items()}
 
@@ -241,7 +262,7 @@ class Machine(Node):
         """A program's command line: `x.py` is a script of tests/programs run by the Python of all."""
         words = list(program)
         if words[0].endswith(".py"):
-            script = words[0] if "/" in words[0] else str(PROGRAMS / words[0])
+            script = words[0] if "/" in words[0] else str(self.population.python.programs / words[0])
             return [self.population.python.python, script, *words[1:]]
         return words
 
@@ -262,7 +283,10 @@ def make_population() -> Iterator[Population]:
     why = why_not()
     if why:
         pytest.skip(f"NO MACHINE WITH SEVERAL USERS WAS TRIED: {why}")
-    made = Population()
+    try:
+        made = Population()
+    except (OSError, shutil.Error) as error:  # another file system, to which nothing can be linked
+        pytest.skip(f"NO MACHINE WITH SEVERAL USERS WAS TRIED: {error}")
     try:
         unfit = made.python.why_not()
         if unfit:

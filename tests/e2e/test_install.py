@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from carpool.cli import system_steps as steps_of
 from carpool.daemon.settings_file import parse_settings
 from tests.e2e.machine import Machine, Population, remove_user
 from tests.e2e.node import PATIENCE, Ended, is_alive, wait_until
@@ -20,6 +21,14 @@ from tests.e2e.node import PATIENCE, Ended, is_alive, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 CAP_SETUID = 1 << 7
+LOOP = """
+import os, sys
+import carpool
+import carpool.wire.messages as m
+while not os.path.exists(sys.argv[1]):
+    with carpool.turn(): sum(range(100_000))
+    if os.path.exists(sys.argv[1] + os.environ["USER"]): m.PROTOCOL = 1
+"""
 
 
 def system(machine: Machine, *words: str) -> Ended:
@@ -189,3 +198,52 @@ def test_as_a_service_account_it_runs_programs_of_all_and_submit_says_what_it_ne
     assert system(machine, "restart").code == 0, "root starts it as that account again"
     assert Path(f"/proc/{machine.status()['pid']}").stat().st_uid == uid
     assert system(machine, "uninstall").code == 0
+
+
+def test_after_an_upgrade_jobs_of_all_users_are_taken_back_or_named(machine: Machine) -> None:
+    """Ana's goes on taking turns. Ben's is of a version that speaks otherwise: it runs on, and that is said."""
+    installed(machine, settings='device = "cpu:2GiB"\nquantum = "50ms"\n')
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    stop = machine.files / "stop"
+    jobs = {
+        person: person.run(machine.population.python.python, "-c", LOOP, str(stop), options=("--name", person.name))
+        for person in (ana, ben)
+    }
+    for person in jobs:
+        machine.wait_steps(person.name, 20)
+    Path(f"{stop}{ben.login}").touch()
+    machine.wait_steps("ben", machine.job("ben")["steps"] + 20)
+    steps_of.stop_daemon(machine.places)
+    (kept,) = machine.places.kept_jobs.glob("ben-*/job.json")
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "protocol": 1}))
+    assert machine.root.carpool("daemon", "start").code == 0
+    facts = asked(machine, "status")
+    assert facts["jobs"] == 2
+    machine.wait_state("ben", "unmanaged")
+    (said,) = asked(machine, "status")["waits"]
+    assert said.startswith("job ben-") and "runs on outside the turns until it ends" in said
+    before = machine.turns("ana"), machine.job("ana")["steps"]
+    extra = ana.run(machine.population.python.python, "-c", LOOP, str(stop), options=("--name", "new"))
+    machine.wait_steps("new", 20)
+    machine.wait_steps("ana", before[1] + 20)
+    wait_until(lambda: machine.turns("ana") > before[0] and machine.turns("new") > 1, "they take turns again")
+    stop.touch()
+    for job in (*jobs.values(), extra):
+        done = job.wait()
+        assert done.code == 0, done.err
+
+
+def test_a_daemon_of_another_version_is_restarted_and_removed_all_the_same(machine: Machine) -> None:
+    installed(machine)
+    old = system(machine, "restart")
+    assert old.code == 0, old.err
+    (machine.files / "sitecustomize.py").write_text("import carpool.wire.messages as m\nm.PROTOCOL = 1\n")
+    other = {"PYTHONPATH": str(machine.files)}
+    ana = machine.people["ana"]
+    done = ana.carpool("ps", added=other)
+    assert done.code == 3 and "an admin restarts it: sudo carpool system restart" in done.err, done.err
+    done = machine.root.carpool("system", "uninstall", added=other)
+    assert done.code == 1 and "--force stops it anyway" in done.err, done.err
+    done = machine.root.carpool("system", "restart", added=other)
+    assert done.code == 0 and "in place of" in done.err, done.err
+    assert machine.root.carpool("system", "uninstall", added=other).code == 0

@@ -50,3 +50,41 @@ def test_i50_a_user_has_so_many_jobs_and_the_one_too_many_is_told_why(machine: M
     assert done.code == 1 and "have 1 jobs, and may have 1" in done.err, (done.code, done.err)
     assert ben.carpool("run", "--", "true").code == 0
     assert is_alive(first.pid)
+
+
+def test_i54_who_fills_the_daemons_disk_loses_the_job_that_does_it(machine: Machine) -> None:
+    machine.start_machine(SETTINGS + '[limits]\nrun_size = "2MiB"\n')
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    good = ana.run("sleep", "300", options=["--name", "good"])
+    fill = 'head -c 8000000 /dev/urandom > "$(dirname "$CARPOOL_PAGE")/junk"; exec sleep 300'
+    bad = ben.run("sh", "-c", fill, options=["--name", "bad"])
+    done = bad.wait()
+    assert done.code != 0
+    reason = machine.job("bad")["reason"]
+    assert "beside their pages, and may have 2.00 MiB ([limits] run_size)" in reason, reason
+    assert is_alive(good.pid) and machine.state("good") not in ("failed", "cancelled")
+
+
+def test_i54_who_forks_without_end_loses_the_job_that_does_it(machine: Machine) -> None:
+    machine.start_machine(SETTINGS + "[limits]\nprocesses = 30\n")
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    good = ana.run("sleep", "300", options=["--name", "good"])
+    bad = ben.run("sh", "-c", "for i in $(seq 60); do sleep 300 & done; wait", options=["--name", "bad"])
+    done = bad.wait()
+    assert done.code != 0
+    reason = machine.job("bad")["reason"]
+    assert "processes, and may be 30 ([limits] processes)" in reason, reason
+    assert is_alive(good.pid)
+
+
+def test_i53_a_users_old_logs_make_room_and_a_job_that_prints_goes_on(machine: Machine) -> None:
+    machine.start_machine(SETTINGS + '[limits]\nlog_size = "3MiB"\n')
+    ana = machine.people["ana"]
+    old = ana.submit("sh", "-c", "head -c 2000000 /dev/zero | tr '\\0' a", options=["--name", "old"])["id"]
+    machine.wait_state(old, "finished")
+    printing = "head -c 8000000 /dev/zero | tr '\\0' b; exec sleep 300"
+    new = ana.submit("sh", "-c", printing, options=["--name", "new"])["id"]
+    logs = machine.places.logs_of(ana.uid)
+    wait_until(lambda: not (logs / f"{old}.log").exists(), "the log of the ended job is gone")
+    wait_until(lambda: (logs / f"{new}.log").stat().st_blocks * 512 < 5_000_000, "the other one is cut")
+    assert machine.state(new) not in ("failed", "cancelled")

@@ -94,7 +94,7 @@ def test_an_id_that_is_a_path_is_refused(node: Node, name: str) -> None:
             spec={"name": "x"},
             argv=["true"],
             cwd="/",
-            pid=0,
+            pid=os.getpid(),
             child_pid=0,
             version=__version__,
             protocol=m.PROTOCOL,

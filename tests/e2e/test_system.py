@@ -181,3 +181,18 @@ def test_the_doctor_says_which_daemon_and_why(machine: Machine) -> None:
     assert found(ana, "daemon")[0].startswith(f"the machine's, for all users: pid {machine.status()['pid']}")
     machine.kill_daemon()
     assert "an admin starts it: sudo carpool daemon start" in found(ana, "daemon")[0]
+
+
+def test_tenants_are_told_anew_and_what_they_cannot_have_changes_nothing_i23(machine: Machine) -> None:
+    machine.start_machine('device = "cpu:2GiB"\n[tenant.lab]\nweight = 2\n')
+    machine.write_settings(
+        'device = "cpu:2x1GiB"\n[tenant.lab]\nweight = 3\njobs = 2\n[tenant.new]\nmemory = "1GiB"\n'
+    )
+    reloaded = machine.client.reload()
+    assert reloaded.changed["tenant.lab.weight"] == "2.0 → 3.0" and reloaded.waits == ["device"]
+    told = {each["tenant"]: each for each in machine.journal("TenantSet")}
+    assert told["lab"]["terms"]["weight_milli"] == 3000 and told["new"]["by"] == "root"
+    machine.write_settings('device = "cpu:2x1GiB"\n[tenant.lab]\ndevices = ["cpu1"]\n')
+    with pytest.raises(AnsweredError, match="there is no device cpu1; there are cpu"):
+        machine.client.reload()
+    assert len(machine.journal("TenantSet")) == len(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,41 @@ def test_i43_who_is_confined_cannot_submit(machine: Machine) -> None:
         assert done.code == 1 and "container" in done.err, (words, done)
     done = machine.root.start(carpool, "submit", "--", "true").wait()
     assert done.code == 0, done.err
+
+
+def test_parked_memory_lies_in_its_users_own_store(machine: Machine) -> None:
+    machine.start_machine()
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    job = ana.run("plain_loop.py", "--steps", "100000", "--width", "1024", options=["--name", "ana"])
+    machine.wait_steps("ana", 30)
+    assert ana.carpool("suspend", "ana").code == 0
+    wait_until(lambda: machine.job("ana")["parked_bytes"] > 0, "it is parked")
+    store = machine.places.parked_of(ana.uid)
+    assert (store.stat().st_uid, store.stat().st_mode & 0o777) == (ana.uid, 0o700)
+    links = [str(each.readlink()) for each in Path(f"/proc/{machine.program_pid('ana')}/fd").iterdir()]
+    assert any(link.startswith(str(store)) for link in links), links
+    done = ben.start("ls", str(store)).wait()
+    assert done.code != 0 and "Permission denied" in done.err
+    assert ana.carpool("resume", "ana").code == 0
+    machine.wait_steps("ana", machine.job("ana")["steps"] + 10)
+    assert ana.carpool("cancel", "ana").code == 0
+    job.wait()
+
+
+def test_a_checkpoint_is_written_by_its_users_process_alone(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    job = ana.run("plain_loop.py", "--steps", "100000", options=["--name", "ana", "--checkpointable"])
+    machine.wait_steps("ana", 10)
+    file = ana.home / "a.ckpt"
+    done = ana.carpool("checkpoint", "ana", str(file), "--stop")
+    assert done.code == 0, done.err
+    assert file.stat().st_uid == ana.uid
+    job.wait()
+    nowhere = machine.directory / "of-root.ckpt"
+    again = ana.run("plain_loop.py", "--steps", "100000", options=["--name", "again", "--checkpointable"])
+    machine.wait_steps("again", 10)
+    done = ana.carpool("checkpoint", "again", str(nowhere))
+    assert done.code == 1 and not nowhere.exists(), "root wrote nothing for her"
+    assert ana.carpool("cancel", "again").code == 0
+    again.wait()

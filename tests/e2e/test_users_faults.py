@@ -46,11 +46,17 @@ def test_jobs_of_all_users_outlive_their_daemon_and_a_queued_one_still_runs_as_i
     words = f"ulimit -n 600; umask 037; exec carpool submit --name late --memory 3GiB -- sh -c '{says}'"
     assert ana.start("sh", "-c", words).wait().code == 0
     assert machine.state("late") == "queued"
+    waits = ben.run("sleep", "1000", options=["--name", "waits", "--memory", "3GiB"])
+    before = machine.wait_state("waits", "queued")["id"]
     restart(machine)
     for person in running:
         steps = machine.job(person.name)["steps"]
         machine.wait_steps(person.name, steps + 5)
         assert machine.job(person.name)["uid"] == person.uid
+    wait_until(lambda: machine.find("waits") is not None, "its runner came back")
+    assert machine.job("waits")["id"] == before
+    assert ben.carpool("cancel", "waits").code == 0
+    assert waits.wait().code != 0
     for person, job in running.items():
         assert person.carpool("cancel", person.name).code == 0
         assert job.wait().code != 0
@@ -194,3 +200,59 @@ def test_i40_a_process_whose_files_in_proc_do_not_open_holds_up_nobody(machine: 
     machine.wait_steps("ana", machine.job("ana")["steps"] + 20)
     assert ana.carpool("cancel", "ana").code == 0
     assert job.wait().code != 0
+
+
+CLAIMS_AN_ID = """
+import sys
+from carpool import __version__
+from carpool.client import DaemonSocket
+from carpool.wire import messages as m
+from carpool.wire.places import find_places
+import os
+wire = DaemonSocket(find_places())
+wire.send(m.Enter(job=sys.argv[1], spec={"name": "hers"}, argv=["true"], cwd="/", pid=os.getpid(), child_pid=0,
+    version=__version__, protocol=m.PROTOCOL))
+print(wire.receive().job, flush=True)
+"""
+
+
+def test_nobody_gets_the_id_of_a_job_by_naming_it(machine: Machine) -> None:
+    """Else eve could have the id that the next job of ana is given, or keep a queued one from coming back."""
+    machine.start_machine()
+    python = machine.population.python.python
+    for wanted in ("ana-2", "ana-4", "x-99"):
+        done = machine.people["eve"].start(python, "-c", CLAIMS_AN_ID, wanted).wait()
+        assert done.code == 0 and done.lines[0].startswith("hers-"), (wanted, done)
+    assert machine.people["ana"].run("true", options=["--name", "ana"]).wait().code == 0
+
+
+def test_a_queued_job_runs_as_its_user_after_the_machine_was_started_anew(machine: Machine) -> None:
+    """Then /run is empty, and nothing runs any more: what is kept of the job is all there is."""
+    machine.start_machine()
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    full = [ben.run("sleep", "1000", options=["--name", f"sleep{number}"]) for number in range(4)]
+    for number in range(len(full)):
+        runs(machine, f"sleep{number}")
+    ana.submit("id", "-u", options=["--name", "late", "--memory", "3GiB"])
+    assert machine.state("late") == "queued"
+    machine.kill_daemon()
+    for job in full:
+        os.kill(job.pid, signal.SIGKILL)
+    for pid in machine.processes():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not machine.processes(), "nothing runs")
+    shutil.rmtree(machine.places.run)
+    machine.start_machine()
+    assert machine.wait_state("late", "finished", "failed")["state"] == "finished"
+    assert ana.carpool("logs", "late").lines[-1] == str(ana.uid)
+    for number in range(len(full)):
+        machine.wait_state(f"sleep{number}", "failed")
+
+
+def test_programs_start_cold_under_the_machines_daemon_and_are_told_why(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    done = ana.run("plain_loop.py", "--steps", "3", options=["--name", "cold", "--warm"]).wait()
+    assert done.code == 0, done.err
+    found = machine.wait_state("cold", "finished")
+    assert found["start"] == "cold: the machine's daemon keeps no warm parents"

@@ -15,7 +15,12 @@ from tests.golden.under_test import CLUSTER, EFFECTS, EVENTS, NODE
 
 EVENTS_MIN = 300_000
 BYTES_MAX = 8_000_000
-NEWER = {"ProgramStarted", "StartPutOff", "TenantSet"}  # types that came after the logs were recorded
+NEWER = {
+    "ProgramStarted",
+    "StartPutOff",
+    "TenantSet",
+    "CheckpointAsked",
+}  # types that came after the logs were recorded
 
 
 @cache

@@ -48,6 +48,9 @@ WAITS_FOR_OTHERS = {  # by machine, the numbers of poll, select, accept, epoll_w
     "aarch64": frozenset({22, 72, 73, 202, 242, 441}),
 }.get(os.uname().machine, frozenset())
 PYTHON = re.compile(r"(lib)?python\d*")
+# So torch names its threads for the backward pass. Each had Python's lock when it began, and addresses of Python's
+# code may lie on its stack ever since (torch 2.6, Python 3.13). One that runs Python now is found by its frame.
+AUTOGRAD = "pt_autograd_"
 NATIVE = Path(_native.__file__).resolve().parent
 TASKS = Path("/proc/self/task")
 
@@ -62,7 +65,7 @@ class Stranger:
     @property
     def may_settle(self) -> bool:
         """Whether another look may find it waiting, gone, or known: Python's threads begin and end inside Python."""
-        return not self.library or PYTHON.fullmatch(_stem(self.library)) is not None
+        return not self.library or _is_pythons(self.library)
 
     def __str__(self) -> str:
         return f"{self.number} of {self.library}" if self.library else f"{self.number}, which computes all the time,"
@@ -177,6 +180,14 @@ def is_worker(library: str) -> bool:
     return WORKERS.fullmatch(_stem(library)) is not None
 
 
+def _is_pythons(library: str) -> bool:
+    return PYTHON.fullmatch(_stem(library)) is not None
+
+
+def _title(number: int) -> str:
+    return (TASKS / str(number) / "comm").read_text(errors="replace")
+
+
 def _waits(number: int) -> tuple[int, int, int] | None:
     """The system call that a thread waits in, its stack pointer and its next instruction.
 
@@ -198,6 +209,8 @@ def _stack(number: int, code: _Code) -> Stack | None:
     calls = [code.library_at(address) for address in (instruction, *_words(top, min(end, top + STACK_BYTES)))]
     used = max((8 * place for place, library in enumerate(calls) if library is not None), default=0)
     found = frozenset(library for library in calls if library is not None and _stem(library) not in PLAIN)
+    if any(map(_is_pythons, found)) and _title(number).startswith(AUTOGRAD):
+        found = frozenset(library for library in found if not _is_pythons(library))
     return Stack(call, found, used)
 
 

@@ -176,6 +176,8 @@ def open_node(
     with tempfile.TemporaryDirectory(prefix="cpb-", ignore_cleanup_errors=True, dir=root) as directory:
         node = Node(Path(directory))
         node.environment |= settings or {}
+        if device.startswith("cpu"):  # the cores that the machine's daemon shares may be measured beside it; no GPU
+            node.environment.setdefault("CARPOOL_ROOT", directory)
         try:
             node.call("daemon", "start", "--policy", policy, "--device", device, "--quantum", quantum)
             node.pid = int(node.status()["pid"])

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from carpool.client import PYTHON_IGNORES
 from carpool.daemon.start_and_end import WARM
+from carpool.errors import PeerError
 from carpool.wire.places import Places
 
 if TYPE_CHECKING:
@@ -53,10 +52,17 @@ class Child:
         os.kill(self.pid, number)
 
 
+def texts_of(told: object) -> dict[str, str]:
+    """Variables as the daemon told them."""
+    if not isinstance(told, dict) or not all(isinstance(each, str) for pair in told.items() for each in pair):
+        raise PeerError("the daemon's variables for the program are no names and texts")
+    return told
+
+
 def merged_environment(user: Mapping[str, str], added: Mapping[str, object]) -> dict[str, str]:
     """The user's environment with carpool's words: some set, some put in front, some only where unset."""
     merged = dict(user)
-    parts = {key: msgspec.convert(added.get(key, {}), dict[str, str]) for key in ("set", "prepend", "default")}
+    parts = {key: texts_of(added.get(key, {})) for key in ("set", "prepend", "default")}
     merged.update(parts["set"])
     for name, value in parts["prepend"].items():
         before = merged.get(name)

@@ -10,9 +10,12 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from carpool.calls import Inherited
 from carpool.client import PYTHON_IGNORES
+
+if TYPE_CHECKING:
+    from carpool.calls import Inherited
 
 NOT_CHANGED = PYTHON_IGNORES | {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}  # the runner waits for the last
 

@@ -16,8 +16,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from carpool.cli.values import parsed
 from carpool.client import Client, DaemonSocket
 from carpool.errors import CarpoolError, RefusedError, UnreachableError, UsageError
@@ -65,6 +63,8 @@ def replace_brought_back(places: Places, config: DaemonConfig) -> bool:
 
 
 def _words(config: DaemonConfig, *, is_brought_back: bool) -> list[str]:
+    import msgspec
+
     return [msgspec.json.encode(config).decode(), *([BROUGHT_BACK] if is_brought_back else [])]
 
 
@@ -152,6 +152,8 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
     A running daemon with another policy or other devices is not changed behind its users' backs.
     """
     if not places.is_machine and not Client(places=places).is_running():
+        import msgspec
+
         from carpool.daemon.config import DaemonConfig
 
         # A socket without a daemon is one that died: its jobs may still run, and want the devices they were given.
@@ -161,19 +163,25 @@ def ensure_daemon(places: Places, *, policy: str | None, device: str | None) -> 
         start_daemon(places, chosen, is_brought_back=places.socket.exists() and chosen == last)
         if device is None or device == described:
             return None
-    status = Client(places=places).status()  # also says whether it speaks our version, before anything is entered
+    if policy is None and device is None:
+        Client(places=places).call("status")  # says whether it speaks our version, before anything is entered
+        return None
+    status = Client(places=places).status()
     if policy is not None and policy != status.policy:
+        how = f"restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+        if places.is_machine:
+            how = f"ask an admin to write it into {places.settings}"
         raise UsageError(
-            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or"
-            f" restart it: carpool daemon stop, then carpool daemon start --policy {policy}"
+            f"the running daemon uses policy {status.policy}, not {policy}; leave --policy out, or {how}"
         )
     if device is None or device == status.device:
         return None
     names = [known.id for known in status.devices]
     if device not in names and parsed("--device", is_description, device):
+        how = "" if places.is_machine else f", or restart the daemon with --device {device}"
         raise UsageError(
             f"the running daemon manages {status.device}, not {device}; leave --device out, name one of"
-            f" {', '.join(names)}, or restart the daemon with --device {device}"
+            f" {', '.join(names)}{how}"
         )
     if device not in names:
         raise UsageError(f"--device: there is no device {device} here; there are {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -12,6 +13,7 @@ import click
 from carpool.calls import Job
 from carpool.client import Client
 from carpool.errors import CarpoolError, RefusedError, UsageError
+from carpool.units import format_bytes
 
 FOLLOW_SECONDS = 0.2
 PIECE_BYTES = 1 << 20  # of a log that may be larger than the memory
@@ -34,7 +36,7 @@ def logs(job: str, follow: bool) -> None:
         path, is_over = Path(answer.log), not follow or found.is_over
         if path.exists():
             with path.open("rb") as source:
-                source.seek(position)
+                source.seek(_after_hole(source.fileno(), position))
                 shutil.copyfileobj(source, sys.stdout.buffer, PIECE_BYTES)
                 position = source.tell()
             sys.stdout.buffer.flush()
@@ -43,6 +45,17 @@ def logs(job: str, follow: bool) -> None:
         if is_over:
             return
         time.sleep(FOLLOW_SECONDS)
+
+
+def _after_hole(fd: int, position: int) -> int:
+    """Where there is something to read: the daemon may have given back the beginning of a log that grew too long."""
+    try:
+        found = os.lseek(fd, position, os.SEEK_DATA)
+    except OSError:  # nothing was written since, or nobody knows
+        return position
+    if found > position:
+        print(f"carpool: {format_bytes(found - position)} of it were dropped: it grew too long", file=sys.stderr)
+    return found
 
 
 def _no_log(job: Job) -> CarpoolError:

@@ -1,4 +1,9 @@
-"""`carpool run`: run a program as a job, in the foreground."""
+"""`carpool run`: run a program as a job, in the foreground.
+
+Rules
+  Z13 A start of a program imports what it needs and no more: of other people's packages click alone, and of carpool's
+      own modules those that tests/e2e/test_imports.py lists. What only some options or errors need comes with them.
+"""
 
 from __future__ import annotations
 

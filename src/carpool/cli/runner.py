@@ -28,11 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from carpool import __version__
-from carpool.calls import Inherited
-from carpool.cli.child import Child, Wish, merged_environment, start_child, start_warm
+from carpool.cli.child import Child, Wish, merged_environment, start_child, start_warm, texts_of
 from carpool.cli.inherit import take_over
 from carpool.cli.launch import bring_daemon_back
 from carpool.client import PYTHON_IGNORES, DaemonSocket
@@ -46,6 +43,7 @@ from carpool.wire.places import Places, places_of_job
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
 
 if TYPE_CHECKING:
+    from carpool.calls import Inherited
     from carpool.cli.warm_start import WarmProgram
     from carpool.daemon.files import JobFile
 
@@ -207,7 +205,8 @@ class Runner:
                 message = self._heard(said, say_at)
             except UnreachableError:
                 if not self._places.socket.exists():
-                    self._say("the daemon was stopped; the job waits for the next one: carpool daemon start")
+                    start = "sudo carpool daemon start" if self._places.is_machine else "carpool daemon start"
+                    self._say(f"the daemon was stopped; the job waits for the next one: {start}")
                 self._come_back()
                 continue
             match message:
@@ -259,7 +258,7 @@ class Runner:
 
     def _say_if_alone(self, added: dict[str, object]) -> None:
         """Such a program cannot say it itself, as other unmanaged ones do; the daemon finds out as we do."""
-        settings = msgspec.convert(added.get("set", {}), dict[str, str])
+        settings = texts_of(added.get("set", {}))
         at_launches = ENV_TURNS_AT_LAUNCHES in settings
         why = why_kept_out(self._program.argv, has_turns_at_launches=at_launches)
         if why:
@@ -296,7 +295,7 @@ class Runner:
         wish = Wish(
             argv=self._program.argv,
             environment=merged_environment(self._program.environment, added),
-            own=frozenset(msgspec.convert(added.get("set", {}), dict[str, str])),
+            own=frozenset(texts_of(added.get("set", {}))),
             mask=frozenset(mask),
             ignored=frozenset(ignored),
             stays=bool(self._program.job),

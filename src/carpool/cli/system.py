@@ -67,11 +67,12 @@ def install(group: str, user: str, no_start: bool, root: str, dry_run: bool, as_
     _say_group(places, group)
     if not steps_of.writes_unit(places):
         _say(f"no systemd runs this machine: at each start of it, run as root: {Path(sys.argv[0])} daemon start")
-    client = Client(places=places)
-    if client.is_running():
-        status = client.status()
+    status, unreached = _ask(places)
+    if status is not None:
         older = f" of carpool {status.version}; this is {__version__}: carpool system restart"
         _say(f"daemon {status.pid} serves all users{older if status.version != __version__ else ''}")
+    elif not no_start:
+        _say(unreached)
 
 
 def _say_group(places: Places, group: str) -> None:
@@ -153,15 +154,15 @@ def restart(root: str, as_json: bool) -> None:
     steps_of.check_root()
     places = _installed(root)
     load_settings(places.settings)  # what is wrong there is said before anything is stopped
-    before = Client(places=places).status() if Client(places=places).is_running() else None
-    if before is not None:
+    before = places.find_daemon()
+    if before is not None and Client(places=places).is_running():
         steps_of.stop_daemon(places)
     steps_of.start_step(places).do()
     status = Client(places=places).status()
     if as_json:
         print(json.dumps({"pid": status.pid, "version": status.version, "jobs": status.jobs}))
         return
-    was = f" in place of {before.pid} ({before.version})" if before is not None else ""
+    was = f" in place of {before.pid}" if before is not None else ""
     _say(f"daemon {status.pid} ({status.version}) runs{was}, with {format_count(status.jobs, 'job')}")
     for line in _of_other_versions(places):
         _say(line)

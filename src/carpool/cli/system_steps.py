@@ -27,7 +27,7 @@ from carpool.cli.launch import RIGHTS, start_machine
 from carpool.client import Client
 from carpool.daemon.processes import birth_of, is_alive
 from carpool.daemon.settings_text import settings_text
-from carpool.errors import RefusedError, UnreachableError, UsageError
+from carpool.errors import CarpoolError, RefusedError, UnreachableError, UsageError
 from carpool.wire.lock import MACHINE
 from carpool.wire.places import Places, make_directory
 
@@ -183,16 +183,8 @@ def closed_to_others(path: Path) -> Path | None:
 def uninstall_steps(places: Places, *, force: bool, purge: bool) -> list[Step]:
     """What is there of it, in order; RefusedError while jobs run, unless forced."""
     steps: list[Step] = []
-    client = Client(places=places)
-    if client.is_running():
-        jobs = client.status().jobs
-        if jobs and not force:
-            raise RefusedError(
-                f"{jobs} of its jobs are not over: wait for them or cancel them (carpool ps), or use --force; they go"
-                " on without taking turns then"
-            )
-        left = f"; {jobs} of its jobs go on without taking turns" if jobs else ""
-        steps.append(Step(says=f"stop daemon {client.status().pid}{left}", do=lambda: stop_daemon(places)))
+    if Client(places=places).is_running():
+        steps.append(Step(says=stop_words(places, force=force), do=lambda: stop_daemon(places)))
     unit = unit_of(places)
     if unit.exists():
         if has_systemd(places):
@@ -204,6 +196,23 @@ def uninstall_steps(places: Places, *, force: bool, purge: bool) -> list[Step]:
     if purge:
         removed = [places.run, places.state, places.logs, places.settings, places.settings.parent]
     return steps + [Step(says=f"remove {path}", do=partial(_remove, path)) for path in removed if path.exists()]
+
+
+def stop_words(places: Places, *, force: bool) -> str:
+    """What it means to stop it; RefusedError while jobs run, unless forced."""
+    try:
+        status = Client(places=places).status()
+    except CarpoolError as error:  # it is of another version
+        if not force:
+            raise RefusedError(f"{error}; nobody knows whether its jobs are over: --force stops it anyway") from error
+        return "stop the daemon; what jobs it has go on without taking turns"
+    if status.jobs and not force:
+        raise RefusedError(
+            f"{status.jobs} of its jobs are not over: wait for them or cancel them (carpool ps), or use --force; they"
+            " go on without taking turns then"
+        )
+    left = f"; {status.jobs} of its jobs go on without taking turns" if status.jobs else ""
+    return f"stop daemon {status.pid}{left}"
 
 
 def _remove(path: Path) -> None:

@@ -105,7 +105,7 @@ class Entrance:
     def __init__(self, places: Places, sign: Sign) -> None:
         self._places = places
         self._sign = sign
-        before = read_sign(places.lock)
+        before = read_sign(places.lock) or read_sign(places.journal_lock)  # /run is empty after a boot
         self.is_after_boot = before is not None and before.boot != sign.boot  # the machine was started since
         self._locks: dict[Path, Lock] = {}
         self._directory: int | None = None

@@ -23,6 +23,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     job: str
     number: int
     spec: JobSpec
+    name: str = ""  # as its user calls it, where others are not to know that; empty: as in `spec`
     uid: int = msgspec.field(default_factory=os.geteuid)  # whose it is; where nobody noted it, the daemon's own
     argv: list[str]
     cwd: str

@@ -14,7 +14,6 @@ Rules
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-log = logging.getLogger("carpool")
 Found = TypeVar("Found")
 LOOK_SECONDS = 0.005
 ASLEEP_LOOKS = 6  # one after the other
@@ -95,7 +93,9 @@ class HoldUps:
             self._reader.give(None)
             self._reader = None
             self._held.append(asked)
-            log.warning("read.held_up uid=%d what=%s", user, key)
+            import logging  # every `carpool run` waits for this module, and needs it only here
+
+            logging.getLogger("carpool").warning("read.held_up uid=%d what=%s", user, key)
             return otherwise
         self._charge(user, asked.cpu_ns)
         if asked.error is not None:

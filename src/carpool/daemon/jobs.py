@@ -13,18 +13,18 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseReturned
+from carpool.core.node.model import Order
 from carpool.daemon import processes
 from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
 from carpool.daemon.start_and_end import WARM, End, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
-from carpool.daemon.user_files import make_directory, remove_aside
+from carpool.daemon.user_files import is_taken, make_directory, remove_aside
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -58,10 +58,16 @@ class LiveJob:
         self.is_untold = False  # the core was told of its end before its runner told how it ended
         self.last_look = (0, 0, 0)  # steps, bytes held and bytes asked for, as the core was told last
         self.noted_ns = -1  # since when it does what its account in the journal says
+        self.noted_orders: tuple[Order, ...] = ()  # of people, in that account
 
     @property
     def page(self) -> Page | None:
         return self.job_page.page
+
+    @property
+    def name(self) -> str:
+        """As its user calls it."""
+        return self.file.name or self.file.spec.name
 
     @property
     def page_path(self) -> str:
@@ -108,7 +114,7 @@ class LiveJob:
         end = End.load(self.kept, os.geteuid())
         if end is None and self.kept != self.directory:
             end = End.load(self.directory, self.file.uid)
-            return msgspec.structs.replace(end, state="") if end is not None else None
+            return replace(end, state="") if end is not None else None
         return end
 
     def how_it_started(self) -> str:
@@ -121,7 +127,7 @@ class LiveJob:
         """Make what is not there; a PeerError or OSError says why that cannot be."""
         make_private(self.kept)
         if self.directory != self.kept:
-            if self.directory.exists() and self.directory.lstat().st_uid != self.file.uid:
+            if is_taken(self.directory) and self.directory.lstat().st_uid != self.file.uid:
                 remove_aside(self.directory)  # of a job of somebody else that had this id
             make_directory(self.directory, self.file.uid)
 

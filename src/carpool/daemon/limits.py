@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.daemon import processes
+from carpool.daemon import hold_ups, processes
 from carpool.daemon.environment import preloadable, program_of, search_path_of
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, limits_of
@@ -87,8 +87,9 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
-                found[pid] = live.unlimited.get(pid) or why
+                found[pid] = live.unlimited.get(pid) or (
+                    JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                )
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)
@@ -100,15 +101,25 @@ class Limits:
         said = limit_loss(live)
         log.warning("job.limit_lost job=%s reason=%s", live.id, said)
         is_first = set(live.unlimited) == {live.file.child_pid}
-        is_foreseen = is_first and obstacle(program_of(live.file), library, path=search_path_of(live.file))
+        is_foreseen = is_first and _foreseen(live, library)
         if live.runner is not None and said and not is_foreseen:
             live.runner.send(m.Wait(job=live.id, reason=said))
+
+
+def _foreseen(live: LiveJob, library: str) -> bool:
+    """Whether `carpool run` could tell it from the program's file, which is its user's."""
+    program, path = program_of(live.file), search_path_of(live.file)
+    try:
+        return bool(hold_ups.ask(live.file.uid, program, lambda: obstacle(program, library, path=path), None))
+    except OSError:
+        return False
 
 
 def has_library(live: LiveJob, library: str, files: set[str]) -> bool:
     """Whether the library is among the files of a process; on the host's memory also the page, without which it is
     off. The name tells: where the file is seen, and its number, may differ between file systems."""
-    is_there = any(Path(file).name == Path(library).resolve().name for file in files)
+    name = Path(library).resolve().name
+    is_there = any(file.endswith(f"/{name}") for file in files)
     is_on = not kind_named(live.file.kind).is_host_memory or any(file.endswith(f"/{live.id}/page") for file in files)
     return is_there and is_on
 

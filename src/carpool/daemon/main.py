@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,6 +23,7 @@ from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
 from carpool.daemon import bells, hold_ups, processes, warm_parents
 from carpool.daemon.allowances import Allowances
+from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.entrance import Entrance
@@ -43,6 +44,7 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.terms import ChangedTerms
+from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
 from carpool.errors import CarpoolError, UsageError
@@ -55,51 +57,87 @@ log = logging.getLogger("carpool")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def make_router(
-    driver: Driver,
-    starter: Starter,
-    in_force: InForce,
-    devices: list[DeviceFacts],
-    *,
-    reload: Reload,
-    limits: Limits,
-    policy: Guarded,
-    stream: ChangeStream,
-    stop: Callable[[], object],
-) -> tuple[Registry, Router]:
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the daemon is put together from before it serves anybody."""
+
+    driver: Driver
+    starter: Starter
+    in_force: InForce
+    devices: list[DeviceFacts]
+    policy: Guarded
+    authority: Authority
+    allowances: Allowances | None  # of the users of a machine; None: it serves one user
+    reload: Reload
+    limits: Limits
+    stream: ChangeStream
+
+    @classmethod
+    def of(
+        cls, driver: Driver, starter: Starter, in_force: InForce, *, devices: list[DeviceFacts], policy: Guarded
+    ) -> Parts:
+        places, reload = starter.places, make_reload(driver, starter, in_force)
+        authority = Authority(driver.jobs, in_force.settings.access, is_for_all=places.is_machine)
+        reload.on_change.append(lambda settings, by: authority.change(settings.access))
+        stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
+        driver.observers.add(stream)
+        return cls(
+            driver=driver,
+            starter=starter,
+            in_force=in_force,
+            devices=devices,
+            policy=policy,
+            authority=authority,
+            allowances=Allowances(time.monotonic_ns, in_force) if places.is_machine else None,
+            reload=reload,
+            limits=Limits(driver.jobs, places),
+            stream=stream,
+        )
+
+
+def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Router]:
     """Who takes in what, and who is behind it."""
-    programs = Programs(driver, limits)
+    driver, starter, authority = parts.driver, parts.starter, parts.authority
+    programs = Programs(driver, parts.limits)
     starter.on_runner_gone = programs.end_if_dead
-    allowances = Allowances(time.monotonic_ns, in_force) if starter.places.is_machine else None
-    registry = Registry(driver, starter, programs, allowances)
+    registry = Registry(driver, starter, programs, authority, parts.allowances)
     joining = Joining(driver, programs, registry)
     registry.on_unentered = joining.wait_first
-    members = Members(driver, starter.places)
+    members = Members(driver, starter.places, authority)
     members.on_first = joining.look
     queries = Queries(
         driver.scheduler,
         driver.jobs,
         driver.journal,
+        authority=authority,
         starter=starter,
-        in_force=in_force,
-        policy=policy,
-        devices=devices,
+        in_force=parts.in_force,
+        policy=parts.policy,
+        devices=parts.devices,
         observers=driver.observers,
         hear=driver.hear,
     )
     orders = Orders(
-        driver, queries=queries, registry=registry, starter=starter, devices=devices, reload=reload, stop=stop
+        driver,
+        authority=authority,
+        queries=queries,
+        registry=registry,
+        starter=starter,
+        devices=parts.devices,
+        reload=parts.reload,
+        stop=stop,
     )
     bells.take_all_down(starter.places.bells)
     router = Router(
         driver,
         members=members,
-        runners=Runners(driver, starter, programs, registry),
+        runners=Runners(driver, starter, programs, registry, authority),
         joining=joining,
         queries=queries,
         orders=orders,
-        stream=stream,
-        allowances=allowances,
+        stream=parts.stream,
+        authority=authority,
+        allowances=parts.allowances,
     )
     return registry, router
 
@@ -137,6 +175,11 @@ def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     return reload
 
 
+def _bounds(driver: Driver, places: Places, in_force: InForce) -> list[Callable[[], object]]:
+    """Looks at what users have; one who has a daemon of his own bounds himself."""
+    return [UserBounds(driver, places, in_force).look] if places.is_machine else []
+
+
 async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     """Serve until told to stop; False if a bug ended it: the socket then stays, and runners start the next daemon."""
     # A runner that starts a daemon blocks every signal; programs would inherit that.
@@ -157,16 +200,12 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
 
     driver = Driver(Scheduler(policy), journal, starter, give_up)
     tell_what_is_known(driver, in_force, devices)
-    stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns)
-    driver.observers.add(stream)
-    stop = functools.partial(running.call_later, 0.05, stopped.set)
-    limits, reload = Limits(driver.jobs, places), make_reload(driver, starter, in_force)
-    registry, router = make_router(
-        driver, starter, in_force, devices, reload=reload, limits=limits, policy=policy, stream=stream, stop=stop
-    )
+    parts = Parts.of(driver, starter, in_force, devices=devices, policy=policy)
+    registry, router = make_router(parts, functools.partial(running.call_later, 0.05, stopped.set))
     registry.adopt(is_after_boot=entrance.is_after_boot)
     knocks = KnockSocket(places, driver.listen)
-    entrance.on_lost, driver.on_note = give_up, [entrance.look, limits.look]
+    bounds = _bounds(driver, places, in_force)
+    entrance.on_lost, driver.on_note = give_up, [entrance.look, parts.limits.look, *bounds]
     entrance.on_restored = [registry.restore, knocks.restore]
     running.add_signal_handler(WAKE, entrance.look)
     await entrance.open(router.connect)
@@ -178,7 +217,7 @@ async def serve(places: Places, in_force: InForce, entrance: Entrance) -> bool:
     signal.signal(WAKE, signal.SIG_IGN)
     if not broken.is_set():
         driver.note_accounts()
-        stream.close()
+        parts.stream.close()
     journal.close()
     knocks.close()
     if broken.is_set():

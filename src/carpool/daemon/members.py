@@ -16,6 +16,7 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import Event, JobDetached, LeaseAsked, LeaseReturned
 from carpool.core.node.model import AWAY, JobState
 from carpool.daemon import bells, parking, processes, progress
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
@@ -68,8 +69,9 @@ def _find_child(live: LiveJob, connected: int, claimed: int) -> int:
 
 
 class Members:
-    def __init__(self, driver: Driver, places: Places) -> None:
+    def __init__(self, driver: Driver, places: Places, authority: Authority) -> None:
         self._driver = driver
+        self._authority = authority
         self._places = places
         self.on_first: Callable[[LiveJob], object] = lambda live: None  # somebody is in a job that nobody was in yet
 
@@ -115,6 +117,7 @@ class Members:
         """The job to which a process attaches, and its seat there; RefusedError if it has none."""
         live = self._driver.jobs.get(JobId(message.job))
         if live is not None:
+            self._authority.check_process(peer.uid, live)
             self._driver.judge_pages([live.id])
         if live is not None and live.refusal:
             raise RefusedError(live.refusal)

@@ -16,6 +16,7 @@ from carpool import calls
 from carpool.core.kernel.ids import DeviceId, JobId
 from carpool.core.node.events import (
     CancelAsked,
+    CheckpointAsked,
     HoldOrder,
     JobResized,
     JobSubmitted,
@@ -27,6 +28,7 @@ from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import ASKED_FOR, JobState
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon import callers, containers
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import Caller, user_of
@@ -47,6 +49,7 @@ class Orders:
         self,
         driver: Driver,
         *,
+        authority: Authority,
         queries: Queries,
         registry: Registry,
         starter: Starter,
@@ -55,6 +58,7 @@ class Orders:
         stop: Callable[[], object],
     ) -> None:
         self._driver = driver
+        self._authority = authority
         self._queries = queries
         self._registry = registry
         self._starter = starter
@@ -63,22 +67,25 @@ class Orders:
         self._stop = stop
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
-        job = str(arguments.get("job", ""))
+        job, by = str(arguments.get("job", "")), self._authority.by(caller.uid)
         containers.check_call(verb, caller.pid)
         match verb:
             case "submit":
                 callers.check_start(callers.job_around(self._driver.jobs.values(), caller.pid))
                 return self.submit(arguments, caller=caller)
             case "cancel":
-                return self.cancel(job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")))
+                return self.cancel(
+                    job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")), by=by
+                )
             case "suspend" | "resume":
-                return self.suspend(job, is_resumed=verb == "resume")
+                return self.suspend(job, is_resumed=verb == "resume", by=by)
             case "resize":
-                return self.resize(arguments, around=callers.job_around(self._driver.jobs.values(), caller.pid))
+                around = callers.job_around(self._driver.jobs.values(), caller.pid)
+                return self.resize(arguments, around=around, by=by)
             case "migrate":
-                return self.migrate(job, str(arguments.get("device", "")))
+                return self.migrate(job, str(arguments.get("device", "")), by=by)
             case "checkpoint":
-                return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")))
+                return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")), by=by)
             case "reload":
                 return self._reload.read_again(by=user_of(caller.uid).name)
             case "stop":
@@ -86,22 +93,24 @@ class Orders:
             case _:
                 raise UsageError(f"the daemon knows no '{verb}'")
 
-    def cancel(self, wanted: str, reason: str, *, is_told: bool) -> calls.Cancelled:
+    def cancel(self, wanted: str, reason: str, *, is_told: bool, by: str = "") -> calls.Cancelled:
         live = self._queries.find_live(wanted)
         if live is None:
             raise self._queries.missing(wanted)
         self._driver.look_at(self._driver.jobs[live])  # an allocation of it that waits is given up (W8)
         self._driver.jobs[live].is_stopping = True
-        self._driver.tell(CancelAsked(job=live, is_told=is_told, reason=reason))
+        if by and by != self._driver.jobs[live].file.spec.user:
+            reason = ", ".join(filter(None, (reason, f"ordered by {by}")))
+        self._driver.tell(CancelAsked(job=live, is_told=is_told, reason=reason, by=by))
         return calls.Cancelled(job=live)
 
-    def suspend(self, wanted: str, *, is_resumed: bool) -> calls.JobAnswer:
+    def suspend(self, wanted: str, *, is_resumed: bool, by: str = "") -> calls.JobAnswer:
         """Let a job leave the device until it is resumed, or let it come back."""
         picture = self._picture(wanted)
         if is_resumed and may_move(picture.state, ResumeAsked) and not picture.is_suspended:
             raise RefusedError(f"job {picture.id} is not suspended: {picture.reason}")
         kind, verb = (ResumeAsked, "resumed") if is_resumed else (SuspendAsked, "suspended")
-        return self._hold(picture, kind, verb)
+        return self._hold(picture, kind(job=picture.id, by=by), verb)
 
     def _picture(self, wanted: str) -> JobPicture:
         """The live job of this id, name or number, as it is now."""
@@ -111,9 +120,9 @@ class Orders:
             raise self._queries.missing(wanted)
         return picture
 
-    def _hold(self, picture: JobPicture, order: Callable[..., HoldOrder], verb: str) -> calls.JobAnswer:
+    def _hold(self, picture: JobPicture, event: HoldOrder, verb: str) -> calls.JobAnswer:
         """Tell the core an order that holds a job back or lets it go on. Its file keeps it for the next daemon."""
-        job, event = picture.id, order(job=picture.id)
+        job = picture.id
         if not may_move(picture.state, type(event)):
             raise RefusedError(f"job {job} cannot be {verb}: {picture.reason}")
         self._driver.tell(event)
@@ -123,7 +132,9 @@ class Orders:
             live.save()
         return self._queries.job(job)
 
-    def resize(self, arguments: Mapping[str, object], *, around: LiveJob | None = None) -> calls.JobAnswer:
+    def resize(
+        self, arguments: Mapping[str, object], *, around: LiveJob | None = None, by: str = ""
+    ) -> calls.JobAnswer:
         """Give a live job more or less than before; `around` is the job inside which somebody asks."""
         asked = read_as(calls.Resize, arguments, what="the new size")
         picture = self._picture(asked.job)
@@ -144,6 +155,7 @@ class Orders:
             weight_milli=asked.weight_milli,
             share_milli=asked.share_milli,
             may_end=asked.may_end,
+            by=by,
         )
         reason = self._driver.scheduler.refusal_of(event)
         if reason is not None:
@@ -155,7 +167,7 @@ class Orders:
             live.save()
         return self._queries.job(job)
 
-    def migrate(self, wanted: str, device: str) -> calls.JobAnswer:
+    def migrate(self, wanted: str, device: str, *, by: str = "") -> calls.JobAnswer:
         """Let a job go on on another device of this node."""
         picture = self._picture(wanted)
         job = picture.id
@@ -170,7 +182,7 @@ class Orders:
         refusal = self._driver.scheduler.move_refusal(job, DeviceId(device))
         if refusal:
             raise RefusedError(refusal)
-        self._driver.tell(MigrateAsked(job=job, device=DeviceId(device)))
+        self._driver.tell(MigrateAsked(job=job, device=DeviceId(device), by=by))
         return self._queries.job(job)
 
     def _check_kinds(self, job: JobId, source: str | None, target: str) -> None:
@@ -188,7 +200,7 @@ class Orders:
             f"job {job} cannot move from {source} to {target}: a process keeps the GPU it was started with; {there}"
         )
 
-    def checkpoint(self, wanted: str, file: str, *, stop: bool) -> calls.CheckpointOrder:
+    def checkpoint(self, wanted: str, file: str, *, stop: bool, by: str = "") -> calls.CheckpointOrder:
         """Tell a job to write itself to a file; its answer appears in its directory."""
         job = self._queries.find_live(wanted)
         if job is None:
@@ -222,6 +234,7 @@ class Orders:
         except OSError as error:
             raise RefusedError(unwritten(f"the order to job {job}", live.directory, error)) from error
         live.page.header.checkpoint = number
+        self._driver.tell(CheckpointAsked(job=job, by=by))
         return calls.CheckpointOrder(job=job, number=number, directory=str(live.directory), argv=live.file.argv)
 
     def submit(self, arguments: Mapping[str, object], *, caller: Caller) -> calls.Submitted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -11,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from carpool import calls
+import msgspec
+
 from carpool.daemon import processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.jobs import LiveJob
@@ -25,6 +27,15 @@ from carpool.wire.framing import Decoder, encode
 log = logging.getLogger("carpool")
 UNSENT_MAX = 8 << 20  # a peer that does not read its answers is cut off
 PIECE_BYTES = 8 << 10  # of what one peer sent are taken in at once: then it is others' turn
+
+
+def to_json(value: dict[str, object]) -> bytes:
+    """An answer as it travels. By msgspec: a list of thousands of jobs is written in the daemon's loop, and turns
+    wait meanwhile."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # arguments that are no text; for older msgspec numbers over 64 bits
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Connection(asyncio.Protocol):
@@ -132,7 +143,7 @@ class Connection(asyncio.Protocol):
         """A socket goes with it only where nothing waits to be sent: who gets none does without."""
         if self._transport is None:
             return
-        data = encode(message, dumps=calls.to_json) if isinstance(message, m.Reply) else encode(message)
+        data = encode(message, dumps=to_json) if isinstance(message, m.Reply) else encode(message)
         unsent = self._transport.get_write_buffer_size()
         if unsent > UNSENT_MAX:
             log.warning("peer.dropped reason=it does not read its answers")

@@ -38,7 +38,7 @@ NOWHERE = 1  # in place of a namespace's number: one that is not seen here
 NEARLY_ALL_PERCENT = 80
 UNLIMITED = 1 << 20  # descriptors, where the system names no number
 KEPT_MAX = 10_000  # processes of other namespaces that are remembered
-MISSED_NS = 5_000_000_000  # so long a process that was not found is not looked for again: it takes milliseconds
+RESTS = 100  # so many times as long as a look at all processes took, there is none: one percent of the loop at most
 Found = TypeVar("Found")
 Image = tuple[int, int, int]  # pid, birth, and where its arguments lie
 KERNEL_PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -376,7 +376,7 @@ class Finder:
     def __init__(self) -> None:
         self._own = own_namespace()
         self._found: dict[tuple[int, int], tuple[int, int | None]] = {}  # pid and birth, by inner pid and namespace
-        self._missed_ns: dict[tuple[int, int], int] = {}  # when it was looked for in vain
+        self._look_again_ns = 0  # when all processes may be looked at again
         self._seen = {self._own}  # namespaces of which a process was found, so that all of them are seen
 
     def find(self, inner: int, namespace: int) -> int:
@@ -390,15 +390,22 @@ class Finder:
         if pid and is_alive(pid, birth):
             return pid
         self._found.pop(key, None)
-        now = time.monotonic_ns()
-        if now - self._missed_ns.get(key, -MISSED_NS) >= MISSED_NS:
-            for pid in _all_pids():
-                if namespace_of(pid) == namespace and inner_pid(pid) == inner and is_alive(pid):
-                    return self.note(pid, inner, namespace)
-            if len(self._missed_ns) > KEPT_MAX:
-                self._missed_ns.clear()
-            self._missed_ns[key] = now
+        if time.monotonic_ns() >= self._look_again_ns:
+            self._look_at_all()
+            if key in self._found:
+                return self._found[key][0]
         return 0 if self._own == FIRST_NAMESPACE or namespace in self._seen else UNSEEN
+
+    def _look_at_all(self) -> None:
+        """Note every living process of another namespace. One look for all that are sought: programs may write any
+        number of numbers into their pages."""
+        began = time.monotonic_ns()
+        for pid in _all_pids():
+            numbers = status_of(pid).get(b"NSpid", b"").split()
+            if len(numbers) > 1 and is_alive(pid):
+                self.note(pid, int(numbers[-1]), namespace_of(pid))
+        now = time.monotonic_ns()
+        self._look_again_ns = now + (now - began) * RESTS
 
     def note(self, pid: int, inner: int, namespace: int) -> int:
         """Remember who this is; returns the pid."""
@@ -406,7 +413,6 @@ class Finder:
         if len(self._found) > KEPT_MAX:
             self._found.clear()
         self._found[key] = pid, birth_of(pid)
-        self._missed_ns.pop(key, None)
         self._seen.add(namespace)
         return pid
 

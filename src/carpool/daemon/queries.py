@@ -22,6 +22,7 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.scheduler import Scheduler
 from carpool.core.node.words.views import JobPicture
 from carpool.daemon import processes, warm_parents
+from carpool.daemon.authority import Authority
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.log_file import dropped_lines
 from carpool.daemon.observers import Observers
@@ -45,6 +46,7 @@ class Queries:
         jobs: Mapping[JobId, LiveJob],
         journal: Journal,
         *,
+        authority: Authority,
         starter: Starter,
         in_force: InForce,
         policy: Guarded,
@@ -55,6 +57,7 @@ class Queries:
         self._scheduler = scheduler
         self._jobs = jobs
         self._journal = journal
+        self._authority = authority
         self._starter = starter
         self._in_force = in_force
         self._policy = policy
@@ -63,15 +66,15 @@ class Queries:
         self._hear = hear  # what already happened and the core does not know: turns that were passed on
         self._began_ns = time.monotonic_ns()
 
-    def answer(self, verb: str, arguments: Mapping[str, object]) -> calls.Answer | None:
-        """The answer; None if the verb is no question."""
+    def answer(self, verb: str, arguments: Mapping[str, object], *, uid: int) -> calls.Answer | None:
+        """The answer to this user; None if the verb is no question."""
         match verb:
             case "status":
                 return self.status()
             case "ps":
                 return self.ps(with_ended=bool(arguments.get("all")))
             case "job":
-                return self.job(str(arguments.get("job", "")))
+                return self.job(str(arguments.get("job", "")), uid=uid)
             case _:
                 return None
 
@@ -135,17 +138,17 @@ class Queries:
         found = [ended_answer(body) for body in self._journal.ended_jobs(ENDED_SHOWN)]
         return [job for job in found if job is not None]
 
-    def job(self, wanted: str) -> calls.JobAnswer:
+    def job(self, wanted: str, *, uid: int | None = None) -> calls.JobAnswer:
         """One job, live or ended; the newest of that name if there are several."""
         self._hear()
-        live, policy = self.find_live(wanted), self._in_force.config.policy
+        live, policy = self.find_live(wanted, uid=uid), self._in_force.config.policy
         if live is not None:
             shown = self.live_job(live)
             if shown is not None:
                 return calls.JobAnswer(
                     job=shown, log=str(self._starter.log_path(live, self._jobs[live].file.uid)), policy=policy
                 )
-        ended = self._find_ended(wanted)
+        ended = self._find_ended(wanted, uid)
         if ended is not None:
             return calls.JobAnswer(job=ended, log=str(self._starter.log_path(ended.id, ended.uid)), policy=policy)
         raise UsageError(f"no job '{wanted}' is known; see: carpool ps --all")
@@ -157,25 +160,29 @@ class Queries:
         live, shown = self._jobs.get(job), self._shown(picture)
         return shown if live is None else msgspec.structs.replace(shown, unwritable=checkpoint_refusal(live))
 
-    def find_live(self, wanted: str) -> JobId | None:
-        """The live job of this id, name or number."""
+    def find_live(self, wanted: str, *, uid: int | None = None) -> JobId | None:
+        """The live job of this id, name or number; of jobs of one name, this user's own come first."""
         if wanted in self._jobs:
             return JobId(wanted)
-        named = [job_id for job_id, live in self._jobs.items() if live.file.spec.name == wanted]
+        named = [job_id for job_id, live in self._jobs.items() if live.name == wanted]
+        own = [job_id for job_id in named if self._jobs[job_id].file.uid == uid]
+        if own or (uid is not None and not self._authority.sees_names(uid)):
+            named = own
         if len(named) > 1:
             raise UsageError(f"{len(named)} jobs are named '{wanted}': {', '.join(named)}; use the id")
         numbered = [job_id for job_id in self._jobs if wanted.isdecimal() and job_id.endswith(f"-{wanted}")]
         return next(iter(named + numbered), None)
 
-    def missing(self, wanted: str) -> CarpoolError:
+    def missing(self, wanted: str, *, uid: int | None = None) -> CarpoolError:
         """What to say of a job that nothing can be asked of."""
-        ended = self._find_ended(wanted)
+        ended = self._find_ended(wanted, uid)
         if ended is not None:
             return RefusedError(f"job {ended.id} is over ({ended.reason}); see: carpool ps --all")
         return UsageError(f"no job '{wanted}' is running or queued; see: carpool ps")
 
-    def _find_ended(self, wanted: str) -> calls.Job | None:
-        found = self._journal.find_ended(wanted)
+    def _find_ended(self, wanted: str, uid: int | None) -> calls.Job | None:
+        knows_names = uid is None or self._authority.sees_names(uid)
+        found = self._journal.find_ended(wanted, uid=uid, knows_names=knows_names)
         return ended_answer(found) if found is not None else None
 
     def _shown(self, picture: JobPicture) -> calls.Job:

@@ -9,6 +9,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from carpool.calls import Inherited
@@ -17,6 +18,7 @@ from carpool.core.node.events import JobDetached, JobSubmitted
 from carpool.core.node.model import HOLDING, JobState
 from carpool.daemon import processes
 from carpool.daemon.allowances import Allowances
+from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile, load_file
 from carpool.daemon.jobs import LiveJob, forks_of, is_parked, is_underway
@@ -28,7 +30,7 @@ from carpool.daemon.standing import standing_of
 from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
 from carpool.daemon.translate import spec_from, spec_said
-from carpool.daemon.user_files import remove_aside
+from carpool.daemon.user_files import is_taken, remove_aside
 from carpool.errors import PeerError, RefusedError, UsageError
 from carpool.wire.protocol import PROTOCOL
 
@@ -39,14 +41,21 @@ _IS_ID = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,63}")
 
 class Registry:
     def __init__(
-        self, driver: Driver, starter: Starter, programs: Programs, allowances: Allowances | None = None
+        self,
+        driver: Driver,
+        starter: Starter,
+        programs: Programs,
+        authority: Authority,
+        allowances: Allowances | None = None,
     ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
+        self._authority = authority
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
+        self._awaited: dict[str, int] = {}  # ids of queued jobs whose runners come back, and whose they are
         self._number = driver.journal.last_number()
         if not self._places.is_machine:
             self._number = max(self._number, last_logged(self._places.logs))
@@ -63,14 +72,17 @@ class Registry:
         wanted_id: str = "",
     ) -> LiveJob:
         """Make the directory of a new job of this caller; whoever asks for it tells the core."""
+        if self._places.is_machine and not self._comes_back(wanted_id, caller.uid):
+            wanted_id = ""
         if self._allowances is not None and not wanted_id:  # else it was let in before
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
         spec = spec_from(said, user=user_of(caller.uid).name)
-        self._number += 1
-        job_id = JobId(wanted_id or f"{_slug(spec.name)}-{self._number}")
+        is_private = self._authority.is_private
+        job_id = JobId(wanted_id or self._new_id("job" if is_private else spec.name))
         if not _IS_ID.fullmatch(job_id):
             raise UsageError(f"'{job_id}' cannot be the id of a job")
+        name, spec = (spec.name, replace(spec, name=job_id)) if is_private else ("", spec)
         is_for_others = environment is not None and self._places.is_machine
         standing = standing_of(caller) if is_for_others else None
         directory, kept = self._directories(job_id)
@@ -78,6 +90,7 @@ class Registry:
             job=job_id,
             number=self._number,
             spec=spec,
+            name=name,
             uid=caller.uid,
             argv=argv,
             cwd=cwd,
@@ -88,16 +101,24 @@ class Registry:
             warm=said.warm,
         )
         live = LiveJob(id=job_id, directory=directory, kept=kept, file=file)
-        try:
-            live.make_directories()
-            live.save()
-        except BaseException as error:
-            live.remove()
-            if isinstance(error, OSError):
-                raise RefusedError(unwritten(f"the files of job {job_id}", kept.parent, error)) from error
-            raise
+        _write_new(live)
         self._driver.jobs[job_id] = live
         return live
+
+    def _new_id(self, name: str) -> str:
+        while True:
+            self._number += 1
+            found = f"{_slug(name)}-{self._number}"
+            if found not in self._driver.jobs:  # a runner that came back may have named one of another daemon's
+                return found
+
+    def _comes_back(self, wanted_id: str, user: int) -> bool:
+        """Whether a runner of this user may have this id: an earlier daemon gave it to him. On a machine nobody gets
+        an id by naming it, or he could keep somebody else's job from coming back."""
+        is_his = bool(wanted_id) and self._awaited.get(wanted_id) == user
+        if is_his:
+            del self._awaited[wanted_id]
+        return is_his
 
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
@@ -110,7 +131,7 @@ class Registry:
         """Somebody removed the directories of jobs: make them and their files again. A page that was removed stays
         with the processes that have it; those that start later run without."""
         for live in self._driver.jobs.values():
-            if not (live.directory.exists() and live.kept.exists()):
+            if not (is_taken(live.directory) and is_taken(live.kept)):
                 log.warning("job.files_removed job=%s", live.id)
                 live.make_directories()
                 live.save_or_warn()
@@ -150,6 +171,7 @@ class Registry:
                 account = self._driver.journal.account_of(live.id)
                 self._driver.tell(JobSubmitted(job=live.id, spec=file.spec, account=account))
             else:
+                self._awaited[live.id] = file.uid
                 live.remove()  # at once: the runner of a queued job comes back with this very id
 
     def _remove_left(self) -> None:
@@ -190,6 +212,18 @@ class Registry:
             self.on_unentered(live)
         else:
             self._starter.watch_runner(live)
+
+
+def _write_new(live: LiveJob) -> None:
+    """Make its directories and its file, or none of them; RefusedError where the disk does not take them."""
+    try:
+        live.make_directories()
+        live.save()
+    except BaseException as error:
+        live.remove()
+        if isinstance(error, OSError):
+            raise RefusedError(unwritten(f"the files of job {live.id}", live.kept.parent, error)) from error
+        raise
 
 
 def last_logged(logs: Path) -> int:

@@ -16,7 +16,7 @@ from carpool import calls
 from carpool.core.node.events import SettingsChanged
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
-from carpool.daemon.settings_file import MachineSettings, load_settings
+from carpool.daemon.settings_file import MachineSettings, check_tenants_devices, load_settings
 from carpool.errors import CarpoolError, RefusedError
 from carpool.wire.places import Places
 
@@ -61,8 +61,9 @@ class Reload:
             daemon=msgspec.structs.replace(daemon, **live),
             access=msgspec.structs.replace(wanted.access, group=access.group),
         )
+        check_tenants_devices(settings)  # those of the daemon as it runs
         config = msgspec.structs.replace(before.config, **live).with_host_memory()
-        self._driver.tell(SettingsChanged(settings=config.settings(), by=by))
+        self._driver.tell(SettingsChanged(settings=settings.node_settings(config), by=by))
         self._in_force.settings, self._in_force.config = settings, config
         for tell in self.on_change:
             tell(settings, by)

@@ -11,13 +11,15 @@ import contextlib
 from carpool import __version__, calls
 from carpool.daemon import moments, processes
 from carpool.daemon.allowances import Allowances
+from carpool.daemon.authority import Authority, Right
 from carpool.daemon.driver import Driver
 from carpool.daemon.joining import Joining
 from carpool.daemon.members import Members
 from carpool.daemon.orders import Orders
 from carpool.daemon.peers import Connection
 from carpool.daemon.queries import Queries
-from carpool.daemon.records import VERBS, Records
+from carpool.daemon.records import VERBS as RECORDS
+from carpool.daemon.records import Records
 from carpool.daemon.runners import Runners
 from carpool.daemon.stream import ChangeStream
 from carpool.errors import CarpoolError, PeerError
@@ -37,6 +39,7 @@ class Router:
         queries: Queries,
         orders: Orders,
         stream: ChangeStream,
+        authority: Authority,
         allowances: Allowances | None,
     ) -> None:
         self._driver = driver
@@ -46,6 +49,7 @@ class Router:
         self._queries = queries
         self._orders = orders
         self._stream = stream
+        self._authority = authority
         self._records = Records(driver)
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
@@ -109,15 +113,22 @@ class Router:
     def _speaks_this_version(self, peer: Connection, version: str, protocol: int) -> bool:
         if protocol == m.PROTOCOL:
             return True
+        how = "carpool daemon stop, then carpool daemon start"
+        how = (
+            "an admin restarts it: sudo carpool system restart"
+            if self._allowances is not None
+            else f"restart it: {how}"
+        )
         reason = (
             f"the daemon is carpool {__version__} (protocol {m.PROTOCOL}), this is {version} (protocol {protocol});"
-            " restart it: carpool daemon stop, then carpool daemon start"
+            f" {how}"
         )
         peer.send(m.Refuse(reason=reason))
         return False
 
     def _call(self, peer: Connection, message: m.Call) -> None:
         try:
+            arguments = self._admit(message, peer.uid)
             if message.verb == "changes":
                 self._stream.add(peer, has_turns=bool(message.arguments.get("turns")))
                 return
@@ -125,14 +136,15 @@ class Router:
                 self._flush(peer)
                 return
             if message.verb == "join":
-                self._joining.join(peer, message.arguments)
+                self._joining.join(peer, arguments)
                 return
-            if message.verb in VERBS:
-                self._records.answer(peer, message.verb, message.arguments)
+            if message.verb in RECORDS:
+                self._records.answer(peer, message.verb, arguments, self._authority.past_sight(peer.uid))
                 return
-            answer = self._queries.answer(message.verb, message.arguments)
+            answer = self._queries.answer(message.verb, arguments, uid=peer.uid)
             if answer is None:
-                answer = self._orders.carry_out(message.verb, message.arguments, caller=peer.caller)
+                answer = self._orders.carry_out(message.verb, arguments, caller=peer.caller)
+            shown = self._authority.shown(answer, peer.uid)
         except CarpoolError as error:
             peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
             return
@@ -140,7 +152,20 @@ class Router:
             where = f": {error.filename}" if error.filename is not None else ""
             peer.send(m.Reply(answer={}, error=f"{error.strerror or error}{where}", code=1))
             return
-        peer.send(m.Reply(answer=calls.as_dict(answer), error="", code=0))
+        peer.send(m.Reply(answer=calls.as_dict(shown), error="", code=0))
+
+    def _admit(self, message: m.Call, uid: int) -> dict[str, object]:
+        """What is asked, with the job that is meant by its id; RefusedError where this user may not ask that."""
+        right = self._authority.check(message.verb, uid)
+        if "job" not in message.arguments:
+            return message.arguments
+        wanted = str(message.arguments["job"])
+        job = self._queries.find_live(wanted, uid=uid)
+        if right is Right.OWNER:
+            if job is None:
+                raise self._queries.missing(wanted, uid=uid)
+            self._authority.check_owner(message.verb, uid, self._driver.jobs[job])
+        return message.arguments if job is None else {**message.arguments, "job": job}
 
     def _flush(self, peer: Connection) -> None:
         """Answer when the journal's thread has tried to write everything; nobody else waits for that."""

@@ -48,10 +48,9 @@ class UserLimits(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0  # that are not over, queued ones too
     queued: int = 1000  # that wait to be started
     log_size: str = "1GiB"  # of all logs together
-    park_size: str = ""  # of all parked jobs together
     run_size: str = "64MiB"  # of what programs write beside their pages
     processes: int = 4096  # of all jobs together
-    hog: str = ""  # a job that keeps its turn so long is ended
+    hog: str = "10m"  # a job that keeps another tenant's waiting so long, and does not give its turn back, is ended
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +100,12 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     def node_settings(self, config: DaemonConfig) -> Settings:
         """What the core is told at its start: this configuration, with the terms of the tenants."""
         tenants = {TenantId(name): tenant.terms() for name, tenant in self.tenants.items()}
-        return replace(config.settings(), tenants=tenants, tenant_default=self.tenant_defaults.terms())
+        return replace(
+            config.settings(),
+            tenants=tenants,
+            tenant_default=self.tenant_defaults.terms(),
+            hog_end_ns=parse_duration_ns(self.limits.hog) if self.limits.hog else None,
+        )
 
 
 def load_settings(path: Path) -> MachineSettings:
@@ -156,7 +160,18 @@ def parse_settings(text: str) -> MachineSettings:
     _check_limits(settings.limits)
     _check_terms(settings)
     settings.config().check()
+    check_tenants_devices(settings)
     return settings
+
+
+def check_tenants_devices(settings: MachineSettings) -> None:
+    """UsageError for a tenant whose jobs are to run on a device that the daemon does not have."""
+    known = [device.id for device in find_devices(settings.daemon.device)]
+    named = {f"tenant.{name}": tenant for name, tenant in settings.tenants.items()}
+    for where, tenant in {**named, "tenant-defaults": settings.tenant_defaults}.items():
+        unknown = [each for each in tenant.devices if each not in known]
+        if unknown:
+            raise UsageError(f"[{where}] devices: there is no device {unknown[0]}; there are {format_list(known)}")
 
 
 def group_id(name: str) -> int | None:
@@ -208,7 +223,7 @@ def _check_limits(limits: UserLimits) -> None:
     for key in ("connections", "jobs", "queued", "processes"):
         if getattr(limits, key) < 0:
             raise UsageError(f"[limits] {key} = {getattr(limits, key)}: say how many at most, or 0 for no limit")
-    for key in ("log_size", "park_size", "run_size"):
+    for key in ("log_size", "run_size"):
         _parsed("limits", key, getattr(limits, key), parse_bytes)
     _parsed("limits", "hog", limits.hog, parse_duration_ns)
 

@@ -53,7 +53,6 @@ LIMITS_WORDS = {
     "jobs": "of one user that are not over; 0: no limit",
     "queued": "of one user that wait to be started",
     "log_size": "of all logs of one user",
-    "park_size": "of all parked jobs of one user; empty: no limit",
     "run_size": "of what programs of one user write beside their pages",
     "processes": "of all jobs of one user",
     "hog": "a job that keeps its turn so long is ended, like 10m; empty: as its --on-hog says",

@@ -6,23 +6,26 @@ Apart from `files.py`, because every `carpool run` needs this and nothing else o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from carpool.daemon.user_files import make_file, read_file
 
 Kept = TypeVar("Kept")
 WARM = "warm"  # how a program started; a cold start says more
-# A program may write whatever it likes into these files: no number of it is larger than what a process can have.
-Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)]
-Birth = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Code = Annotated[int, msgspec.Meta(ge=-255, le=255)]
-Signal = Annotated[int, msgspec.Meta(ge=0, le=64)]
 SENTENCE_MAX = 4000
-Sentence = Annotated[str, msgspec.Meta(max_length=SENTENCE_MAX)]
+# A program may write whatever it likes into these files: no number of it is larger than what a process can have.
+NUMBERS = {
+    "runner_pid": range(1 << 22),
+    "runner_birth": range(1 << 62),
+    "child_pid": range(1 << 22),
+    "child_birth": range(1 << 62),
+    "code": range(-255, 256),
+    "signal": range(65),
+}
 
 
 def write_whole(path: Path, body: bytes, draft: Path) -> None:
@@ -31,18 +34,19 @@ def write_whole(path: Path, body: bytes, draft: Path) -> None:
     draft.replace(path)
 
 
-class Start(msgspec.Struct, kw_only=True):
+@dataclass(kw_only=True)
+class Start:
     """Who starts the job's program, and then which process it is; `jobs/ID/started.json`.
 
     A runner makes this file before the program runs, and only one can. So a program runs once, whatever becomes of
     daemons and of what they noted.
     """
 
-    runner_pid: Pid
-    runner_birth: Birth
-    child_pid: Pid = 0
-    child_birth: Birth = 0
-    how: Sentence = ""  # WARM, or "cold: " and why; empty where nobody wanted it warm
+    runner_pid: int
+    runner_birth: int
+    child_pid: int = 0
+    child_birth: int = 0
+    how: str = ""  # WARM, or "cold: " and why; empty where nobody wanted it warm
 
     def claim(self, directory: Path) -> bool:
         """Make the file; False if another runner did. OSError if that cannot be known."""
@@ -62,7 +66,7 @@ class Start(msgspec.Struct, kw_only=True):
 
     def _draft(self, directory: Path) -> Path:
         draft = directory / f"started.{os.getpid()}"
-        make_file(draft, msgspec.json.encode(self))
+        make_file(draft, json.dumps(asdict(self)).encode())
         return draft
 
     @classmethod
@@ -70,14 +74,15 @@ class Start(msgspec.Struct, kw_only=True):
         return _loaded(directory / "started.json", owner, cls)
 
 
-class End(msgspec.Struct, kw_only=True):
+@dataclass(kw_only=True)
+class End:
     """How a program ended: its runner writes it before it tells the daemon, which may not be there. The daemon writes
     what became of the job, before it forgets it."""
 
-    code: Code
-    signal: Signal = 0
+    code: int
+    signal: int = 0
     state: str = ""  # of the job; empty: as the code says
-    reason: Sentence = ""
+    reason: str = ""
 
     def how(self) -> str:
         """How the program ended, or why it never ran."""
@@ -86,7 +91,7 @@ class End(msgspec.Struct, kw_only=True):
     def save(self, directory: Path) -> None:
         self.reason = self.reason[:SENTENCE_MAX]
         with contextlib.suppress(OSError):
-            write_whole(directory / "end.json", msgspec.json.encode(self), directory / f"end.{os.getpid()}")
+            write_whole(directory / "end.json", json.dumps(asdict(self)).encode(), directory / f"end.{os.getpid()}")
 
     @classmethod
     def load(cls, directory: Path, owner: int) -> End | None:
@@ -95,6 +100,17 @@ class End(msgspec.Struct, kw_only=True):
 
 def _loaded(path: Path, owner: int, kind: type[Kept]) -> Kept | None:
     try:
-        return msgspec.json.decode(read_file(path, owner), type=kind)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        found = json.loads(read_file(path, owner))
+    except (OSError, ValueError, RecursionError):
         return None
+    names = {each.name: each.default is MISSING for each in fields(kind)}  # type: ignore[arg-type]  # both are dataclasses
+    if not isinstance(found, dict) or not all(found.keys() >= {name} or not needed for name, needed in names.items()):
+        return None
+    told = {name: found[name] for name in names if name in found}
+    return kind(**told) if all(_is_fit(name, value) for name, value in told.items()) else None
+
+
+def _is_fit(name: str, value: object) -> bool:
+    if name in NUMBERS:
+        return type(value) is int and value in NUMBERS[name]
+    return isinstance(value, str) and len(value) <= SENTENCE_MAX

@@ -20,6 +20,7 @@ from carpool.core.node.effects import Effect
 from carpool.core.node.events import Event
 from carpool.core.node.model import ENDED, JobState
 from carpool.core.node.scheduler import Scheduler
+from carpool.daemon.authority import Authority
 from carpool.daemon.jobs import LiveJob
 from carpool.errors import RefusedError
 from carpool.wire import messages as m
@@ -32,6 +33,9 @@ TURN_STATES = frozenset({JobState.RUNNING, JobState.WAITING, JobState.IDLE})  # 
 class Listener(Protocol):
     """The sending half of a client's connection."""
 
+    @property
+    def uid(self) -> int: ...
+
     def send(self, message: m.Message) -> None: ...
 
     def unread_bytes(self) -> int: ...
@@ -40,10 +44,17 @@ class Listener(Protocol):
 
 
 class ChangeStream:
-    def __init__(self, scheduler: Scheduler, jobs: Mapping[JobId, LiveJob], clock: Callable[[], Nanos]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        jobs: Mapping[JobId, LiveJob],
+        clock: Callable[[], Nanos],
+        authority: Authority,
+    ) -> None:
         self._scheduler = scheduler
         self._jobs = jobs
         self._clock = clock
+        self._authority = authority
         self._listeners: dict[Listener, bool] = {}  # whether it wants turns too
         self._states: dict[JobId, JobState] = {}  # as the listeners were told
         self._is_dropped = False
@@ -61,7 +72,7 @@ class ChangeStream:
         self._listeners[peer] = has_turns
         now = self._clock()
         found = [calls.Change(at_ns=now, job=job, state=state.value) for job, state in self._states.items()]
-        peer.send(_reply(calls.Changes(changes=found)))
+        peer.send(self._reply(peer, calls.Changes(changes=found)))
 
     def drop(self, peer: Listener) -> None:
         """The client is gone, or never was one."""
@@ -97,18 +108,22 @@ class ChangeStream:
 
     def _send(self, peer: Listener, changes: list[calls.Change]) -> None:
         if peer.unread_bytes() <= UNREAD_MAX:
-            peer.send(_reply(calls.Changes(changes=changes)))
+            peer.send(self._reply(peer, calls.Changes(changes=changes)))
             return
         self.drop(peer)
         reason = f"the stream was ended: {UNREAD_MAX >> 10} KiB of it were not read; read faster, or ask for no turns"
         peer.send(m.Reply(answer={}, error=reason, code=1))
         peer.close()
 
+    def _reply(self, peer: Listener, piece: calls.Changes) -> m.Reply:
+        """A piece of the stream, as its listener may see it."""
+        return m.Reply(answer=calls.as_dict(self._authority.shown(piece, peer.uid)), error="", code=0)
+
     def close(self, why: str = "the daemon was stopped") -> None:
         """Say why, and end every stream."""
         for peer in list(self._listeners):
             self.drop(peer)
-            peer.send(_reply(calls.Changes(end=why)))
+            peer.send(self._reply(peer, calls.Changes(end=why)))
             peer.close()
 
     def dropped(self) -> None:
@@ -119,7 +134,3 @@ class ChangeStream:
 
 def _is_turn(change: calls.Change) -> bool:
     return change.before in TURN_STATES and change.state in TURN_STATES
-
-
-def _reply(piece: calls.Changes) -> m.Reply:
-    return m.Reply(answer=calls.as_dict(piece), error="", code=0)

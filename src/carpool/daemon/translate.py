@@ -148,7 +148,7 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
     """A job as people see it: the core's picture, with what its page and its processes say at this moment."""
     facts = plain(picture)
     if live is not None:
-        facts |= {"argv": live.file.argv, "uid": live.file.uid}
+        facts |= {"name": live.name, "argv": live.file.argv, "uid": live.file.uid}
     if live is not None and not live.is_unstarted:
         gradients = sum(member.gradient_bytes for member in live.members.values())
         facts |= {

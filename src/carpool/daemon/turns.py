@@ -114,7 +114,7 @@ class SharedTurn:
             member.is_holding = False
             slot = self._page.slot(member.slot)
             if slot is not None:
-                slot.taken_ns = time.monotonic_ns()
+                slot.taken_ns = 0 if slot.pending_bytes else time.monotonic_ns()  # D16
                 slot.recall = LAPSED
 
     # --- what happened to it ---------------------------------------------------------------------------------

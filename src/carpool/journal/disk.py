@@ -34,10 +34,11 @@ LOOK_SECONDS = 3600  # … or after so long whether some are old
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class _Names(msgspec.Struct):
+class _Known(msgspec.Struct):
     name: str = ""
     user: str = ""
     tenant: str = ""
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +52,23 @@ class EndedJob:
     body: str  # JSON
     name: str
     owner: str = ""  # on whose account it counts among those that are kept (J16)
+    uid: int | None = None  # whose it was; None if nobody noted that
 
     @classmethod
     def of_row(cls, row: tuple[object, ...]) -> EndedJob | None:
         """None for a row that cannot be read."""
         job, number, wall_s, state, body = row
         try:
-            names = msgspec.json.decode(str(body), type=_Names)
+            known = msgspec.json.decode(str(body), type=_Known)
             found = cls(
                 job=str(job),
                 number=int(str(number)),
                 wall_s=float(str(wall_s)),
                 state=str(state),
                 body=str(body),
-                name=names.name,
-                owner=names.user or names.tenant,
+                name=known.name,
+                owner=known.user or known.tenant,
+                uid=known.uid,
             )
         except (ValueError, TypeError):  # msgspec's errors are ValueErrors too
             return None

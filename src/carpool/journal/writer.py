@@ -136,13 +136,14 @@ class Journal:
         argv: list[str],
         *,
         uid: int | None = None,
+        name: str = "",
         refusals: str = "",
         start: str = "",
         container: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
-        said |= {"refusals": refusals, "start": start, "container": container}
+        said |= {"refusals": refusals, "start": start, "name": name or picture.name, "container": container}
         self._meter.end_account(picture, now=time.monotonic_ns())
         self._keep(
             EndedJob(
@@ -151,8 +152,9 @@ class Journal:
                 wall_s=time.time(),
                 state=picture.state,
                 body=json.dumps(said),
-                name=picture.name,
+                name=name or picture.name,
                 owner=picture.user or picture.tenant,
+                uid=uid,
             )
         )
         self.flush()
@@ -365,10 +367,16 @@ class Journal:
         newest = heapq.nlargest(limit, self._jobs.values(), key=lambda job: job.number)
         return [json.loads(job.body) for job in reversed(newest)]
 
-    def find_ended(self, wanted: str) -> dict[str, object] | None:
-        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over."""
+    def find_ended(
+        self, wanted: str, *, uid: int | None = None, knows_names: bool = True
+    ) -> dict[str, object] | None:
+        """The job of this id, the newest of this name, or the one whose id ends in this number, if it is over. Of a
+        name this user's own come first, or alone."""
         known = self._jobs.get(wanted)
         found = [known] if known is not None else [job for job in self._jobs.values() if job.name == wanted]
+        if known is None and uid is not None:
+            own = [job for job in found if job.uid == uid]
+            found = own if own or not knows_names else found
         if not found and wanted.isdecimal():
             found = [job for job in self._jobs.values() if job.job.endswith(f"-{wanted}")]
         if not found:

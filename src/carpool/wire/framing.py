@@ -38,7 +38,7 @@ def _dumps(fields: dict[str, object]) -> bytes:
 
 
 def encode(message: m.Message, *, dumps: Callable[[dict[str, object]], bytes] = _dumps) -> bytes:
-    """The frame of a message. A list of thousands of jobs is written by calls.to_json, which jobs have not loaded."""
+    """The frame of a message. A list of thousands of jobs is written by peers.to_json, which jobs do not have."""
     cls = type(message)
     form = m.FORMS[cls]
     words = [int(getattr(message, name)) for name in form.words] + [0] * (FRAME_WORDS - len(form.words))

@@ -125,6 +125,18 @@ def test_t7_a_pause_in_which_the_daemon_took_the_turn_is_idle_and_counts_until_t
     assert daemon.words[daemon.base + page.S_PAUSE_NS] == 5_000_000
 
 
+def test_d16_a_pause_in_which_the_turn_was_taken_for_memory_teaches_nothing(daemon: FakeDaemon, turns: Turns) -> None:
+    iterate(turns)
+    time.sleep(LONG_SECONDS)
+    daemon.words[daemon.base + page.S_TAKEN_NS] = 0
+    daemon.recall(page.LAPSED)
+    before = turns.state.after_step
+    with daemon.playing(lambda: daemon.answer(m.Ask)):
+        turns.begin()
+    assert turns.state.after_step == before
+    assert daemon.words[daemon.base + page.S_PAUSE_NS] == 0
+
+
 def test_an_idle_pause_with_the_turn_held_is_counted_in_the_page(daemon: FakeDaemon, turns: Turns) -> None:
     def counted() -> int:
         return daemon.words[daemon.base + page.S_PAUSE_NS]

@@ -44,6 +44,24 @@ def test_h1_h2_each_step_comes_once_in_its_order_and_no_further_than_chosen(core
     assert [stop.job for stop in only(core.effects, StopJob)] == (["a"] if on_hog == "kill" else [])
 
 
+@pytest.mark.parametrize("tenant", ["ana", "ben"])
+def test_h5_a_job_that_keeps_another_tenant_waiting_is_ended_whatever_it_chose(
+    make_core: MakeCore, tenant: str
+) -> None:
+    core = make_core(settings=Settings(hog_end_ns=60 * SECOND))
+    core.settle_in("a", KNOWN, on_hog="warn", tenant="ana")
+    core.settle_in("b", KNOWN, tenant=tenant)
+    core.tick(100 * MS)
+    assert core.recalled == ["a"]
+    compute_on(core, 59 * SECOND)
+    assert not only(core.effects, StopJob)
+    compute_on(core, 2 * SECOND)
+    assert [stop.job for stop in only(core.effects, StopJob)] == (["a"] if tenant == "ben" else [])
+    if tenant == "ben":
+        core.exit("a")
+        assert "kept jobs of other tenants waiting for 1 min" in core.reason("a")
+
+
 @pytest.mark.parametrize("order", ["migrate", "suspend"])
 def test_h1_while_nobody_waits_for_it_a_late_job_is_only_named(make_core: MakeCore, order: str) -> None:
     core = make_core(devices=2)

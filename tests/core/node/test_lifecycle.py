@@ -13,6 +13,7 @@ from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RecallLease, RejectEvent
 from carpool.core.node.events import (
     CancelAsked,
+    CheckpointAsked,
     JobAdopted,
     JobDetached,
     JobEvent,
@@ -82,6 +83,7 @@ def event_of(kind: type) -> JobEvent:
         SuspendAsked: SuspendAsked(job=J),
         ResumeAsked: ResumeAsked(job=J),
         MigrateAsked: MigrateAsked(job=J, device=DeviceId("gpu1")),
+        CheckpointAsked: CheckpointAsked(job=J, by="root"),
         JobParked: JobParked(job=J, parked_bytes=GIB, resident_bytes=0, move_ns=MS),
         JobUnparked: JobUnparked(job=J, move_ns=MS),
         MoveFailed: MoveFailed(job=J, reason="the disk is full"),

@@ -25,11 +25,14 @@ GENERATORS_MAX = 4  # one inside the other
 OURS = ("carpool.", "torch.")  # modules between the program's call and this one
 
 # Where CPython keeps a frame's stack: of the frame its inner structure; of that its code, how far variables and stack
-# reach, and the variables, then the stack.
-_CODE_AT = {(3, 11): 32, (3, 12): 0, (3, 13): 0}.get(sys.version_info[:2])
+# reach, and the variables, then the stack. From 3.14 on the reach is an address, and of what lies there the two
+# lowest bits of what lies there are marks.
+_CODE_AT = {(3, 11): 32, (3, 12): 0, (3, 13): 0, (3, 14): 0}.get(sys.version_info[:2])
 if sys.implementation.name != "cpython" or object.__basicsize__ != 16:
     _CODE_AT = None  # other builds (without the lock, for debugging, of 32 bits) have larger or smaller objects
-_INNER_AT, _DEPTH_AT, _SLOTS_AT = 24, 64, 72
+_HAS_MARKS = sys.version_info[:2] >= (3, 14)
+_INNER_AT, _DEPTH_AT, _SLOTS_AT = (24, 64, 80) if _HAS_MARKS else (24, 64, 72)
+_MARKS, _IS_NUMBER = 3, 3  # the marks; the one of a plain number
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -107,7 +110,8 @@ def _count_loops(code: CodeType, at: int) -> int | None:
             begin = each.argval
             while instructions[begin].opname == "EXTENDED_ARG":
                 begin += 2
-            if instructions[begin].opname != "FOR_ITER":
+            is_handled = each.opname == "JUMP_BACKWARD_NO_INTERRUPT"  # from 3.12 on: the way back from an error
+            if instructions[begin].opname != "FOR_ITER" and not (is_handled and instructions[begin].opname != "SEND"):
                 return None
     return len([each for each in jumps if each.opname == "FOR_ITER" and each.offset < at < each.argval])
 
@@ -118,15 +122,30 @@ def _stack_of(frame: FrameType) -> list[Any]:
     if _CODE_AT is None:
         return []
     inner = ctypes.c_void_p.from_address(id(frame) + _INNER_AT).value
-    if not inner or ctypes.c_void_p.from_address(inner + _CODE_AT).value != id(frame.f_code):
+    if not inner or _object_at(inner + _CODE_AT) != id(frame.f_code):
         return []
     code = frame.f_code
     first = code.co_nlocals + len(code.co_freevars) + sum(name not in code.co_varnames for name in code.co_cellvars)
-    depth = ctypes.c_int.from_address(inner + _DEPTH_AT).value
+    depth = _depth(inner)
     if not first <= depth <= first + code.co_stacksize:
         return []
-    slots = [inner + _SLOTS_AT + place * _WORD for place in range(first, depth)]
-    return [ctypes.py_object.from_address(slot).value for slot in slots if ctypes.c_void_p.from_address(slot).value]
+    found = [_object_at(inner + _SLOTS_AT + place * _WORD) for place in range(first, depth)]
+    return [ctypes.cast(each, ctypes.py_object).value for each in found if each]
+
+
+def _depth(inner: int) -> int:
+    """How many words of variables and stack a frame has."""
+    if not _HAS_MARKS:
+        return ctypes.c_int.from_address(inner + _DEPTH_AT).value
+    return ((ctypes.c_void_p.from_address(inner + _DEPTH_AT).value or 0) - inner - _SLOTS_AT) // _WORD
+
+
+def _object_at(address: int) -> int:
+    """The object that a word names, without its marks; 0 for none, and for a plain number."""
+    word = ctypes.c_void_p.from_address(address).value or 0
+    if not _HAS_MARKS:
+        return word
+    return 0 if word & _MARKS == _IS_NUMBER else word & ~_MARKS
 
 
 def _measure(iterator: Any, generators: int) -> Loop | None:

@@ -97,6 +97,8 @@ class Pauses:
         busy_ns = _used_ns() - state.pause_cpu_ns if state.pause_cpu_ns else None
         is_taken = state.held and words[base + S_RECALL] >= LAPSED
         self.forget()
+        if is_taken and not words[base + S_TAKEN_NS]:
+            return  # it waited for memory, which says nothing of its pauses (D16)
         if span <= STALL_NS:
             self._count(is_idle=False)
             return

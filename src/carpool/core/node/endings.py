@@ -69,6 +69,7 @@ def remember(node: Node, fingerprint: str, past: History) -> None:
 
 def cancel(node: Node, job: Job, event: CancelAsked, *, now: Nanos) -> list[Effect]:
     """Somebody wants it to end: at once if it is queued, else its program is told."""
+    lifecycle.note_order(job, event, now=now)
     if job.state is not JobState.QUEUED:
         lifecycle.order_end(job, job.ending.reason or event.reason)
         return [] if event.is_told else [StopJob(job=job.id)]

@@ -163,6 +163,7 @@ class CancelAsked:
     job: JobId
     is_told: bool = False
     reason: str = ""
+    by: str = ""  # the user who said so; empty where only one is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,7 @@ class JobResized:
     weight_milli: int | None = None
     share_milli: tuple[int, int] | None = None  # of its device: guaranteed, and at most
     may_end: bool = False  # end it if it cannot do with less
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +183,13 @@ class SuspendAsked:
     """Somebody wants the job to stop at its next boundary and its memory to leave the device."""
 
     job: JobId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeAsked:
     job: JobId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +198,15 @@ class MigrateAsked:
 
     job: JobId
     device: DeviceId
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAsked:
+    """Somebody has the job written to a file; its program was told."""
+
+    job: JobId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +246,7 @@ class JobForgotten:
 # What people ask for that holds a job back or lets it go on. Each may come to any job that takes turns
 # (lifecycle.py), and is taken in by moves/departures.py.
 HoldOrder = SuspendAsked | ResumeAsked
+PersonsOrder = CancelAsked | JobResized | HoldOrder | MigrateAsked | CheckpointAsked
 JobEvent = (
     JobSubmitted
     | JobAdopted
@@ -248,6 +262,7 @@ JobEvent = (
     | JobResized
     | HoldOrder
     | MigrateAsked
+    | CheckpointAsked
     | JobParked
     | JobUnparked
     | MoveFailed

@@ -37,6 +37,7 @@ from carpool.core.node.effects import (
 )
 from carpool.core.node.events import (
     CancelAsked,
+    CheckpointAsked,
     HoldOrder,
     JobDetached,
     JobExited,
@@ -49,9 +50,12 @@ from carpool.core.node.events import (
     MigrateAsked,
     MoveFailed,
     NeedsMeasured,
+    PersonsOrder,
     ProgramStarted,
     ProgressSeen,
+    ResumeAsked,
     StartPutOff,
+    SuspendAsked,
 )
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import (
@@ -68,12 +72,24 @@ from carpool.core.node.model import (
     JobState,
     Lease,
     LeaseState,
+    Order,
 )
 from carpool.core.node.node import Node, is_holding, is_leaving, note_wish, start_ns, was_given
 from carpool.errors import InternalError
 from carpool.units import MS
 
 UNNOTED_NS = 500 * MS  # so old may be the last note of an account when its driver is killed
+ORDERS_KEPT = 8  # of people about one job
+ORDERED: dict[type, str] = {
+    CancelAsked: "cancelled",
+    JobResized: "resized",
+    SuspendAsked: "suspended",
+    ResumeAsked: "resumed",
+    MigrateAsked: "moved",
+    CheckpointAsked: "written to a file",
+}
+
+Standing = tuple[str | None, Nanos, tuple[Order, ...]]  # where a job's time goes, since when, and people's orders
 
 _S = JobState
 _L = LeaseState
@@ -116,6 +132,7 @@ JOB_MOVES: dict[tuple[JobState, type], JobState] = {
     **{(state, ProgressSeen): state for state in _LIVE},
     **{(state, ProgramStarted): state for state in _LIVE},  # its processes may have spoken first
     **{(state, CancelAsked): state for state in _LIVE},
+    **{(state, CheckpointAsked): state for state in _LIVE},
     **{(state, JobResized): state for state in [_S.QUEUED, *_LIVE]},
     **{(state, order): state for state in [_S.QUEUED, *_MANAGED] for order in get_args(HoldOrder)},
     **{(state, MigrateAsked): state for state in _MANAGED},
@@ -380,6 +397,10 @@ def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
     return job.wall.row, job.wall.row_since_ns
 
 
+def standing_of(job: Job, now: Nanos) -> Standing:
+    return *row_at(job, now), job.wall.orders
+
+
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:
     """The job's wall time since it arrived, by row; adds up exactly (A4)."""
     spent = dict(job.wall.spent_ns)
@@ -417,8 +438,17 @@ def account_of(job: Job, *, now: Nanos) -> Account:
         waited_for_ns=dict(job.service.waited_for_ns),
         served_ns=job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0),
         steps=job.service.steps,
+        orders=job.wall.orders,
         borrowed_ns=job.share.borrowed // SHARE_ONE,
     )
+
+
+def note_order(job: Job, event: PersonsOrder, *, now: Nanos) -> None:
+    """Keep who gave an order, the newest ORDERS_KEPT; nobody is named where only one user is served."""
+    if not event.by:
+        return
+    order = Order(verb=ORDERED[type(event)], by=event.by, after_ns=now - job.arrived_ns)
+    job.wall.orders = (*job.wall.orders[1 - ORDERS_KEPT :], order)
 
 
 def carry_on(account: Account, at_ns: Nanos) -> Account:
@@ -434,6 +464,7 @@ def carry_on(account: Account, at_ns: Nanos) -> Account:
 def restore(job: Job, account: Account, row: str | None, *, now: Nanos) -> None:
     """Go on with the account of a job that comes back (A5). `row` is what it is known to have done while there was no
     driver; None if nobody knows."""
+    job.wall.orders = account.orders
     gap = now - account.at_ns
     if gap < 0 or account.arrived_ns > account.at_ns:
         return  # of another boot of the machine

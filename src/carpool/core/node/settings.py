@@ -36,6 +36,7 @@ class Settings:
     watch_ns: Nanos = 250 * MS  # how often holders are looked at while somebody waits
     hog_factor: int = 10  # a recalled holder is a hog after this many usual steps …
     hog_floor_ns: Nanos = 2 * SECOND  # … but not before this
+    hog_end_ns: Nanos | None = None  # it is ended when it kept another tenant waiting so long; None: it is not
     pass_over_ns: Nanos = 60 * SECOND  # a queued job that waits longer is not passed by smaller ones any more
     start_patience_ns: Nanos = 20 * SECOND  # then the open promise of a starting or idle job is cut if others need it
     starts_max: int | None = None  # so many programs are being started at once, at most; None: no limit
@@ -60,4 +61,4 @@ class Settings:
         return replace(self, **{name: getattr(wanted, name) for name in LIVE})
 
 
-LIVE = ("quantum_ns", "latency_ns", "hog_floor_ns", "host_bytes_max", "starts_max", "starts_beside_max")
+LIVE = ("quantum_ns", "latency_ns", "hog_floor_ns", "hog_end_ns", "host_bytes_max", "starts_max", "starts_beside_max")

@@ -28,6 +28,7 @@ from carpool.errors import InternalError
 
 def take(node: Node, job: Job, event: MigrateAsked, *, now: Nanos) -> list[Effect]:
     """Begin a move, or refuse it; what follows is settled afterwards."""
+    lifecycle.note_order(job, event, now=now)
     reason = refusal(node, job, event.device)
     if reason:
         return [RejectEvent(job=job.id, event=type(event).__name__, reason=reason)]

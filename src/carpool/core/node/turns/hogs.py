@@ -7,6 +7,8 @@ Rules
   H3  A job that was put last lets others go first for as long as it kept them waiting, and then counts as before.
   H4  One that is sent away leaves the device at its next boundary, and comes back by itself when nobody else wants
       anything of it, or when it is resumed. One that cannot be parked goes on.
+  H5  Where the settings say so, a job is ended that kept a job of another tenant waiting for so long since it was
+      asked, whatever it chose: one tenant does not stop the others for ever. Its own tenant's jobs do not count.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     lease = job.lease
     if lease is None or lease.recalled_ns is None:
         return []
-    effects: list[Effect] = []
+    effects: list[Effect] = _end_for_others(node, job, now=now)
     late_ns, patience = now - lease.recalled_ns, choice.patience_ns(node, job)
     kept_ns = kept_waiting_ns(node, job, now=now) if late_ns > patience else 0
     for step, times in STEPS[lease.hog_steps :]:
@@ -73,18 +75,34 @@ def escalate(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     return effects
 
 
-def kept_waiting_ns(node: Node, job: Job, *, now: Nanos) -> Nanos:
+def _end_for_others(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
+    """End a job that keeps another tenant waiting for longer than the settings let it (H5)."""
+    end_ns = node.settings.hog_end_ns
+    if end_ns is None or job.ending.is_asked:
+        return []
+    kept_ns = kept_waiting_ns(node, job, now=now, only_others=True)
+    if kept_ns < end_ns:
+        return []
+    lifecycle.order_end(job, reasons.hog_for_others(job, kept_ns, end_ns))
+    return [StopJob(job=job.id)]
+
+
+def kept_waiting_ns(node: Node, job: Job, *, now: Nanos, only_others: bool = False) -> Nanos:
     """How long somebody has waited for the lane or the memory of a holder since it was asked; 0 if nobody does: its
-    owner may have asked for the turn, to move it say, and no other job is the worse for its being late."""
+    owner may have asked for the turn, to move it say, and no other job is the worse for its being late. With
+    `only_others` jobs of its own tenant are nobody."""
     if job.lease is None or job.lease.recalled_ns is None:
         return 0
     device = node.device_of(job)
     since = [
         other.state_since_ns
         for other in node.jobs_on(device) + node.queued_for(device)
-        if other.state is BLOCKED
-        or node.wants_memory(other, now=now)
-        or (node.wants_turn(other) and (other.lane == job.lane or other.memory.needs is None))
+        if not (only_others and other.spec.tenant == job.spec.tenant)
+        and (
+            other.state is BLOCKED
+            or node.wants_memory(other, now=now)
+            or (node.wants_turn(other) and (other.lane == job.lane or other.memory.needs is None))
+        )
     ]
     return now - max(job.lease.recalled_ns, min(since, default=now))
 

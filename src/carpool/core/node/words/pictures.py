@@ -7,7 +7,7 @@ from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
 from carpool.core.node.moves import departures
-from carpool.core.node.node import Node, is_asking, is_holding
+from carpool.core.node.node import Node, is_asking, is_holding, leaves_for
 from carpool.core.node.turns import choice
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
 
@@ -16,8 +16,7 @@ WAITS = ("turn", "limit", "memory", "parked")
 
 def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
     served_ns = job.service.served_ns + (now - job.service.charged_ns if is_holding(job) else 0)
-    remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
-    late, rows = choice.deadline(node, job), lifecycle.rows_of(job, now=now)
+    rows = lifecycle.rows_of(job, now=now)
     return JobPicture(
         id=job.id,
         name=job.spec.name,
@@ -30,7 +29,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         steps=job.service.steps,
         steps_declared=job.spec.steps,
         step_ns=job.service.step_ns,
-        remaining_ns=remaining if is_known and job.state not in ENDED else None,
+        remaining_ns=_remaining_ns(node, job, served_ns),
         arrived_ns=job.arrived_ns,
         state_ns=now - job.state_since_ns,
         served_ns=served_ns,
@@ -38,7 +37,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         spent_ns=rows,
         waited_for_ns=dict(job.service.waited_for_ns),
         silent_ns=_silent_ns(job, now=now),
-        is_hog=late is not None and now >= late,
+        is_hog=now >= (choice.deadline(node, job) or now + 1),
         needs=job.memory.needs,
         promised_bytes=job.memory.promised_bytes,
         live_bytes=job.memory.live_bytes,
@@ -49,7 +48,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         is_suspended=departures.is_stopped(job),
         departures=departures.reasons_of(job),
         is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
-        leaving_for=departures.leaves_for(job),
+        leaving_for=leaves_for(job),
         parked_bytes=job.memory.parked_bytes,
         move_ns=job.move.took_ns,
         move_trouble=job.move.trouble,
@@ -63,7 +62,13 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         quantum_why=choice.why_quantum(node, job, now=now),
         borrowed_ns=job.share.borrowed // SHARE_ONE,
         user=job.spec.user,
+        orders=job.wall.orders,
     )
+
+
+def _remaining_ns(node: Node, job: Job, served_ns: Nanos) -> Nanos | None:
+    remaining, is_known = accounts.remaining_ns(node, job, served_ns=served_ns)
+    return remaining if is_known and job.state not in ENDED else None
 
 
 def _silent_ns(job: Job, *, now: Nanos) -> Nanos | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.kernel.ids import DeviceId, Nanos, TenantId
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Why, took_no_turns
 from carpool.core.node.settings import Settings
@@ -260,6 +260,14 @@ def no_room(job: Job, need: int, target: Device) -> str:
     )
 
 
+def lent(lender: TenantId | None) -> str:
+    return f"lent to it by tenant {lender}, which wants it back"
+
+
+def above(job: Job) -> str:
+    return f"waits for tenant {job.spec.tenant}'s ceiling of memory, which was lowered"
+
+
 def claimed(job: Job, claimant: Job, target: Device) -> str:
     return (
         f"job {job.id} cannot move to {target.id} now: others are being parked there so that {claimant.spec.name} has"
@@ -304,6 +312,13 @@ def hog(job: Job, since_ns: Nanos, step: HogStep | None) -> str:
     )
     asked = f"{job.spec.name} was asked for its turn {format_ns(since_ns)} ago and has not reached a boundary"
     return f"{asked}; {usual}{_HOG_STEPS[step]}"
+
+
+def hog_for_others(job: Job, kept_ns: Nanos, end_ns: Nanos) -> str:
+    return (
+        f"{job.spec.name} kept jobs of other tenants waiting for {format_ns(kept_ns)} and did not give its turn back;"
+        f" this machine ends such a job after {format_ns(end_ns)} ([limits] hog)"
+    )
 
 
 def standing(job: Job, asked: str, *, now: Nanos) -> str:

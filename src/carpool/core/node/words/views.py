@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, JobId, LaneId, Nanos, TenantId
-from carpool.core.node.model import JobState, Needs, Why
+from carpool.core.node.model import JobState, Needs, Order, Why
 from carpool.core.node.settings import TenantTerms
 
 
@@ -57,6 +57,7 @@ class JobPicture:
     quantum_why: str = ""  # why so long, where that was chosen
     borrowed_ns: Nanos = 0  # of its device time: as much of whole devices as was lent by other tenants
     user: str = ""  # whose it is; empty where only one account is served
+    orders: tuple[Order, ...] = ()  # what people ordered about it, the newest last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

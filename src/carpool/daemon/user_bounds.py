@@ -1,0 +1,215 @@
+"""What users' programs may put beside the daemon's own files, and how many processes their jobs may be.
+
+The directories of jobs and logs are their users', so that nobody else can look into them; and so a program may fill
+them. With each note a thread measures what is there. Nothing of it is in the way of turns, and a disk that hangs
+holds up the thread only.
+
+Rules
+  I53 Of a user's logs that are more than `log_size` together, those of ended jobs go first, the oldest of them before
+      the others. Where that is not enough, the largest log loses its older half: its job goes on.
+  I54 A user whose programs wrote more than `run_size` beside their pages, or are more than `processes`, loses one job
+      a look: the one that has most. It is ended with a sentence that has the numbers. Jobs of others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from carpool.core.kernel.ids import JobId
+from carpool.core.node.events import CancelAsked
+from carpool.daemon import processes
+from carpool.daemon.driver import Driver
+from carpool.daemon.people import user_of
+from carpool.daemon.reload import InForce
+from carpool.units import format_bytes, parse_bytes
+from carpool.wire.places import Places
+
+log = logging.getLogger("carpool")
+ENTRIES_MAX = 10_000  # of one directory: a look ends, whatever is there
+BLOCK_BYTES = 512  # the unit of st_blocks
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_COLLAPSE_RANGE = 1, 2, 8
+PIECE_BYTES = 1 << 20  # what is taken out of a log is a multiple of this, and so of every file system's blocks
+
+
+@dataclass(slots=True)
+class Use:
+    """What one user has, as a look found it."""
+
+    run_bytes: dict[JobId, int] = field(default_factory=dict)
+    logs: dict[str, tuple[int, int]] = field(default_factory=dict)  # name to bytes and when it was written last
+    processes: int = 0  # in jobs and outside of them
+
+
+class UserBounds:
+    def __init__(self, driver: Driver, places: Places, in_force: InForce) -> None:
+        self._driver = driver
+        self._jobs = driver.jobs
+        self._places = places
+        self._in_force = in_force
+        self._is_looking = False
+
+    def look(self) -> None:
+        """Have a thread measure what users of live jobs have; what follows from it is done by the loop."""
+        owned: dict[int, dict[JobId, Path]] = {}
+        for live in self._jobs.values():
+            owned.setdefault(live.file.uid, {})[live.id] = live.directory
+        owned.pop(0, None)  # root can fill every disk
+        if self._is_looking or not owned:
+            return
+        self._is_looking = True
+        words = (asyncio.get_running_loop(), owned)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the next look tries again
+            threading.Thread(target=self._measure, args=words, name="bounds", daemon=True).start()
+            return
+        self._is_looking = False
+
+    def _measure(self, loop: asyncio.AbstractEventLoop, owned: dict[int, dict[JobId, Path]]) -> None:
+        uses = {uid: Use() for uid in owned}
+        for uid, use in uses.items():
+            use.run_bytes = {job: bytes_below(directory) for job, directory in owned[uid].items()}
+            use.logs = logs_in(self._places.logs_of(uid))
+        for uid in uids_of_processes():
+            if uid in uses:
+                uses[uid].processes += 1
+        live = {job for jobs in owned.values() for job in jobs}
+        for uid, use in uses.items():
+            self._cut_logs(uid, use, live)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._seen, uses)
+
+    def _cut_logs(self, uid: int, use: Use, live: set[JobId]) -> None:
+        """Keep the logs of a user within their bound (I53)."""
+        size = self._in_force.settings.limits.log_size
+        too_many = sum(held for held, _ in use.logs.values()) - parse_bytes(size) if size else 0
+        directory = self._places.logs_of(uid)
+        for name in sorted(use.logs, key=lambda name: use.logs[name][1]):
+            if too_many <= 0:
+                return
+            if name.removesuffix(".log") not in live:
+                too_many -= use.logs.pop(name)[0]
+                remove_from(directory, name, uid)
+        if too_many > 0 and use.logs:
+            largest = max(use.logs, key=lambda name: use.logs[name][0])
+            cut_log(directory, largest, uid)
+            log.warning("log.cut user=%s log=%s bytes=%d", user_of(uid).name, largest, use.logs[largest][0])
+
+    def _seen(self, uses: dict[int, Use]) -> None:
+        self._is_looking = False
+        for uid, use in uses.items():
+            with contextlib.suppress(OSError):
+                self._check(uid, use)
+
+    def _check(self, uid: int, use: Use) -> None:
+        limits = self._in_force.settings.limits
+        size = parse_bytes(limits.run_size) if limits.run_size else None
+        name, held = user_of(uid).name, sum(use.run_bytes.values())
+        if size is not None and held > size:
+            had, most = format_bytes(held), format_bytes(size)
+            why = f"{name}'s programs wrote {had} beside their pages, and may have {most} ([limits] run_size)"
+            self._end_worst(use.run_bytes, f"{why}; this job has most of it")
+        if limits.processes and use.processes > limits.processes:
+            counts = self._count_processes(uid)
+            if sum(counts.values()) > limits.processes:
+                had, most = str(sum(counts.values())), str(limits.processes)
+                why = f"{name}'s jobs are {had} processes, and may be {most} ([limits] processes)"
+                self._end_worst(counts, f"{why}; this job has most of them")
+
+    def _count_processes(self, uid: int) -> dict[JobId, int]:
+        inside, parents = processes.by_page(uid), processes.parents()
+        found: dict[JobId, int] = {}
+        for live in [each for each in self._jobs.values() if each.file.uid == uid]:
+            known = set(inside.get(str(live.directory / "page"), ())) | live.pids()
+            if live.file.child_pid:
+                known.add(live.file.child_pid)
+            found[live.id] = len(processes.with_descendants(known, parents))
+        return found
+
+    def _end_worst(self, had: Mapping[JobId, int], why: str) -> None:
+        worst = max((job for job in had if job in self._jobs), key=lambda job: had[job], default=None)
+        if worst is not None and not self._jobs[worst].is_stopping:
+            log.warning("job.over_bound job=%s reason=%s", worst, why)
+            self._jobs[worst].is_stopping = True
+            self._driver.tell(CancelAsked(job=worst, reason=why))
+
+
+def bytes_below(directory: Path) -> int:
+    """What files and directories there hold, but for the page; a link counts as itself."""
+    held, left, found = 0, [str(directory)], 0
+    while left and found < ENTRIES_MAX:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                found += 1
+                if found >= ENTRIES_MAX:
+                    break
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    left.append(entry.path)
+                if entry.path != str(directory / "page"):
+                    held += facts.st_blocks * BLOCK_BYTES
+    return held
+
+
+def logs_in(directory: Path) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if len(found) >= ENTRIES_MAX:
+                break
+            facts = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(facts.st_mode):
+                found[entry.name] = facts.st_blocks * BLOCK_BYTES, facts.st_mtime_ns
+    return found
+
+
+def uids_of_processes() -> list[int]:
+    """Whose the processes of this machine are."""
+    found: list[int] = []
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    found.append(entry.stat().st_uid)
+    return found
+
+
+@contextlib.contextmanager
+def opened(directory: Path, uid: int) -> Iterator[int]:
+    """A directory of this user, whatever it is replaced by meanwhile; OSError if it is none."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_uid != uid:
+            raise PermissionError(f"{directory} is not of user {uid}")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove_from(directory: Path, name: str, uid: int) -> None:
+    with contextlib.suppress(OSError), opened(directory, uid) as place:
+        os.unlink(name, dir_fd=place)
+
+
+def cut_log(directory: Path, name: str, uid: int) -> None:
+    """Take the older half out of a log that is being written; where the file system cannot, it becomes a hole."""
+    with contextlib.suppress(OSError), opened(directory, uid) as place:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        try:
+            facts = os.fstat(fd)
+            half = facts.st_size // 2 // PIECE_BYTES * PIECE_BYTES
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid or not half:
+                return
+            fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+            fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+            if fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, half):
+                fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, half)
+        finally:
+            os.close(fd)

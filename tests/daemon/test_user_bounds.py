@@ -1,0 +1,63 @@
+"""What users' programs may put beside the daemon's files (rules I53, I54): the parts that look at files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from carpool.daemon import user_bounds
+
+OWN = os.geteuid()
+MIB = 1 << 20
+
+
+def test_i54_what_is_below_a_directory_counts_but_for_the_page_and_a_link_counts_as_itself(tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(b"x" * MIB)
+    (tmp_path / "one").write_bytes(b"x" * MIB)
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "page").write_bytes(b"x" * MIB)  # not the job's
+    (tmp_path / "link").symlink_to("/")
+    os.mkfifo(tmp_path / "pipe")
+    assert 2 * MIB <= user_bounds.bytes_below(tmp_path) < 2 * MIB + 64 * 1024
+
+
+def test_i54_a_look_ends_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_bounds, "ENTRIES_MAX", 20)
+    for number in range(100):
+        (tmp_path / str(number)).write_bytes(b"x" * 4096)
+    assert user_bounds.bytes_below(tmp_path) <= 20 * 4096
+    assert len(user_bounds.logs_in(tmp_path)) == 20
+
+
+def test_i53_a_log_that_is_being_written_loses_its_older_half(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    with path.open("ab") as writing:
+        writing.write(b"a" * (4 * MIB) + b"b" * (4 * MIB))
+        writing.flush()
+        user_bounds.cut_log(tmp_path, path.name, OWN)
+        writing.write(b"last\n")
+    left = path.read_bytes().lstrip(b"\0")
+    assert left == b"b" * (4 * MIB) + b"last\n"
+    assert path.stat().st_blocks * 512 < 5 * MIB
+
+
+def test_i53_nothing_is_cut_or_removed_that_is_not_this_users(tmp_path: Path) -> None:
+    logs, other = tmp_path / "logs", tmp_path / "other"
+    logs.mkdir()
+    other.write_bytes(b"x" * (4 * MIB))
+    (logs / "link.log").symlink_to(other)
+    user_bounds.cut_log(logs, "link.log", OWN)
+    user_bounds.cut_log(logs, "missing.log", OWN)
+    user_bounds.cut_log(logs, "../other", OWN + 1)
+    os.mkfifo(logs / "pipe.log")
+    user_bounds.cut_log(logs, "pipe.log", OWN)
+    user_bounds.remove_from(logs, "pipe.log", OWN + 1)
+    assert (logs / "pipe.log").exists()
+    (tmp_path / "linked").symlink_to(logs)
+    user_bounds.remove_from(tmp_path / "linked", "pipe.log", OWN)
+    assert (logs / "pipe.log").exists()
+    user_bounds.remove_from(logs, "link.log", OWN)
+    assert not (logs / "link.log").is_symlink() and other.stat().st_size == 4 * MIB
