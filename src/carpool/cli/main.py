@@ -101,7 +101,6 @@ def carpool() -> None:
     carpool ps, carpool top             who runs, who waits
     carpool explain JOB                 why it waits, where its time went
     carpool usage, carpool history      who had how much; jobs that are over
-    carpool suspend JOB                 leave the device until carpool resume
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """
