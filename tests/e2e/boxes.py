@@ -34,7 +34,7 @@ def host_mounts(node: Node) -> list[tuple[str, str]]:
         ("/usr", "/usr"),
         (str(python), "/opt/python"),
         (str(packages), PACKAGES_INSIDE),
-        (str(node.files), "/work"),
+        (str(node.files), "/job"),
     ]
 
 
@@ -46,7 +46,7 @@ class Box:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.root = node.directory / "box"
-        for directory in ("proc", "dev", "sys", "run", "tmp", "usr", "opt", "work", "etc"):
+        for directory in ("proc", "dev", "sys", "run", "tmp", "usr", "opt", "job", "etc"):
             (self.root / directory).mkdir(parents=True, exist_ok=True)
         for link in LINKS:
             if not (self.root / link).is_symlink():
@@ -65,7 +65,7 @@ class Bubblewrap(Box):
             words += ["--symlink", f"usr/{link}", f"/{link}"]
         for host, inside in host_mounts(self.node):
             words += ["--ro-bind", host, inside]
-        return Started(self.node, [*words, "--clearenv", *added, "--chdir", "/work", *program])
+        return Started(self.node, [*words, "--clearenv", *added, "--chdir", "/job", *program])
 
 
 class Podman(Box):
@@ -79,7 +79,7 @@ class Podman(Box):
         files = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         limits = [f"--ulimit=nofile={files}:{files}", "--ulimit=nproc=1024:1024"]
         mounts = [f"--volume={host}:{inside}:ro" for host, inside in host_mounts(self.node)]
-        settings = ["--rm", "--network=none", "--read-only", "--workdir=/work", *limits, *mounts]
+        settings = ["--rm", "--network=none", "--read-only", "--workdir=/job", *limits, *mounts]
         return ["podman", *kept, "run", *settings, *added, "--rootfs", str(self.root), *program]
 
 
@@ -94,7 +94,7 @@ class Runc(Box):
         (bundle / "config.json").unlink(missing_ok=True)
         subprocess.run(["runc", "spec"], cwd=bundle, check=True, timeout=60)
         spec = json.loads((bundle / "config.json").read_text())
-        spec["process"] |= {"terminal": False, "args": list(program), "cwd": "/work", "rlimits": []}
+        spec["process"] |= {"terminal": False, "args": list(program), "cwd": "/job", "rlimits": []}
         spec["root"] = {"path": str(self.root), "readonly": True}
         mounts = [(host, inside, "ro") for host, inside in host_mounts(self.node)]
         environment = []

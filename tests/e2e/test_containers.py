@@ -31,10 +31,10 @@ def may_write(path):
         return False
 print(os.getpid(), os.environ["CARPOOL_JOB"], os.listdir("/run/carpool/jobs"), flush=True)
 page = os.path.dirname(os.environ["CARPOOL_PAGE"])
-others = ("/run/carpool", "/run/carpool/bells", "/opt/carpool/carpool", "/usr", "/work")
+others = ("/run/carpool", "/run/carpool/bells", "/opt/carpool/carpool", "/usr", "/job")
 print(may_write(page) and not any(map(may_write, others)), flush=True)
 end = time.monotonic() + 200
-while not os.path.exists("/work/stop") and time.monotonic() < end:
+while not os.path.exists("/job/stop") and time.monotonic() < end:
     with carpool.turn():
         sum(range(20000))
     time.sleep(0.002)
@@ -126,7 +126,7 @@ import os, time
 import carpool
 carpool.join()
 end = time.monotonic() + 200
-while not os.path.exists("/work/stop") and time.monotonic() < end:
+while not os.path.exists("/job/stop") and time.monotonic() < end:
     with carpool.turn():
         sum(range(20000))
     time.sleep(0.002)
