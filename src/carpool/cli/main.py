@@ -37,6 +37,7 @@ COMMANDS = (
     "cancel",
     "daemon",
     "system",
+    "tenant",
     "policy",
     "doctor",
     "verify",
@@ -93,7 +94,7 @@ def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="carpool")
 def carpool() -> None:
-    """Many deep-learning programs share the devices you already have, in turns, unmodified.
+    """Many deep-learning programs share the devices you already have, in turns.
 
     \b
     carpool run -- python train.py      run a program; it shares the device
@@ -101,7 +102,6 @@ def carpool() -> None:
     carpool ps, carpool top             who runs, who waits
     carpool explain JOB                 why it waits, where its time went
     carpool usage, carpool history      who had how much; jobs that are over
-    carpool suspend JOB                 leave the device until carpool resume
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """

@@ -37,6 +37,7 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
 from carpool.daemon.starter import Starter
+from carpool.daemon.tenancy import Tenancy
 from carpool.daemon.translate import read_as
 from carpool.daemon.user_files import is_there, replace_file
 from carpool.devices.base import DeviceFacts
@@ -55,6 +56,7 @@ class Orders:
         starter: Starter,
         devices: list[DeviceFacts],
         reload: Reload,
+        tenancy: Tenancy,
         stop: Callable[[], object],
     ) -> None:
         self._driver = driver
@@ -64,6 +66,7 @@ class Orders:
         self._starter = starter
         self._devices = devices
         self._reload = reload
+        self._tenancy = tenancy
         self._stop = stop
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
@@ -85,6 +88,8 @@ class Orders:
                 return self.migrate(job, str(arguments.get("device", "")), by=by)
             case "checkpoint":
                 return self.checkpoint(job, str(arguments.get("file", "")), stop=bool(arguments.get("stop")), by=by)
+            case "tenant":
+                return self._tenancy.change(arguments, by=user_of(caller.uid).name)
             case "reload":
                 return self._reload.read_again(by=user_of(caller.uid).name)
             case "stop":

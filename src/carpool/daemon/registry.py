@@ -29,6 +29,7 @@ from carpool.daemon.sentences import started_by, unwritten
 from carpool.daemon.standing import standing_of
 from carpool.daemon.start_and_end import End
 from carpool.daemon.starter import Starter
+from carpool.daemon.tenancy import Tenancy
 from carpool.daemon.translate import spec_from, spec_said
 from carpool.daemon.user_files import is_taken, remove_aside
 from carpool.errors import PeerError, RefusedError, UsageError
@@ -46,12 +47,14 @@ class Registry:
         starter: Starter,
         programs: Programs,
         authority: Authority,
+        tenancy: Tenancy,
         allowances: Allowances | None = None,
     ) -> None:
         self._driver = driver
         self._starter = starter
         self._programs = programs
         self._authority = authority
+        self._tenancy = tenancy
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self.on_unentered: Callable[[LiveJob], None] = lambda live: None  # a joined job that nobody is in yet
         self._places = starter.places
@@ -77,7 +80,9 @@ class Registry:
         if self._allowances is not None and not wanted_id:  # else it was let in before
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
-        spec = spec_from(said, user=user_of(caller.uid).name)
+        user = user_of(caller.uid)
+        tenant = self._tenancy.choose(user, said.tenant)
+        spec = replace(spec_from(said), user=user.name, tenant=tenant)
         is_private = self._authority.is_private
         job_id = JobId(wanted_id or self._new_id("job" if is_private else spec.name))
         if not _IS_ID.fullmatch(job_id):
