@@ -165,7 +165,7 @@ class Registry:
             if file is not None and file.job == kept.name
         ]
         known.sort(key=lambda live: (is_parked(live.directory, live.file.uid), live.file.number))
-        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in known}}
+        inside = processes.by_pages({live.file.uid for live in known})
         for live in known:
             file = live.file
             self._number = max(self._number, file.number)
