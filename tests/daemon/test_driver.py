@@ -101,6 +101,7 @@ def driver_with(live: LiveJob, journal: Journal, places: Places) -> Driver:
         arrived_ns=0, at_ns=0, row="run", row_since_ns=0, spent_ns={}, waited_for_ns={}, served_ns=0, steps=0
     )
     driver.scheduler.account_of = lambda job, *, now: account  # type: ignore[method-assign]  # of this object only
+    driver.scheduler.standing_of = lambda job, *, now: (account.row, 0, ())  # type: ignore[method-assign]  # and this
     driver.jobs[live.id] = live
     return driver
 

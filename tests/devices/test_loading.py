@@ -3,6 +3,7 @@ written here byte by byte."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import struct
@@ -126,3 +127,37 @@ def test_what_a_compiler_links_statically_is_seen(tmp_path: Path, how: str) -> N
     ours = read_binary(Path(sys.executable).resolve())
     assert found is not None and ours is not None and ours.loader is not None
     assert found == Binary(bits=ours.bits, machine=ours.machine, loader=None, is_program=True)
+
+
+def patched(program: Path, where: Path, *changes: tuple[int, bytes]) -> Path:
+    """A copy of a 64-bit program with other bytes in its head or table."""
+    text = bytearray(program.read_bytes()[: 1 << 16])
+    for at, said in changes:
+        text[at : at + len(said)] = said
+    where.write_bytes(text)
+    return where
+
+
+@pytest.mark.timeout(60)
+def test_whatever_a_file_says_of_its_lengths_little_of_it_is_read(tmp_path: Path) -> None:
+    """The daemon looks at programs of users: none of them may cost it memory, time or its life."""
+    program, huge = Path(sys.executable).resolve(), (1 << 62).to_bytes(8, "little")
+    table = int.from_bytes(program.read_bytes()[32:40], "little")
+    every_part_is_huge = [(table + 56 * number + 32, huge) for number in range(12)]
+    assert read_binary(patched(program, tmp_path / "huge", *every_part_is_huge)) is not None
+    for name, changes in {
+        "nowhere": [(32, huge)],
+        "beyond": [(32, b"\xff" * 8)],
+        "many": [(54, b"\xff" * 4)],
+        "none": [(54, bytes(4))],
+    }.items():
+        read_binary(patched(program, tmp_path / name, *changes))
+    endless = tmp_path / "endless"
+    endless.write_bytes(program.read_bytes()[: 1 << 16])
+    os.truncate(endless, 1 << 42)
+    assert read_binary(endless) is not None
+    os.mkfifo(tmp_path / "pipe", 0o777)
+    (tmp_path / "pipe").chmod(0o777)
+    assert read_binary(tmp_path / "pipe") is None
+    assert obstacle(str(tmp_path / "pipe"), str(program)) is None
+    assert read_binary(Path("/dev/zero")) is None

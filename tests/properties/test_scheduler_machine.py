@@ -30,11 +30,12 @@ from carpool.core.node.events import (
     ProgressSeen,
     ResumeAsked,
     SuspendAsked,
+    TenantSet,
     Tick,
 )
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import ENDED, History, JobSpec, JobState, Needs, Why
-from carpool.core.node.settings import Settings
+from carpool.core.node.settings import Settings, TenantTerms
 from carpool.policies import names_for
 from carpool.units import MS, SECOND
 from tests.properties.effort import share_of_profile
@@ -75,6 +76,17 @@ spec_strategy = st.builds(
     steps=st.none() | st.integers(1, 50),
     device=st.sampled_from([None, None, None, DeviceId("gpu0"), DeviceId("gpu1")]),
     fingerprint=st.sampled_from(["", "f", "g"]),
+)
+terms_strategy = st.builds(
+    TenantTerms,
+    weight_milli=st.sampled_from([1000, 3000]),
+    guaranteed_milli=st.sampled_from([0, 200, 500]),
+    memory_bytes_max=st.none() | st.integers(20, 200),
+    compute_milli_max=st.sampled_from([1000, 1000, 600]),
+    jobs_max=st.none() | st.integers(0, 3),
+    devices=st.none() | st.just((DeviceId("gpu0"),)),
+    priorities=st.none() | st.just((0, 1)),
+    order=st.sampled_from(["", "fifo", "srtf"]),
 )
 
 
@@ -263,6 +275,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             moved = self.watched.books.parking[job] * share // 4
             self.watched.send(JobParked(job=job, parked_bytes=moved, resident_bytes=resident_bytes, move_ns=MS))
 
+    @rule(tenant=st.sampled_from(["red", "blue", ""]), terms=st.none() | terms_strategy)
+    def change_terms(self, tenant: str, terms: TenantTerms | None) -> None:
+        self.watched.send(TenantSet(tenant=TenantId(tenant), terms=terms))
+
+    def take_terms(self) -> None:
+        """What is said of tenants may keep their jobs waiting for ever."""
+        for tenant in ("red", "blue", ""):
+            self.watched.send(TenantSet(tenant=TenantId(tenant), terms=None))
+
     @rule(index=any_job, what=st.sampled_from(["detach", "exit", "crash", "lost", "cancel", "forget"]))
     def mishap(self, index: int, what: str) -> None:
         codes = {"exit": 0, "crash": 1, "lost": None}
@@ -387,6 +408,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.watched.log:
+            self.take_terms()
             self.take_guarantees()
             self.give_everybody_a_turn()
             self.finish_everything()

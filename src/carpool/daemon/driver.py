@@ -53,6 +53,7 @@ from carpool.core.node.events import (
     JobExited,
     JobForgotten,
     LeaseAsked,
+    LeaseReturned,
     ProgressSeen,
     Tick,
 )
@@ -100,6 +101,7 @@ class Driver:
         self._flusher: asyncio.TimerHandle | None = None
         self._listener: asyncio.TimerHandle | None = None
         self._noter: asyncio.TimerHandle | None = None
+        self._may_listen = True  # more than turns came and went since it was last asked whose allocations wait
         self._ended: deque[JobId] = deque()
         self._over = OverJobs()
         self._looked_ns = self._accounted_ns = 0
@@ -161,6 +163,8 @@ class Driver:
 
     def _handle(self, event: Event, now: int) -> None:
         self._told_ns = now
+        if not isinstance(event, LeaseAsked | LeaseReturned | Tick):
+            self._may_listen = True
         effects: list[Effect] = []
         try:
             effects = self.scheduler.handle(event, now=now)
@@ -242,6 +246,9 @@ class Driver:
             self._arm()
 
     def _arm_listener(self) -> None:
+        if not self._may_listen:
+            return
+        self._may_listen = False
         if self._listener is None and any(live.is_listened_to for live in self.jobs.values()):
             self._listener = asyncio.get_running_loop().call_later(KNOCK_NS / SECOND, self._listen)
 
@@ -251,7 +258,7 @@ class Driver:
             self._listen()
 
     def _listen(self) -> None:
-        self._listener = None
+        self._listener, self._may_listen = None, True
         for live in list(self.jobs.values()):
             if live.job_page.pending_bytes() or live.last_look[2]:
                 self.look_at(live)
@@ -295,11 +302,10 @@ class Driver:
         self._has_news = False
         changed: dict[str, Account] = {}
         for job_id, live in self.jobs.items():
-            account = self.scheduler.account_of(job_id, now=now)
-            is_noted = (live.noted_ns, live.noted_orders) == (account.row_since_ns, account.orders)
-            if account.row == "turn" or not is_noted:
-                live.noted_ns, live.noted_orders = account.row_since_ns, account.orders
-                changed[job_id] = account
+            row, since_ns, orders = self.scheduler.standing_of(job_id, now=now)
+            if row == "turn" or (live.noted_ns, live.noted_orders) != (since_ns, orders):
+                live.noted_ns, live.noted_orders = since_ns, orders
+                changed[job_id] = self.scheduler.account_of(job_id, now=now)
         self.journal.note_accounts(changed, now=now, lent_ns=self.scheduler.lent(now=now))
 
     def book(self) -> None:
@@ -383,6 +389,7 @@ class Driver:
                 self.jobs[effect.job].job_page.deny(effect.reason)
             case _:
                 log.info("%s", log_line(effect))
+                self._may_listen = True
                 self._perform_rare(effect)
 
     def _perform_rare(
@@ -483,7 +490,7 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
-            said = {"refusals": refusals(live), "start": live.how_it_started()}
+            said = {"refusals": refusals(live), "start": live.how_it_started(), "container": live.file.container}
             self._note_job(live, picture, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:

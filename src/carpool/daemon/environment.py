@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import carpool
 from carpool.core.kernel.ids import SHARE_ONE
 from carpool.core.node.model import JobSpec
+from carpool.daemon import hold_ups
 from carpool.daemon.files import JobFile
 from carpool.devices.base import DeviceFacts, DeviceKind
 from carpool.devices.libraries import find_library
@@ -18,6 +21,7 @@ from carpool.units import SECOND, format_bytes, format_list
 from carpool.wire import protocol
 from carpool.wire.places import Places
 
+Found = TypeVar("Found")
 PYTHONS = ("python", "torchrun", "accelerate")
 PYTHON_BYTES_MIN = 4 << 20  # it takes 1 MiB before the first line runs, and without them ends in a fatal error
 GRACE_NS = 2 * SECOND  # the core counts the time; a program whose daemon is gone counts itself, so much longer
@@ -81,7 +85,7 @@ def job_environment(places: Places, device: DeviceFacts, file: JobFile, page: Pa
         protocol.ENV_PARKED: str(places.parked_of(file.uid)),
     }
     library = preloadable(find_library(kind.library), places)
-    if library is not None and kind.needs_library and would_not_start(program_of(file), path=search_path_of(file)):
+    if library is not None and kind.needs_library and _looked_at(file, would_not_start, otherwise=False):
         library = None  # `carpool run` refused what cannot be kept without it
     elif library is not None:
         prepend["LD_PRELOAD"] = library
@@ -137,8 +141,18 @@ def _check_without_library(places: Places, kind: DeviceKind, file: JobFile) -> N
 
 def _is_python(file: JobFile) -> bool:
     """Whether what the job starts is a Python, or a script of one (torchrun is)."""
-    files = interpreters(program_of(file), path=search_path_of(file))
+    nothing: list[Path] = []
+    files = _looked_at(file, interpreters, otherwise=nothing)
     return any(each.name.startswith(PYTHONS) for each in (Path(file.argv[0]), *files))
+
+
+def _looked_at(file: JobFile, look: Callable[..., Found], *, otherwise: Found) -> Found:
+    """What is found of the program's files, which are its user's: they may be anything, or not come."""
+    program, path = program_of(file), search_path_of(file)
+    try:
+        return hold_ups.ask(file.uid, program, lambda: look(program, path=path), otherwise)
+    except OSError:
+        return otherwise
 
 
 def program_of(file: JobFile) -> str:

@@ -24,7 +24,7 @@ from carpool.daemon.files import JobFile
 from carpool.daemon.job_page import JobPage
 from carpool.daemon.start_and_end import WARM, End, Start
 from carpool.daemon.turns import Member, Peer, SharedTurn
-from carpool.daemon.user_files import make_directory, remove_aside
+from carpool.daemon.user_files import is_taken, make_directory, remove_aside
 from carpool.devices.kinds import kind_named
 from carpool.errors import PeerError
 from carpool.wire import messages as m
@@ -127,7 +127,7 @@ class LiveJob:
         """Make what is not there; a PeerError or OSError says why that cannot be."""
         make_private(self.kept)
         if self.directory != self.kept:
-            if self.directory.exists() and self.directory.lstat().st_uid != self.file.uid:
+            if is_taken(self.directory) and self.directory.lstat().st_uid != self.file.uid:
                 remove_aside(self.directory)  # of a job of somebody else that had this id
             make_directory(self.directory, self.file.uid)
 

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carpool.core.kernel.ids import JobId
-from carpool.daemon import processes
+from carpool.daemon import hold_ups, processes
 from carpool.daemon.environment import preloadable, program_of, search_path_of
+from carpool.daemon.families import children_of, with_descendants
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, limits_of
 from carpool.devices.kinds import kind_named
@@ -59,21 +60,28 @@ class Limits:
             self._timer = None
         limited = [live for live in self._jobs.values() if live.page is not None and limits_of(live)]
         parents = processes.parents() if limited else {}
-        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in limited}}
+        children = children_of(parents)
+        inside = processes.by_pages({live.file.uid for live in limited})
+        kinds = {live.file.kind for live in limited}
+        libraries = {kind: preloadable(find_library(kind_named(kind).library), self._places) for kind in kinds}
         before, self._suspects = self._suspects, set()
         kept, self._kept = self._kept, set()
         for live in limited:
-            mine = inside[live.file.uid].get(live.page_path, set()) | {live.file.child_pid} & set(parents)
-            self._look_at(live, processes.with_descendants(mine, parents), kept, before)
+            mine = inside[live.file.uid].get(live.page_path, set()) | ({live.file.child_pid} & parents.keys())
+            library = libraries[live.file.kind]
+            if library is not None:
+                self._look_at(live, library, with_descendants(mine, children), kept, before)
         if self._suspects - before:
             self.look_soon()
 
     def _look_at(
-        self, live: LiveJob, pids: set[int], kept: set[processes.Image], before: set[processes.Image]
+        self,
+        live: LiveJob,
+        library: str,
+        pids: set[int],
+        kept: set[processes.Image],
+        before: set[processes.Image],
     ) -> None:
-        library = preloadable(find_library(kind_named(live.file.kind).library), self._places)
-        if library is None:
-            return
         found: dict[int, str] = {}
         for pid in pids:
             image = processes.image_of(pid)
@@ -87,8 +95,9 @@ class Limits:
                 continue
             self._suspects.add(image)
             if image in before:
-                why = JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
-                found[pid] = live.unlimited.get(pid) or why
+                found[pid] = live.unlimited.get(pid) or (
+                    JOINED_LATE if live.file.is_joined else why_without(pid, library, self._places.run)
+                )
         live.unlimited = found
         if found and not live.file.is_limit_loss_said:
             self._say(live, library)
@@ -100,15 +109,25 @@ class Limits:
         said = limit_loss(live)
         log.warning("job.limit_lost job=%s reason=%s", live.id, said)
         is_first = set(live.unlimited) == {live.file.child_pid}
-        is_foreseen = is_first and obstacle(program_of(live.file), library, path=search_path_of(live.file))
+        is_foreseen = is_first and _foreseen(live, library)
         if live.runner is not None and said and not is_foreseen:
             live.runner.send(m.Wait(job=live.id, reason=said))
+
+
+def _foreseen(live: LiveJob, library: str) -> bool:
+    """Whether `carpool run` could tell it from the program's file, which is its user's."""
+    program, path = program_of(live.file), search_path_of(live.file)
+    try:
+        return bool(hold_ups.ask(live.file.uid, program, lambda: obstacle(program, library, path=path), None))
+    except OSError:
+        return False
 
 
 def has_library(live: LiveJob, library: str, files: set[str]) -> bool:
     """Whether the library is among the files of a process; on the host's memory also the page, without which it is
     off. The name tells: where the file is seen, and its number, may differ between file systems."""
-    is_there = any(Path(file).name == Path(library).resolve().name for file in files)
+    name = Path(library).resolve().name
+    is_there = any(file.endswith(f"/{name}") for file in files)
     is_on = not kind_named(live.file.kind).is_host_memory or any(file.endswith(f"/{live.id}/page") for file in files)
     return is_there and is_on
 

@@ -26,7 +26,7 @@ from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.settings_file import MachineSettings
 from carpool.daemon.spawning import start_runner
-from carpool.daemon.user_files import make_directory
+from carpool.daemon.user_files import is_taken, make_directory
 from carpool.devices.base import DeviceFacts
 from carpool.errors import PeerError, UsageError
 from carpool.wire import messages as m
@@ -127,7 +127,7 @@ class Starter:
         """Its runner comes again before it has started the program. If somebody removed the job's page meanwhile,
         there is another: no process has the first one."""
         try:
-            if live.page is not None and not live.page.path.exists():
+            if live.page is not None and not is_taken(live.page.path):
                 self._make_page(live)
         except (OSError, PeerError) as error:
             why = error.strerror if isinstance(error, OSError) else error

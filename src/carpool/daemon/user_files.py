@@ -58,6 +58,15 @@ def is_there(path: Path, owner: int) -> bool:
         return False
 
 
+def is_taken(path: Path) -> bool:
+    """Whether anything has that name, as far as this process may know."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
 def replace_file(path: Path, body: bytes, draft: Path, owner: int) -> None:
     """Write a file for this user so that others find a whole one; OSError if that cannot be done."""
 

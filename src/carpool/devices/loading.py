@@ -7,16 +7,19 @@ A program that starts others (a shell, a launcher) counts as reached, because it
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import shutil
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPTS_MAX = 4  # a script whose interpreter is a script; the kernel stops there too
 MACHINES = {3: "i386", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
+HEAD_BYTES, NAME_BYTES_MAX, TABLE_BYTES_MAX = 64, 4096, 1 << 16
 PT_DYNAMIC, PT_INTERP, ET_EXEC, DT_FLAGS_1, DF_1_PIE = 2, 3, 2, 0x6FFFFFFB, 0x08000000
 
 
@@ -79,8 +82,8 @@ def interpreters(program: str, *, path: str | None = None) -> list[Path]:
 
 def _shebang(path: Path) -> list[str]:
     try:
-        with path.open("rb") as file:
-            line = file.readline(4096)
+        with _opened(path) as fd:
+            line = os.read(fd, NAME_BYTES_MAX).partition(b"\n")[0]
     except OSError:
         return []
     return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
@@ -104,27 +107,46 @@ def _has_capabilities(path: Path) -> bool:
 def read_binary(path: Path) -> Binary | None:
     """What kind of ELF file it is; None for anything else, and for what cannot be read."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-            return _parse(raw) if raw[:4] == b"\x7fELF" else None
-    except (OSError, ValueError, IndexError, struct.error):  # ValueError: an empty file; the others: one that was cut
+        with _opened(path) as fd:
+            return _parse(fd)
+    except (OSError, ValueError, OverflowError, struct.error):  # all but the first: one that was cut, or is nonsense
         return None
 
 
-def _parse(raw: mmap.mmap) -> Binary:
-    is_wide, order = raw[4] == 2, "<" if raw[5] == 1 else ">"
-    kind, machine = struct.unpack_from(f"{order}HH", raw, 16)
-    offset = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", raw, 32 if is_wide else 28)[0]
-    size, count = struct.unpack_from(f"{order}HH", raw, 54 if is_wide else 42)
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a file; an OSError for what is none, as a pipe, at which one would wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _parse(fd: int) -> Binary | None:
+    """Read in pieces of bounded length: somebody else may write it meanwhile, and say anything of its lengths. A file
+    that is mapped would end this process when it is cut."""
+    head = os.pread(fd, HEAD_BYTES, 0)
+    if head[:4] != b"\x7fELF":
+        return None
+    is_wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
+    kind, machine = struct.unpack_from(f"{order}HH", head, 16)
+    offset = struct.unpack_from(f"{order}{'Q' if is_wide else 'I'}", head, 32 if is_wide else 28)[0]
+    size, count = struct.unpack_from(f"{order}HH", head, 54 if is_wide else 42)
+    table = os.pread(fd, min(size * count, TABLE_BYTES_MAX), offset)
     loader, is_program = None, kind == ET_EXEC
-    for number in range(count):
-        at = offset + number * size
-        part = struct.unpack_from(f"{order}I", raw, at)[0]
+    for at in range(0, len(table) - size + 1, size or TABLE_BYTES_MAX):
+        part = struct.unpack_from(f"{order}I", table, at)[0]
         word, places = ("Q", (8, 32)) if is_wide else ("I", (4, 16))
-        begin, length = (struct.unpack_from(f"{order}{word}", raw, at + place)[0] for place in places)
+        begin, length = (struct.unpack_from(f"{order}{word}", table, at + place)[0] for place in places)
         if part == PT_INTERP:
-            loader, is_program = os.fsdecode(raw[begin : begin + length].rstrip(b"\0")), True
+            loader, is_program = os.fsdecode(os.pread(fd, min(length, NAME_BYTES_MAX), begin).rstrip(b"\0")), True
         elif part == PT_DYNAMIC:
-            pairs = struct.iter_unpack(f"{order}{word}{word}", raw[begin : begin + length])
+            said = os.pread(fd, min(length, TABLE_BYTES_MAX), begin)
+            pair = struct.Struct(f"{order}{word}{word}")
+            pairs = pair.iter_unpack(said[: len(said) // pair.size * pair.size])
             is_program |= any(tag == DT_FLAGS_1 and value & DF_1_PIE for tag, value in pairs)
     name = MACHINES.get(machine, f"machine {machine}")
     return Binary(bits=64 if is_wide else 32, machine=name, loader=loader, is_program=is_program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from carpool.core.kernel.ids import Nanos
+from carpool.core.kernel.ids import SHARE_ONE, Nanos
 from carpool.core.node import accounts, lifecycle
 from carpool.core.node.effects import Effect, GrantLease, RevokeLease, StartJob
 from carpool.core.node.events import JobAdopted, JobSubmitted, LeaseAsked
@@ -40,11 +40,16 @@ def new_job(node: Node, event: JobSubmitted, *, now: Nanos) -> Job:
         history=node.histories.get(spec.fingerprint) if spec.fingerprint else None,
         service=Service(level=accounts.newcomer_level(node, spec)),
         wall=WallTime(row_since_ns=now),
+        share=Share(borrowed=_borrowed(event.account)),
     )
     lifecycle.enqueue(node, job)
     if event.account is not None:  # it waited in the queue of a driver that is gone
         lifecycle.restore(job, event.account, "memory", now=now)
     return job
+
+
+def _borrowed(account: Account | None) -> int:
+    return account.borrowed_ns * SHARE_ONE if account is not None else 0
 
 
 def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> list[Effect]:
@@ -73,7 +78,7 @@ def take_back(node: Node, device: Device, event: JobAdopted, *, now: Nanos) -> l
             idle_ns=event.stall_held_ns + event.pause_ns,  # its account is without what was not charged
         ),
         wall=WallTime(row_since_ns=now),
-        share=Share(is_paced=event.is_paced),
+        share=Share(is_paced=event.is_paced, borrowed=_borrowed(event.account)),
         move=Move(came_ns=now),
     )
     lifecycle.enqueue(node, job)

@@ -89,6 +89,8 @@ ORDERED: dict[type, str] = {
     CheckpointAsked: "written to a file",
 }
 
+Standing = tuple[str | None, Nanos, tuple[Order, ...]]  # where a job's time goes, since when, and people's orders
+
 _S = JobState
 _L = LeaseState
 _LIVE = [state for state in JobState if state not in ENDED and state is not JobState.QUEUED]
@@ -393,6 +395,10 @@ def row_at(job: Job, now: Nanos) -> tuple[str | None, Nanos]:
     if job.wall.row == "limit" and start_ns(job) <= now:
         return "turn", start_ns(job)
     return job.wall.row, job.wall.row_since_ns
+
+
+def standing_of(job: Job, now: Nanos) -> Standing:
+    return *row_at(job, now), job.wall.orders
 
 
 def spent_until(job: Job, now: Nanos) -> dict[str, Nanos]:

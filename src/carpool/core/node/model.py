@@ -76,6 +76,8 @@ class Why(StrEnum):
     SUSPENDED = "suspended"  # somebody asked that it stops until it is resumed
     SENT_AWAY = "sent away"  # it kept others waiting too long
     MIGRATES = "migrates"  # it goes on on another device
+    LENT = "lent"  # what it has is on loan, and a job of the tenant that lent it wants it
+    ABOVE = "above"  # its tenant may have less memory than its jobs hold
     MAKES_ROOM = "makes room"  # a job that the policy puts before it gets its memory
     GIVES_WAY = "gives way"  # an allocation that waits gets its memory
     TOO_LARGE = "too large"  # it needs more than its new cap
@@ -86,6 +88,7 @@ class Why(StrEnum):
 
 # In its own code, without a turn: such a job rests, unless it is held back or an allocation of it waits.
 OUTSIDE = frozenset({STARTING, IDLE, UNMANAGED})
+FOR_CLAIMANT = frozenset({Why.MAKES_ROOM, Why.LENT})  # reasons for which one job leaves for another
 HELD_ONLY = frozenset({Why.SHRINKS})  # reasons that hold a job back and do not make it leave
 ASKED_FOR = frozenset({Why.SUSPENDED})  # somebody asked and waits for it; a queued job does not start meanwhile
 
@@ -95,7 +98,8 @@ class Departure:
     """One reason of one job, and what belongs to it."""
 
     since_ns: Nanos = 0
-    whom: JobId | None = None  # MAKES_ROOM: for whom
+    whom: JobId | None = None  # MAKES_ROOM, LENT: for whom
+    lender: TenantId | None = None  # LENT: whose part it is
     to: DeviceId | None = None  # MIGRATES: where it goes on
     is_told: bool = False  # SHRINKS: its program was told to
     may_end: bool = False  # SHRINKS: it is ended if it cannot do with less
@@ -372,6 +376,7 @@ class Device:
     promised: dict[JobId, int] = field(default_factory=dict)  # the persistent side of L1
     kept: dict[JobId, int] = field(default_factory=dict)  # room of jobs that left for another device (V2)
     lively: dict[JobId, None] = field(default_factory=dict)  # all jobs of the device but those that rest (L7)
+    owed: tuple[JobId, ...] = ()  # who wanted room of its tenant's part when bytes were last settled (N20)
     tenants: dict[TenantId, Tenant] = field(default_factory=dict)
     tenants_floor: int = 0  # no tenant begins to want turns below this level; never falls
     lanes_made: int = 0

@@ -67,6 +67,7 @@ class Node:
     default_terms: TenantTerms = field(default_factory=TenantTerms)  # of all others
     orders: dict[TenantId, TurnPolicy] = field(default_factory=dict)  # of those that have their own
     default_order: TurnPolicy | None = None  # of all of whom nothing is said
+    has_guarantees: bool = False  # some tenant is guaranteed a part of every device
     has_parts: bool = False  # some tenant is guaranteed a part of the time, or may have only a part
     barred: dict[JobId, str] = field(default_factory=dict)  # of the queue, by its tenants' ceilings; why
 
@@ -429,6 +430,12 @@ def is_asking(job: Job) -> bool:
 def is_leaving(job: Job) -> bool:
     """Whether it is to leave the device; a job that is held back only to become smaller is not."""
     return bool(job.departures) and not job.departures.keys() <= HELD_ONLY
+
+
+def leaves_for(job: Job) -> JobId | None:
+    """The job that gets its memory."""
+    found = job.departures.get(Why.MAKES_ROOM) or job.departures.get(Why.LENT)
+    return found.whom if found is not None else None
 
 
 def is_asked_away(job: Job) -> bool:

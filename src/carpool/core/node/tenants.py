@@ -43,6 +43,7 @@ def _draw_from(node: Node) -> None:
     node.orders = {tenant: ORDERS[terms.order] for tenant, terms in node.terms.items() if terms.order}
     node.default_order = ORDERS.get(node.default_terms.order)
     all_terms = [*node.terms.values(), node.default_terms]
+    node.has_guarantees = any(each.guaranteed_milli for each in all_terms)
     node.has_parts = any(each.guaranteed_milli or each.compute_milli_max < SHARE_ONE for each in all_terms)
 
 

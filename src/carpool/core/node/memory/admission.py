@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from carpool.core.kernel.ids import Nanos, TenantId
 from carpool.core.node import accounts
 from carpool.core.node.effects import Effect, SetCap
-from carpool.core.node.memory import ledger
+from carpool.core.node.memory import ledger, tenure
 from carpool.core.node.model import BLOCKED, RESIDENT, WAITING, Device, Job, JobState, Lane, Needs, Why
 from carpool.core.node.node import Node, covers, is_unknown
 from carpool.core.node.words import tenancy as words
@@ -98,7 +98,7 @@ def _offer_on(node: Node, job: Job, device: Device) -> Offer | None:
         ephemeral_bytes=wanted.ephemeral_bytes,
         lanes_max=node.policy.lanes_max,
     )
-    if fit is None:
+    if fit is None or (node.has_guarantees and not tenure.lets(node, device, job, wanted)):
         return None
     is_known = total_need_bytes(job) is not None
     promise_bytes = wanted.resident_bytes if is_known else open_promise_bytes(node, device)
@@ -328,6 +328,9 @@ def _why_barred(node: Node, job: Job, started: int) -> str:
     tenant, terms = job.spec.tenant, node.terms_of(job.spec.tenant)
     if terms.jobs_max is not None and started >= terms.jobs_max:
         return words.jobs_wait(tenant, started, terms.jobs_max)
+    held_back = next((each for each in node.jobs.values() if Why.ABOVE in each.departures), None)
+    if held_back is not None and held_back.spec.tenant == tenant:
+        return words.behind(tenant, terms.memory_bytes_max or 0, held_back.spec.name)
     if terms.devices is not None and not any(node.may_use(job.spec, device) for device in node.devices):
         return words.device_wait(tenant, terms.devices, job.spec.device)
     if terms.memory_bytes_max is None or any(_leaves_room(node, job, each) for each in node.devices.values()):
@@ -405,6 +408,13 @@ def fit_of(node: Node, device: Device, wanted: Needs, *, had_bytes: int = 0) -> 
         ephemeral_bytes=wanted.ephemeral_bytes,
         lanes_max=node.policy.lanes_max,
     )
+
+
+def may_have(node: Node, device: Device, job: Job, wanted: Needs) -> bool:
+    """Whether what is said of tenants lets a parked job have its room again (N15, N20, N21)."""
+    if not node.tenant_lets(job, device, wanted.resident_bytes, wanted.ephemeral_bytes):
+        return False
+    return not node.has_guarantees or tenure.lets(node, device, job, wanted)
 
 
 def squeeze_in(node: Node, device: Device, job: Job, wanted: Needs) -> None:

@@ -76,6 +76,12 @@ def keep_priority(node: Node, job: Job) -> None:
         job.spec = replace(job.spec, priority=priority)
 
 
+def keep_priorities(node: Node) -> None:
+    """Tenants may use other priorities from now on (N11)."""
+    for job in node.jobs.values():
+        keep_priority(node, job)
+
+
 def trim_waiting(node: Node, device: Device) -> list[Effect]:
     """Tell the jobs that are to become smaller and wait at a boundary to give back what they can (Z2)."""
     effects: list[Effect] = []

@@ -197,7 +197,7 @@ def _make_room(node: Node, device: Device, *, now: Nanos) -> None:
 
 def _leavers_for(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Job] | None:
     """Who has to leave beside those who do already, so that the job has what it asks for; None if that is no help."""
-    others = [other for other in node.jobs_on(device) if other is not job]
+    others = leavers.askable(node, device, job)
     going = [other for other in others if _is_on_its_way(other, now=now)]
     able = [other for other in others if leavers.may_leave(other, now=now) and now >= other.move.retry_ns]
     missing = _wanted_bytes(job) - job.memory.promised_bytes

@@ -31,9 +31,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from carpool.core.kernel.ids import DeviceId, JobId, Nanos
+from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node import accounts, lifecycle
-from carpool.core.node.effects import Effect, ParkJob, UnparkJob
+from carpool.core.node.effects import Effect, ParkJob
 from carpool.core.node.events import (
     CheckpointAsked,
     HoldOrder,
@@ -46,8 +46,8 @@ from carpool.core.node.events import (
     SuspendAsked,
 )
 from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import AWAY, ENDED, PARKED, WAITING, Departure, Device, Job, JobState, Why
-from carpool.core.node.node import Node, is_asked_away, is_leaving, may_return, note_wish
+from carpool.core.node.model import AWAY, ENDED, FOR_CLAIMANT, PARKED, WAITING, Departure, Device, Job, JobState, Why
+from carpool.core.node.node import Node, is_asked_away, is_leaving, leaves_for, note_wish
 from carpool.core.node.words import reasons
 from carpool.errors import InternalError
 from carpool.units import format_bytes
@@ -92,7 +92,7 @@ TABLE: dict[Why, Row] = {
         ended_by=OVER | {ResumeAsked},
         comes_back="when it is resumed",
         held=lambda job, _: f"{job.spec.name} was suspended",
-        stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",
+        stuck=lambda _, __, held, trouble: f"suspended with {held}: {trouble}",
         away=lambda job, _, span: (
             f"suspended for {span}: {format_bytes(job.memory.parked_bytes)} is on the host,"
             f" {format_bytes(job.memory.promised_bytes)} stays on {job.device}; go on with: carpool resume {job.id}"
@@ -104,7 +104,7 @@ TABLE: dict[Why, Row] = {
         ended_by=OVER | {ResumeAsked} | {MoveFailed},
         comes_back="when nobody else wants the device, or when it is resumed",
         held=lambda job, _: f"{job.spec.name} kept others waiting too long",
-        stuck=lambda job, _, held, trouble: f"suspended with {held}: {trouble}",
+        stuck=lambda _, __, held, trouble: f"suspended with {held}: {trouble}",
         away=lambda job, _, span: (
             f"suspended for {span} because it kept others waiting: {format_bytes(job.memory.parked_bytes)} is on the"
             f" host; it comes back when nobody else is here, or with: carpool resume {job.id}"
@@ -120,6 +120,24 @@ TABLE: dict[Why, Row] = {
             f"moves to {why.to}: {format_bytes(job.memory.promised_bytes)} is about to leave {job.device}"
         ),
     ),
+    Why.LENT: Row(
+        set_by=("moves/lending",),
+        ended_by=OVER | {JobParked, MoveFailed},
+        comes_back="when there is room that no tenant is owed, in the order of the policy",
+        asked=lambda _, why: f"its memory is {reasons.lent(why.lender)}",
+        held=lambda job, why: f"{job.spec.name} has memory {reasons.lent(why.lender)}",
+        stuck=lambda job, why, held, trouble: (
+            f"leaves for {why.whom} with {held}, {reasons.lent(why.lender)}: {trouble}"
+        ),
+    ),
+    Why.ABOVE: Row(
+        set_by=("moves/lending",),
+        ended_by=OVER,
+        comes_back="when its tenant's other jobs leave it room, or its tenant may have more",
+        held=lambda job, _: f"{job.spec.name} {reasons.above(job)}",
+        stuck=lambda job, _, held, trouble: f"{reasons.above(job)} with {held}: {trouble}",
+        away=lambda job, _, span: f"parked for {span}: it {reasons.above(job)}, and comes back by itself",
+    ),
     Why.MAKES_ROOM: Row(
         set_by=("moves/departures",),
         ended_by=OVER | {JobParked},
@@ -132,7 +150,7 @@ TABLE: dict[Why, Row] = {
         ended_by=OVER | {MoveFailed},
         comes_back="when no allocation waits any more and the device was quiet",
         held=lambda job, _: f"{job.spec.name} makes room for an allocation that waits",
-        stuck=lambda job, _, held, trouble: f"stopped with {held}: {trouble}",
+        stuck=lambda _, __, held, trouble: f"stopped with {held}: {trouble}",
         away=lambda job, _, span: (
             f"parked for {span}: it makes room for an allocation that waits, and comes back by itself"
         ),
@@ -144,7 +162,7 @@ TABLE: dict[Why, Row] = {
         ended_by=OVER,
         comes_back="when its cap is raised",
         held=lambda job, _: f"{job.spec.name} was resized to {_cap(job)}",
-        stuck=lambda job, _, held, trouble: f"stopped with {held}: {trouble}",
+        stuck=lambda _, __, held, trouble: f"stopped with {held}: {trouble}",
         away=lambda job, _, span: (
             f"parked for {span}: it was resized to {_cap(job)} and needs {_need(job)};"
             f" go on with: carpool resize {job.id} --memory SIZE"
@@ -221,12 +239,6 @@ def reasons_of(job: Job) -> tuple[Why, ...]:
     return tuple(why for why in TABLE if why in job.departures) if job.departures else ()
 
 
-def leaves_for(job: Job) -> JobId | None:
-    """The job that gets its memory."""
-    makes_room = job.departures.get(Why.MAKES_ROOM)
-    return makes_room.whom if makes_room is not None else None
-
-
 def stays_away(job: Job) -> bool:
     """Whether it does not come back by itself, whatever is free, and wants nothing meanwhile."""
     return any(TABLE[why].stays for why in job.departures)
@@ -240,18 +252,20 @@ def is_stopped(job: Job) -> bool:
 # --- claims and quiet times (rotation.py decides them) ------------------------------------------------------
 
 
-def claim(node: Node, device: Device, claimant: Job, leaving: Sequence[Job], *, now: Nanos) -> None:
+def claim(node: Node, device: Device, claimant: Job, leaving: Sequence[Job], why: Why, *, now: Nanos) -> None:
     """These jobs leave so that the claimant has room (R3)."""
     device.claimant = claimant.id
     for job in leaving:
-        add(node, job, Why.MAKES_ROOM, Departure(since_ns=now, whom=claimant.id))
+        add(node, job, why, Departure(since_ns=now, whom=claimant.id, lender=claimant.spec.tenant))
 
 
 def close_claim(node: Node, device: Device, *, now: Nanos) -> None:
     """The claimant has its room, or cannot get it: whoever is still to leave for it goes on (R5)."""
-    device.claimant = None
+    claimant, device.claimant = device.claimant, None
     for job in node.jobs_on(device):
-        drop(node, job, Why.MAKES_ROOM)
+        if leaves_for(job) == claimant:
+            drop(node, job, Why.MAKES_ROOM)
+            drop(node, job, Why.LENT)
     if not node.is_moving(device):
         begin_quiet(node, device, now=now)
 
@@ -430,7 +444,7 @@ def _park(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
         return []
     wanted = admission.bytes_to_move(job)
     if not node.has_host_room(wanted):
-        if not job.departures.keys().isdisjoint({Why.MAKES_ROOM, Why.GIVES_WAY}):
+        if not job.departures.keys().isdisjoint({*FOR_CLAIMANT, Why.GIVES_WAY}):
             _ask_later(node, job, now=now)
         job.move.trouble = reasons.host_full(wanted, node.host_bytes(), node.settings.host_bytes_max or 0)
         end(node, job, MoveFailed, job.move.trouble)
@@ -439,41 +453,6 @@ def _park(node: Node, job: Job, *, now: Nanos) -> list[Effect]:
     ledger.reserve_host(job, wanted)
     lifecycle.move(node, job, ParkJob, now=now)
     return [ParkJob(job=job.id, limit_bytes=wanted, reason=reason)]
-
-
-def unpark_fitting(node: Node, device: Device, rivals: list[Job], *, now: Nanos) -> list[Effect]:
-    """Bring back whoever may come and has room, in the order of the policy; not before rivals that go before it.
-
-    While room is made for somebody, only it may come (R3).
-    """
-    effects: list[Effect] = []
-    away = [job for job in node.jobs_on(device) if may_return(job, now=now)]
-    away = [job for job in away if device.claimant in (None, job.id)]
-    while away:
-        picked = accounts.pick(node, [*away, *rivals], now=now, on=device)
-        if any(rival.id == picked for rival in rivals):
-            break
-        job = next((each for each in away if each.id == picked), away[0])
-        away.remove(job)
-        wanted = admission.returning_needs(node, job, device)
-        fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
-        while fit is None and admission.merging_lets_in(node, job, device) and admission.merge_free(node, device):
-            fit = admission.fit_of(node, device, wanted, had_bytes=job.memory.promised_bytes)
-        if fit is not None:
-            ledger.place(device, job, fit)
-            ledger.promise(device, job, wanted.resident_bytes)
-        elif not device.lanes:  # it needs more than the device has: alone it may try, as the oldest may (D2)
-            admission.squeeze_in(node, device, job, wanted)
-        if job.lane is not None:
-            lifecycle.move(node, job, UnparkJob, now=now)
-            effects.append(UnparkJob(job=job.id))
-    return effects
-
-
-def is_due(node: Node, *, now: Nanos) -> bool:
-    """Whether a parked job whose return failed may be tried again now."""
-    here = (job for device in node.devices.values() for job in node.lively_on(device))
-    return any(job.move.trouble and may_return(job, now=now) for job in here)
 
 
 def check_departures(node: Node) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from carpool.core.kernel.ids import DeviceId, Nanos
 from carpool.core.node import accounts
-from carpool.core.node.memory import admission, ledger
-from carpool.core.node.model import Device, Job, JobState, Lane, Needs, Why
+from carpool.core.node.memory import admission, ledger, tenure
+from carpool.core.node.model import FOR_CLAIMANT, Device, Job, JobState, Lane, Needs
 from carpool.core.node.node import Node, is_leaving, is_unknown
 from carpool.core.node.words import reasons
 from carpool.units import SECOND
@@ -39,6 +39,19 @@ def is_exempt(node: Node, claimant: Job) -> bool:
 
 def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
     """Who would leave for this claimant; changes nothing."""
+    not_let = _why_not_let(node, device, claimant)
+    return (
+        Plan(why_not=not_let) if not_let else _plan(node, device, claimant, room_for(node, device, claimant), now=now)
+    )
+
+
+def _why_not_let(node: Node, device: Device, claimant: Job) -> str:
+    """Why guarantees of tenants let it have no room, whoever leaves; empty if they do."""
+    return tenure.why_not(node, device, claimant, _wanted(node, device, claimant)) if node.has_guarantees else ""
+
+
+def room_for(node: Node, device: Device, claimant: Job) -> Callable[[Device], bool]:
+    """Whether a device, which may only be imagined, has the room that a claimant wants."""
     wanted = _wanted(node, device, claimant)
 
     def has_room(trial: Device) -> bool:
@@ -54,11 +67,11 @@ def plan_for(node: Node, device: Device, claimant: Job, *, now: Nanos) -> Plan:
         )
         return fit is not None or merged
 
-    return _plan(node, device, claimant, has_room, now=now)
+    return has_room
 
 
 def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device], bool], *, now: Nanos) -> Plan:
-    movable = [job for job in node.jobs_on(device) if job.id != claimant.id and may_leave(job, now=now)]
+    movable = [job for job in askable(node, device, claimant) if may_leave(job, now=now)]
     movable = [
         job for job in movable if job.memory.needs is not None or job.service.served_ns
     ]  # measured, or it never will be
@@ -92,6 +105,15 @@ def _plan(node: Node, device: Device, claimant: Job, has_room: Callable[[Device]
         return Plan(why_not=reasons.would_strand(stranded, device))
     full = _host_trouble(node, device, claimant, leaving)
     return Plan(why_not=full) if full else Plan(leaving=tuple(leaving))
+
+
+def askable(node: Node, device: Device, claimant: Job) -> list[Job]:
+    """Those that may be parked for it: what a tenant is guaranteed and its jobs have is theirs (N19)."""
+    others = [job for job in node.jobs_on(device) if job.id != claimant.id]
+    if not node.has_guarantees:
+        return others
+    owned = tenure.owned(node, device)
+    return [job for job in others if tenure.may_be_asked(job, claimant, owned)]
 
 
 def _host_trouble(node: Node, device: Device, claimant: Job, leaving: Sequence[Job]) -> str:
@@ -202,7 +224,7 @@ def first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Job]
     def has_room(trial: Device) -> bool:
         return admission.room_on(node, trial, job) >= wanted
 
-    others = [other for other in node.jobs_on(device) if other.id != job.id and may_leave(other, now=now)]
+    others = [other for other in askable(node, device, job) if may_leave(other, now=now)]
     able = [other for other in others if now >= other.move.retry_ns]
     able = in_order(node, device, able, now=now)
     if not has_room(without(node, device, able)):
@@ -214,12 +236,13 @@ def first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> list[Job]
 def outlook(node: Node, device: Device, job: Job, *, now: Nanos) -> str:
     """Half a sentence: when a claimant will have its memory; empty if nothing but others' end can help."""
     if device.claimant == job.id:
-        leaving = [other for other in node.jobs_on(device) if Why.MAKES_ROOM in other.departures]
+        leaving = [other for other in node.jobs_on(device) if not other.departures.keys().isdisjoint(FOR_CLAIMANT)]
         return reasons.being_parked([other.spec.name for other in leaving])
     if device.claimant is not None:
         return reasons.after_claimant(node.jobs[device.claimant])
-    if not node.settings.move_percent:
-        return ""
+    not_let = _why_not_let(node, device, job)
+    if not_let or not node.settings.move_percent:
+        return not_let
     plan = plan_for(node, device, job, now=now)
     if not plan.leaving:
         return plan.why_not

@@ -29,7 +29,7 @@ from carpool.core.node import accounts
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import PARKED, WANTING, Device, Job, Why
 from carpool.core.node.moves import departures, leavers
-from carpool.core.node.node import Node
+from carpool.core.node.node import Node, leaves_for
 from carpool.errors import InternalError
 
 CLAIMANTS_TRIED = 16  # how deep into the order one look goes past claimants for which no room can be made
@@ -55,7 +55,7 @@ def _open_claim(node: Node, device: Device, *, now: Nanos) -> None:
             continue
         plan = leavers.plan_for(node, device, job, now=now)
         if plan.leaving:
-            departures.claim(node, device, job, plan.leaving, now=now)
+            departures.claim(node, device, job, plan.leaving, Why.MAKES_ROOM, now=now)
             return
 
 
@@ -84,7 +84,7 @@ def is_vain(node: Node, device: Device, *, now: Nanos) -> bool:
     """Whether the leavers cannot make the room that is claimed: none is left, or one of them does not go."""
     if device.claimant is None:
         return False
-    leaving = [job for job in node.lively_on(device) if Why.MAKES_ROOM in job.departures]
+    leaving = [job for job in node.lively_on(device) if leaves_for(job) == device.claimant]
     return not leaving or not all(leavers.still_leaves(job, now=now) for job in leaving)
 
 

@@ -23,7 +23,7 @@ from carpool.core.kernel.ids import JobId, Nanos
 from carpool.core.node import lifecycle
 from carpool.core.node.effects import Effect, GrantLease
 from carpool.core.node.memory import admission
-from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane
+from carpool.core.node.model import BLOCKED, Device, Job, JobState, Lane, Why
 from carpool.core.node.moves import departures, leavers
 from carpool.core.node.node import Node, is_leaving, is_over_limit
 from carpool.core.node.turns import choice, packing
@@ -85,7 +85,7 @@ def _make_first_room(node: Node, device: Device, job: Job, *, now: Nanos) -> boo
         return False
     leaving = leavers.first_room(node, device, job, now=now)
     if leaving is not None:
-        departures.claim(node, device, job, leaving, now=now)
+        departures.claim(node, device, job, leaving, Why.MAKES_ROOM, now=now)
     return leaving is not None
 
 

@@ -127,11 +127,6 @@ def lent_ns(node: Node, *, now: Nanos) -> dict[TenantId, Nanos]:
     return {tenant: lent_milli // SHARE_ONE for tenant, lent_milli in all_lent.items()}
 
 
-def restore(job: Job, borrowed_ns: Nanos) -> None:
-    """Go on with the account of a job that comes back."""
-    job.share.borrowed = borrowed_ns * SHARE_ONE
-
-
 # --- turns --------------------------------------------------------------------------------------------------
 
 

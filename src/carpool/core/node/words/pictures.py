@@ -7,7 +7,7 @@ from carpool.core.node import accounts, lifecycle
 from carpool.core.node.memory import admission, ledger
 from carpool.core.node.model import ENDED, Device, Job, Why
 from carpool.core.node.moves import departures
-from carpool.core.node.node import Node, is_asking, is_holding
+from carpool.core.node.node import Node, is_asking, is_holding, leaves_for
 from carpool.core.node.turns import choice
 from carpool.core.node.words.views import DevicePicture, JobPicture, LanePicture, NodePicture
 
@@ -48,7 +48,7 @@ def picture_job(node: Node, job: Job, reason: str, *, now: Nanos) -> JobPicture:
         is_suspended=departures.is_stopped(job),
         departures=departures.reasons_of(job),
         is_shrinking=not job.departures.keys().isdisjoint(admission.SQUEEZED),
-        leaving_for=departures.leaves_for(job),
+        leaving_for=leaves_for(job),
         parked_bytes=job.memory.parked_bytes,
         move_ns=job.move.took_ns,
         move_trouble=job.move.trouble,

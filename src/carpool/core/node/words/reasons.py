@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.core.kernel.ids import DeviceId, Nanos
+from carpool.core.kernel.ids import DeviceId, Nanos, TenantId
 from carpool.core.node.memory import ledger
 from carpool.core.node.model import Device, HogStep, Job, JobState, LeaseState, Why, took_no_turns
 from carpool.core.node.settings import Settings
@@ -258,6 +258,14 @@ def no_room(job: Job, need: int, target: Device) -> str:
         f"job {job.id} does not fit on {target.id}: it needs {format_bytes(need)} and {ledger.terms(target)}; try"
         " again when others have left, or suspend one of them"
     )
+
+
+def lent(lender: TenantId | None) -> str:
+    return f"lent to it by tenant {lender}, which wants it back"
+
+
+def above(job: Job) -> str:
+    return f"waits for tenant {job.spec.tenant}'s ceiling of memory, which was lowered"
 
 
 def claimed(job: Job, claimant: Job, target: Device) -> str:

@@ -104,6 +104,17 @@ def limit_wait(view: JobView, part: Part, device: Device, left_ns: Nanos) -> str
     )
 
 
+def owed_first(owed: Job, device: Device) -> str:
+    return f"{owed.spec.name} has what tenant {owed.spec.tenant} is guaranteed of {device.id}"
+
+
+def not_lent(job: Job, device: Device, fixed: int, room: int, return_ns: Nanos) -> str:
+    return (
+        f"others end: {format_bytes(room)} of {device.id} is guaranteed to nobody, and with it {format_bytes(fixed)}"
+        f" would be held by jobs that are not known to give it back within {format_ns(return_ns)}"
+    )
+
+
 def jobs_wait(tenant: TenantId, started: int, most: int) -> str:
     many = "1 job is" if started == 1 else f"{started} jobs are"
     return f"waits for tenant {tenant}'s number of jobs: {many} started, and it may have {most} at once"
