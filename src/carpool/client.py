@@ -124,7 +124,17 @@ class DaemonSocket:
             # A runner passes SIGPIPE on to its program: a daemon that died must not send it one.
             self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise UnreachableError(f"the daemon does not take what is sent: {_said(error)}") from error
+            raise UnreachableError(
+                self._refusal() or f"the daemon does not take what is sent: {_said(error)}"
+            ) from error
+
+    def _refusal(self) -> str:
+        """Why the daemon hung up before it was asked anything, if it said so."""
+        try:
+            said = self.receive()
+        except (OSError, UnreachableError, PeerError):
+            return ""
+        return said.reason if isinstance(said, m.Refuse) else ""
 
     def receive(self, *, seconds: float | None = ANSWER_SECONDS) -> m.Message:
         """The next message; None waits for ever."""

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from carpool.daemon import processes
+from carpool.daemon.families import children_of, with_descendants
+from carpool.wire.protocol import ENV_PAGE
 
 SPIN = "import os; os.nice({nice})\nwhile True: pass"
 SECONDS = 20.0
@@ -87,3 +89,20 @@ def test_a_process_sleeps_if_no_thread_of_it_runs_or_wants_to() -> None:
         assert is_asleep or not any(looks)
     assert not processes.is_asleep(child.pid), "it is gone"
     assert not processes.is_asleep(processes.UNSEEN)
+
+
+def test_processes_of_several_users_are_found_in_one_look_and_each_with_its_own(tmp_path: Path) -> None:
+    page = str(tmp_path / "page")
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_PAGE: page}) as child:
+        try:
+            deadline = time.monotonic() + 60
+            while processes.page_of(child.pid) != page and time.monotonic() < deadline:  # until it executes that
+                time.sleep(0.01)
+            found = processes.by_pages({os.geteuid(), 60_001})
+            assert found[os.geteuid()][page] == processes.by_page(os.geteuid())[page] == {child.pid}
+            assert found[60_001] == {}
+            assert processes.by_pages(set()) == {}
+            children = children_of(processes.parents())
+            assert child.pid in with_descendants({os.getpid()}, children)
+        finally:
+            child.kill()

@@ -92,7 +92,9 @@ class Parts:
             policy=policy,
             authority=authority,
             tenancy=tenancy,
-            allowances=Allowances(time.monotonic_ns, in_force) if places.is_machine else None,
+            allowances=Allowances(time.monotonic_ns, in_force, asyncio.get_running_loop().call_later)
+            if places.is_machine
+            else None,
             reload=reload,
             limits=Limits(driver.jobs, places),
             stream=stream,

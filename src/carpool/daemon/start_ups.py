@@ -15,6 +15,7 @@ from carpool.core.node.events import ProgramStarted
 from carpool.core.node.model import JobState
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.families import children_of, with_descendants
 from carpool.daemon.jobs import LiveJob
 
 LOOK_SECONDS = 0.1  # between two looks at a program that starts up
@@ -50,5 +51,5 @@ class StartUps:
 
 def _busy_ns(live: LiveJob) -> int:
     """What all processes of the program have computed, or wanted to."""
-    pids = processes.with_descendants({live.file.child_pid}, processes.parents())
+    pids = with_descendants({live.file.child_pid}, children_of(processes.parents()))
     return sum(map(processes.busy_ns, pids))
