@@ -109,6 +109,8 @@ class Scheduler:
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
         lifecycle.sort_rows(node, now=now)
+        if node.has_guarantees:
+            lending.note_loans(node, now=now)
         ledger.note_settled(devices)
         return effects + coming
 
