@@ -265,7 +265,10 @@ class Client:
 
     def log_path(self, job: str) -> Path:
         """Where the output of a submitted job is; the file is there from its start on."""
-        return Path(self.describe(job).log)
+        answer = self.describe(job)
+        if not answer.log:
+            raise RefusedError(f"job {answer.job.id} is of {answer.job.user}: its log is its owner's")
+        return Path(answer.log)
 
     def status(self) -> calls.Status:
         """The daemon, its settings and its devices."""
