@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from carpool.daemon import processes
+from carpool.daemon.start_ups import descendants_of
 
 SPIN = "import os; os.nice({nice})\nwhile True: pass"
 SECONDS = 20.0
@@ -87,3 +89,18 @@ def test_a_process_sleeps_if_no_thread_of_it_runs_or_wants_to() -> None:
         assert is_asleep or not any(looks)
     assert not processes.is_asleep(child.pid), "it is gone"
     assert not processes.is_asleep(processes.UNSEEN)
+
+
+def test_all_that_a_process_started_is_found_by_its_children() -> None:
+    script = "sleep 100 & (sleep 100 & sleep 100) & echo ready; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            deadline = time.monotonic() + 60
+            while len(found := descendants_of(process.pid)) < 4 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert found == processes.with_descendants({process.pid}, processes.parents())
+            assert len(found) >= 4 and process.pid in found
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert descendants_of(process.pid) == {process.pid}
