@@ -328,6 +328,12 @@ class Stopped(msgspec.Struct, kw_only=True, frozen=True):
     pid: int
 
 
+class Tenants(msgspec.Struct, kw_only=True, frozen=True):
+    """Tenants: their keys in carpool.toml, and what each has, lends and borrows now (daemon/tenancy.py)."""
+
+    tenants: list[dict[str, object]] = []
+
+
 class Reloaded(msgspec.Struct, kw_only=True, frozen=True):
     """What the machine's daemon does otherwise since it read its settings again."""
 
@@ -447,6 +453,7 @@ Answer = (
     | CheckpointOrder
     | Stopped
     | Reloaded
+    | Tenants
     | Nothing
     | Changes
     | Job

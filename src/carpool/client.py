@@ -124,7 +124,17 @@ class DaemonSocket:
             # A runner passes SIGPIPE on to its program: a daemon that died must not send it one.
             self._socket.sendall(framing.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise UnreachableError(f"the daemon does not take what is sent: {_said(error)}") from error
+            raise UnreachableError(
+                self._refusal() or f"the daemon does not take what is sent: {_said(error)}"
+            ) from error
+
+    def _refusal(self) -> str:
+        """Why the daemon hung up before it was asked anything, if it said so."""
+        try:
+            said = self.receive()
+        except (OSError, UnreachableError, PeerError):
+            return ""
+        return said.reason if isinstance(said, m.Refuse) else ""
 
     def receive(self, *, seconds: float | None = ANSWER_SECONDS) -> m.Message:
         """The next message; None waits for ever."""
@@ -382,6 +392,15 @@ class Client:
     def flush(self) -> None:
         """Have everything that happened until now in the journal's file."""
         self._ask("flush", calls.Nothing)
+
+    def tenants(self) -> list[dict[str, object]]:
+        """What tenants may have, and have now."""
+        return self._ask("tenants", calls.Tenants).tenants
+
+    def set_tenant(self, tenant: str, settings: Mapping[str, object] | None, *, save: bool = False) -> None:
+        """Change what a tenant may have, by its keys in carpool.toml; None: nothing is said of it. For admins."""
+        said = None if settings is None else dict(settings)
+        self._ask("tenant", calls.Tenants, tenant=tenant, settings=said, save=save)
 
     def reload(self) -> calls.Reloaded:
         """Have the machine's daemon read its settings again; for admins."""

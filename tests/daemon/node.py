@@ -26,6 +26,7 @@ from carpool.daemon.registry import Registry
 from carpool.daemon.reload import InForce, Reload
 from carpool.daemon.settings_file import MachineSettings
 from carpool.daemon.starter import Starter
+from carpool.daemon.tenancy import Tenancy
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import KINDS
 from carpool.journal.writer import Journal
@@ -52,11 +53,13 @@ class Node:
 
     def use_devices(self, devices: list[DeviceFacts]) -> None:
         in_force = InForce(MachineSettings(), DaemonConfig())
+        self.tenancy = Tenancy(self.driver, self._starter.places, in_force)
         self.queries = Queries(
             self.driver.scheduler,
             self.driver.jobs,
             self.journal,
             authority=self.authority,
+            tenancy=self.tenancy,
             starter=self._starter,
             in_force=in_force,
             policy=Guarded(POLICIES["fair"], print),
@@ -65,7 +68,8 @@ class Node:
             hear=self.driver.hear,
         )
         limits = Limits(self.driver.jobs, self._starter.places)
-        self.registry = Registry(self.driver, self._starter, Programs(self.driver, limits), self.authority)
+        programs = Programs(self.driver, limits)
+        self.registry = Registry(self.driver, self._starter, programs, self.authority, self.tenancy)
         self.orders = Orders(
             self.driver,
             authority=self.authority,
@@ -74,6 +78,7 @@ class Node:
             starter=self._starter,
             devices=devices,
             reload=Reload(self._starter.places, in_force, self.driver),
+            tenancy=self.tenancy,
             stop=lambda: None,
         )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.node.model import JobState
-from carpool.daemon.allowances import BURST_NS, LOOP_PERCENT, REST_NS_MAX, Allowances
+from carpool.daemon.allowances import BURST_NS, LOOP_PERCENT, Allowances
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.reload import InForce
 from carpool.daemon.settings_file import MachineSettings, UserLimits
@@ -28,20 +30,45 @@ class Clock:
 
 
 class Somebody:
-    """A connection that only notes what becomes of it."""
+    """A connection that only notes that it is read."""
 
     def __init__(self, uid: int, *, takes_turns: bool = False) -> None:
         self.uid = uid
         self.takes_turns = takes_turns
-        self.rests_ns: list[int] = []
+        self.reads = 0
+        self.on_read: Callable[[], None] = lambda: None
 
-    def rest(self, rest_ns: int) -> None:
-        self.rests_ns.append(rest_ns)
+    def go_on(self) -> None:
+        self.reads += 1
+        self.on_read()
 
 
-def allow(*, connections: int = 4096, jobs: int = 0, queued: int = 1000) -> tuple[Allowances, Clock]:
-    clock = Clock()
-    return Allowances(clock, in_force(UserLimits(connections=connections, jobs=jobs, queued=queued))), clock
+class House:
+    """Allowances with a clock and timers of the test's own."""
+
+    def __init__(self, *, connections: int = 4096, jobs: int = 0, queued: int = 1000) -> None:
+        self.clock = Clock()
+        self.timers: list[tuple[int, Callable[[], None]]] = []
+        self.in_force = in_force(UserLimits(connections=connections, jobs=jobs, queued=queued))
+        self.allowances = Allowances(self.clock, self.in_force, self._call_later)
+
+    def _call_later(self, seconds: float, call: Callable[[Any], None], use: Any) -> None:
+        self.timers.append((self.clock.now_ns + round(seconds * SECOND), lambda: call(use)))
+
+    def come(self, uid: int, *, takes_turns: bool = False) -> Somebody:
+        made = Somebody(uid, takes_turns=takes_turns)
+        assert self.allowances.come(made) == ""
+        return made
+
+    def wait(self, span_ns: int) -> None:
+        """Let so much time pass; timers ring when it is their time."""
+        until = self.clock.now_ns + span_ns
+        while due := [timer for timer in self.timers if timer[0] <= until]:
+            timer = min(due, key=lambda each: each[0])
+            self.timers.remove(timer)
+            self.clock.now_ns = max(self.clock.now_ns, timer[0])
+            timer[1]()
+        self.clock.now_ns = until
 
 
 def in_force(limits: UserLimits) -> InForce:
@@ -50,7 +77,7 @@ def in_force(limits: UserLimits) -> InForce:
 
 
 def test_i50_one_connection_too_many_is_refused_and_those_before_it_stay() -> None:
-    allowances, _ = allow(connections=2)
+    allowances = House(connections=2).allowances
     first, second, third = (Somebody(ANA) for _ in range(3))
     assert [allowances.come(each) for each in (first, second)] == ["", ""]
     refusal = allowances.come(third)
@@ -63,84 +90,107 @@ def test_i50_one_connection_too_many_is_refused_and_those_before_it_stay() -> No
 
 
 def test_i50_root_and_the_daemon_itself_always_get_through() -> None:
-    allowances, _ = allow(connections=1)
+    allowances = House(connections=1).allowances
     for uid in (0, os.geteuid()):
         assert [allowances.come(Somebody(uid)) for _ in range(5)] == [""] * 5
 
 
 def test_i50_settings_that_are_read_again_count_at_once() -> None:
-    known = in_force(UserLimits(connections=1))
-    allowances = Allowances(Clock(), known)
+    house = House(connections=1)
+    allowances = house.allowances
     allowances.come(Somebody(ANA))
     assert allowances.come(Somebody(ANA)) != ""
-    known.settings = in_force(UserLimits(connections=2)).settings
+    house.in_force.settings = in_force(UserLimits(connections=2)).settings
     assert allowances.come(Somebody(ANA)) == ""
 
 
-def test_i51_who_sends_too_much_is_read_later_and_so_are_his_commands_but_not_his_programs_that_take_turns() -> None:
-    allowances, _ = allow()
-    flooder, command, program = Somebody(ANA), Somebody(ANA), Somebody(ANA, takes_turns=True)
-    other = Somebody(BEN)
-    for each in (flooder, command, program, other):
-        allowances.come(each)
-    allowances.charge(flooder, BURST_NS)
-    assert not flooder.rests_ns
-    allowances.charge(flooder, 10 * MS)
-    assert flooder.rests_ns == command.rests_ns == [10 * MS * 100 // LOOP_PERCENT]
-    assert not program.rests_ns and not other.rests_ns
-    allowances.charge(program, 10 * MS)
-    assert program.rests_ns, "a program that sends too much itself waits too"
+def test_i51_who_sends_too_much_waits_and_so_do_his_commands_but_not_his_programs_that_take_turns() -> None:
+    house = House()
+    flooder, command, other = house.come(ANA), house.come(ANA), house.come(BEN)
+    program = house.come(ANA, takes_turns=True)
+    may = house.allowances.may_go_on
+    house.allowances.charge(flooder, BURST_NS)
+    assert may(flooder)
+    house.allowances.charge(flooder, 10 * MS)
+    assert not may(flooder) and not may(command)
+    assert may(program) and may(other)
+    house.allowances.charge(program, BURST_NS + MS)
+    assert not may(program), "a program that sends too much itself waits too"
+    house.wait(10 * MS * 100 // LOOP_PERCENT - MS)
+    assert not flooder.reads
+    house.wait(10 * SECOND)
+    assert (flooder.reads, command.reads, program.reads) == (1, 1, 1)
 
 
-def test_i51_a_new_connection_of_a_user_who_has_to_wait_waits_as_well() -> None:
-    allowances, clock = allow()
-    flooder, late, later = (Somebody(ANA) for _ in range(3))
-    allowances.come(flooder)
-    allowances.charge(flooder, 10 * SECOND)
-    assert flooder.rests_ns == [REST_NS_MAX]
-    clock.now_ns += REST_NS_MAX - MS
-    allowances.come(late)
-    assert late.rests_ns == [MS]
-    clock.now_ns += MS
-    allowances.come(later)
-    assert not later.rests_ns
+def test_i51_those_who_wait_are_read_one_after_the_other_in_their_order() -> None:
+    house = House()
+    guests = [house.come(ANA) for _ in range(3)]
+    house.allowances.charge(guests[0], BURST_NS + MS)
+    assert not any(house.allowances.may_go_on(guest) for guest in guests)
+    order = []
+    for _ in range(200):
+        house.wait(MS)
+        for guest in guests:
+            if guest.reads:
+                order.append(guests.index(guest))
+                guest.reads = 0
+                house.allowances.charge(guest, 2 * MS)
+    assert order == [0, 1, 2]
+
+
+def test_i51_whoever_comes_later_waits_behind_those_who_wait() -> None:
+    house = House()
+    first, second = house.come(ANA), house.come(ANA)
+    house.allowances.charge(first, BURST_NS + MS)
+    assert not house.allowances.may_go_on(first)
+    house.clock.now_ns += SECOND  # no timer has rung yet
+    assert not house.allowances.may_go_on(second)
+    house.wait(0)
+    assert (first.reads, second.reads) == (1, 1) and house.allowances.may_go_on(second)
 
 
 def test_i51_a_user_cannot_get_rid_of_what_he_cost_by_hanging_up() -> None:
-    allowances, _ = allow()
-    flooder, again = Somebody(ANA), Somebody(ANA)
-    allowances.come(flooder)
-    allowances.charge(flooder, SECOND)
-    allowances.leave(flooder)
-    allowances.come(again)
-    assert again.rests_ns
+    house = House()
+    flooder = house.come(ANA)
+    house.allowances.charge(flooder, SECOND)
+    house.allowances.leave(flooder)
+    assert not house.allowances.may_go_on(house.come(ANA))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4 * MS), st.integers(0, 20 * MS)), max_size=300))
 def test_i52_a_user_who_costs_less_than_his_part_never_waits(spans: list[tuple[int, int]]) -> None:
-    allowances, clock = allow()
-    somebody = Somebody(ANA)
-    allowances.come(somebody)
+    house = House()
+    somebody = house.come(ANA)
     for cost_ns, pause_ns in spans:
-        clock.now_ns += max(pause_ns, cost_ns * 100 // LOOP_PERCENT)
-        allowances.charge(somebody, cost_ns)
-    assert not somebody.rests_ns
+        house.clock.now_ns += max(pause_ns, cost_ns * 100 // LOOP_PERCENT)
+        assert house.allowances.may_go_on(somebody)
+        house.allowances.charge(somebody, cost_ns)
 
 
-@given(st.lists(st.integers(1, 50 * MS), min_size=20, max_size=200))
-def test_i51_however_much_is_sent_the_loop_spends_its_part_on_it_and_a_burst(costs_ns: list[int]) -> None:
-    """The guest is read again as soon as it may be, and sends at once."""
-    allowances, clock = allow()
-    somebody = Somebody(ANA)
-    allowances.come(somebody)
-    spent_ns = 0
-    for cost_ns in costs_ns:
-        clock.now_ns += cost_ns
+@given(st.lists(st.integers(1, 50 * MS), min_size=20, max_size=200), st.integers(1, 5))
+def test_i51_however_much_is_sent_the_loop_spends_its_part_on_it_and_a_burst(costs_ns: list[int], many: int) -> None:
+    """Each guest sends again as soon as it was read."""
+    house, left, spent_ns = House(), list(costs_ns), 0
+    sending = {house.come(ANA) for _ in range(many)}
+
+    def read(guest: Somebody) -> None:
+        nonlocal spent_ns
+        sending.add(guest)
+        cost_ns = left.pop() if left else 0
+        house.clock.now_ns += cost_ns
         spent_ns += cost_ns
-        allowances.charge(somebody, cost_ns)
-        while somebody.rests_ns:
-            clock.now_ns += somebody.rests_ns.pop()
-    assert spent_ns <= BURST_NS + clock.now_ns * LOOP_PERCENT // 100 + 50 * MS
+        house.allowances.charge(guest, cost_ns)
+
+    for guest in sending:
+        guest.on_read = functools.partial(read, guest)
+    while left:
+        for guest in sorted(sending, key=id):
+            if house.allowances.may_go_on(guest):
+                read(guest)
+            else:
+                sending.remove(guest)
+        house.wait(MS)
+    assert spent_ns <= BURST_NS + house.clock.now_ns * LOOP_PERCENT // 100 + 50 * MS
 
 
 class Known:
@@ -158,7 +208,7 @@ def check(allowances: Allowances, uid: int, known: list[Known]) -> None:
 
 
 def test_i50_one_job_too_many_is_refused_with_the_number_and_others_are_not_counted() -> None:
-    allowances, _ = allow(jobs=2, queued=0)
+    allowances = House(jobs=2, queued=0).allowances
     known = [Known(ANA, JobState.WAITING), Known(ANA, JobState.QUEUED), Known(BEN, JobState.QUEUED)]
     check(allowances, BEN, known)
     with pytest.raises(RefusedError, match=r"have 2 jobs, and may have 2"):
@@ -166,7 +216,7 @@ def test_i50_one_job_too_many_is_refused_with_the_number_and_others_are_not_coun
 
 
 def test_i50_only_jobs_that_wait_to_be_started_count_as_queued() -> None:
-    allowances, _ = allow(queued=2)
+    allowances = House(queued=2).allowances
     check(allowances, ANA, [Known(ANA, JobState.WAITING), Known(ANA, JobState.PARKED), Known(ANA, JobState.QUEUED)])
     with pytest.raises(RefusedError, match=r"2 of your .* jobs wait to be started, and 2 may"):
         check(allowances, ANA, [Known(ANA, JobState.QUEUED), Known(ANA, JobState.QUEUED)])

@@ -432,7 +432,8 @@ def test_settings_that_somebody_chooses_win_over_a_daemon_that_a_runner_brought_
         f"carpool: daemon {status.pid} runs in {user.run} (policy fair, device cpu:1GiB), in place of {back}, which"
         " was brought back with the settings of the one before it\n"
     )
-    assert (status.device, user.daemons(), user.client.job("kept").id) == ("cpu:1GiB", [status.pid], job)
+    assert (status.device, user.client.job("kept").id) == ("cpu:1GiB", job)
+    wait_until(lambda: user.daemons() == [status.pid], "the other one, which let go of its locks, has ended")
     again = user.carpool("daemon", "start", "--device", "cpu:2GiB")
     assert (again.code, f"daemon {status.pid} runs already in {user.run}, with device cpu:1GiB" in again.err) == (
         2,

@@ -23,7 +23,13 @@ from carpool.bench.node import PROGRAMS, Lines, python, wait_files
 from carpool.calls import ENDED
 from carpool.errors import CarpoolError, PeerError
 
-SETTINGS = 'policy = "fair"\ndevice = "cpu:2GiB"\nquantum = "50ms"\n'
+SETTINGS = """
+policy = "fair"
+device = "cpu:2GiB"
+quantum = "50ms"
+[tenant.victims]
+members = ["#{uid}"]
+"""
 SECRET = "the-victims-secret-7d1f"
 ATTACK_SECONDS = 150.0
 VICTIM_SECONDS = 120.0
@@ -71,8 +77,8 @@ class Victim:
 
 def attack_users() -> Iterator[Outcome]:
     """Try every attack, one after another."""
-    with open_machine(SETTINGS) as machine:
-        ana, ben = free_uids(2)
+    ana, ben = free_uids(2)
+    with open_machine(SETTINGS.format(uid=ana)) as machine:
         victim = _start_victim(machine, ana)
         command = [sys.executable, str(PROGRAMS / "attack_users.py")]
         for attack in ATTACKS:

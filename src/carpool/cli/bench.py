@@ -115,7 +115,7 @@ def users(as_json: bool, quick: bool, rounds: int, jobs: int) -> int:
     """Hand-overs between users and containers, and what the machine's daemon costs with many jobs. Needs root.
 
     \b
-    sudo carpool bench users --json
+    carpool bench users --json
     """
     from carpool.bench import users as users_bench
 

@@ -29,6 +29,8 @@ def explain(job: str, as_json: bool) -> None:
         return
     print(f"{found.id}: {found.reason}")
     priority = f", priority {found.priority}" if answer.policy == "priority" else ""
+    if found.user:
+        print(f"  user: {found.user}, tenant: {found.tenant}")
     print(f"  allowed: {allowance(found)}{priority}")
     if found.start:
         print(f"  started {found.start}")
@@ -47,6 +49,8 @@ def explain(job: str, as_json: bool) -> None:
         )
     for line in account_lines(found):
         print(f"  {line}")
+    for order in found.orders:
+        print(f"  {order.verb} by {order.by}, {format_ns(order.after_ns)} after it came")
     if found.unwritable:
         print(f"  cannot be written to a file: {found.unwritable}")
     if silence := silence_of(found):

@@ -23,6 +23,8 @@ COMMANDS = (
     "run",
     "submit",
     "adopt",
+    "container-args",
+    "cdi",
     "ps",
     "top",
     "explain",
@@ -37,6 +39,7 @@ COMMANDS = (
     "cancel",
     "daemon",
     "system",
+    "tenant",
     "policy",
     "doctor",
     "verify",
@@ -64,7 +67,8 @@ class Commands(HelpfulGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{module}"), module)
         if not gc.isenabled():  # main has seen to that
             gc.freeze()
             gc.enable()
@@ -93,15 +97,13 @@ def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="carpool")
 def carpool() -> None:
-    """Many deep-learning programs share the devices you already have, in turns, unmodified.
+    """Many deep-learning programs share the devices you already have, in turns.
 
     \b
     carpool run -- python train.py      run a program; it shares the device
-    carpool submit -- python train.py   the same in the background
     carpool ps, carpool top             who runs, who waits
     carpool explain JOB                 why it waits, where its time went
     carpool usage, carpool history      who had how much; jobs that are over
-    carpool suspend JOB                 leave the device until carpool resume
 
     Every option --some-thing is also read from CARPOOL_SOME_THING.
     """

@@ -20,7 +20,8 @@ STEP_WIDTH = 100  # from here on there is room for the step time
 LEFT_WIDTH = 88  # from here on there is room for the time that is left beside the device
 ID_MIN = 10
 NO_JOBS = "no jobs; start one: carpool run -- python train.py"
-LEFT = {"job", "state", "device", "runs now"}  # columns of words; figures stand to the right
+USER_MAX = 12
+LEFT = {"job", "state", "user", "device", "runs now", "container"}  # words; figures stand to the right
 SILENT_STEPS = 10  # so many usual steps without a boundary are worth a word …
 SILENT_NS = 200 * MS  # … each counted as at least so long
 START_NS = 30 * SECOND  # as long may a program take to its first boundary before it is asked whether it has one
@@ -50,11 +51,11 @@ class JobRows:
 def job_rows(node: Node, screen: int, widest: dict[str, int] | None = None) -> JobRows:
     """Jobs with their devices if there are several; under a job its processes, where the CUDA guest counts their
     device time. `widest` keeps the widths from one table to the next."""
-    has_device = len(node.devices) > 1
+    has_device, has_user = len(node.devices) > 1, len({job.user for job in node.jobs}) > 1
     has_left = not has_device or screen >= LEFT_WIDTH
     has_step = screen >= STEP_WIDTH
-    shown = {"device": has_device, "step": has_step, "left": has_left}
-    every = ("job", "state", "device", "steps", "step", "left", "had", "waited", "bytes")
+    shown = {"user": has_user, "device": has_device, "step": has_step, "left": has_left}
+    every = ("job", "state", "user", "device", "steps", "step", "left", "had", "waited", "bytes")
     names = [name for name in every if shown.get(name, True)]
     rows: list[list[str]] = []
     colours: list[str] = []
@@ -64,6 +65,7 @@ def job_rows(node: Node, screen: int, widest: dict[str, int] | None = None) -> J
             [
                 job.id,
                 state_of(job),
+                *([cut(job.user, USER_MAX)] if has_user else []),
                 *([job.device or ""] if has_device else []),
                 f"{job.steps}{declared}",
                 *([format_ns(job.step_ns) if job.step_ns else ""] if has_step else []),
@@ -76,10 +78,16 @@ def job_rows(node: Node, screen: int, widest: dict[str, int] | None = None) -> J
         colours.append(COLOURS.get(job.state, ""))
         for process in job.processes:
             if process.device_ns:
-                blank = [""] * (2 + has_device + has_step + has_left)
+                blank = [""] * (2 + has_user + has_device + has_step + has_left)
                 had, held = format_ns(process.device_ns), format_bytes(process.live_bytes)
                 rows.append([f"  pid {process.pid}", *blank, had, "", held])
                 colours.append(DIM)
+    if any(job.container for job in node.jobs):
+        names = [*names, "container"]
+        where = iter(node.jobs)
+        rows = [
+            [*row, "" if colour == DIM else next(where).container] for row, colour in zip(rows, colours, strict=True)
+        ]
     widths = fitted(names, rows, screen, widest, cut_column=0)
     cells = [[cut(first, widths[0]), *rest] for first, *rest in rows]
     return JobRows(names=names, widths=widths, cells=cells, colours=colours)

@@ -7,15 +7,16 @@ daemon's own user have no such bounds: an admin has to get through. An own daemo
 Rules
   I50 A user has at most `connections` connections and `jobs` jobs, `queued` of them not started. One more is refused
       with the number and what to do; nothing that he has is touched.
-  I51 What a user's connections cost the loop is counted. Beyond LOOP_PERCENT of a processor they are read later, all
-      but those of programs that take turns: others wait for turns to come back, and such a program has done nothing
-      wrong. One that sends too much itself is read later like the rest.
+  I51 What a user's connections cost the loop is counted. Beyond LOOP_PERCENT of a processor they wait, and are read
+      one after the other as there is time for them again. Programs that take turns do not wait for what others of
+      their user cost: somebody else may wait for their turns. One that sends too much itself waits like the rest.
   I52 A user who stays below that is never made to wait: the count of what he cost falls all the time.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -25,11 +26,10 @@ from carpool.daemon.people import ROOT, user_of
 from carpool.daemon.reload import InForce
 from carpool.daemon.settings_file import UserLimits
 from carpool.errors import RefusedError
-from carpool.units import MS
+from carpool.units import MS, SECOND
 
 LOOP_PERCENT = 25  # of one processor, for what one user sends
 BURST_NS = 100 * MS  # of the loop's time, before anything is read later
-REST_NS_MAX = 250 * MS  # at a time: then it is looked at again
 SYSTEM = "the machine's daemon"
 
 
@@ -42,25 +42,47 @@ class Guest(Protocol):
     @property
     def takes_turns(self) -> bool: ...
 
-    def rest(self, rest_ns: int) -> None: ...
+    def go_on(self) -> None:
+        """Take in more of what was sent."""
+
+
+class _Level:
+    """What somebody has cost, less what was allowed since."""
+
+    __slots__ = ("_at_ns", "_level_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self._level_ns, self._at_ns = 0, now_ns
+
+    def at(self, now_ns: int) -> int:
+        return max(0, self._level_ns - (now_ns - self._at_ns) * LOOP_PERCENT // 100)
+
+    def add(self, cost_ns: int, now_ns: int) -> None:
+        self._level_ns, self._at_ns = self.at(now_ns) + cost_ns, now_ns
 
 
 class _Use:
-    """What one user has and has cost."""
+    """What one user has, and has cost."""
 
-    __slots__ = ("at_ns", "guests", "level_ns", "until_ns")
+    __slots__ = ("guests", "is_armed", "level", "waiting")
 
     def __init__(self, now_ns: int) -> None:
-        self.guests: dict[Guest, None] = {}
-        self.level_ns = 0  # of the loop's time, less what was allowed since
-        self.at_ns = now_ns
-        self.until_ns = 0  # nothing of his is read before this
+        self.level = _Level(now_ns)
+        self.guests: dict[Guest, _Level] = {}
+        self.waiting: deque[Guest] = deque()  # to be read, in their order
+        self.is_armed = False  # they are looked after when there is time for them
 
 
 class Allowances:
-    def __init__(self, clock_ns: Callable[[], int], in_force: InForce) -> None:
+    def __init__(
+        self,
+        clock_ns: Callable[[], int],
+        in_force: InForce,
+        call_later: Callable[[float, Callable[[_Use], None], _Use], object],
+    ) -> None:
         self._clock_ns = clock_ns
         self._in_force = in_force
+        self._call_later = call_later
         self._uses: dict[int, _Use] = {}
         self._unbounded = {ROOT, os.geteuid()}
 
@@ -82,10 +104,7 @@ class Allowances:
                 f"you ({name}) have {has} connections to {SYSTEM}, and may have {most};"
                 " end some of your programs or commands, or ask an admin to raise [limits] connections"
             )
-        use.guests[guest] = None
-        left_ns = use.until_ns - self._clock_ns()
-        if left_ns > 0:
-            guest.rest(left_ns)
+        use.guests[guest] = _Level(self._clock_ns())
         return ""
 
     def leave(self, guest: Guest) -> None:
@@ -94,25 +113,44 @@ class Allowances:
         if use is None:
             return
         use.guests.pop(guest, None)
-        if not use.guests and self._level_of(use) == 0:
+        if not use.guests and not use.level.at(self._clock_ns()):
             del self._uses[guest.uid]
 
+    def may_go_on(self, guest: Guest) -> bool:
+        """Whether what this guest sent is taken in now; if not, it goes on when its turn comes (I51)."""
+        use = self._uses.get(guest.uid)
+        if use is None:
+            return True
+        own = use.guests.get(guest) if guest.takes_turns else None
+        if (own or use.level).at(self._clock_ns()) <= BURST_NS and (own is not None or not use.waiting):
+            return True
+        use.waiting.append(guest)
+        self._arm(use)
+        return False
+
     def charge(self, guest: Guest, cost_ns: int) -> None:
-        """The loop was busy with what this guest sent; he and his may have to wait for it (I51)."""
+        """The loop was busy with what this guest sent."""
         use = self._uses.get(guest.uid)
         if use is None:
             return
-        use.level_ns = self._level_of(use) + cost_ns
-        use.at_ns = self._clock_ns()
-        if use.level_ns <= BURST_NS:
-            return
-        rest_ns = min(REST_NS_MAX, (use.level_ns - BURST_NS) * 100 // LOOP_PERCENT)
-        use.until_ns = use.at_ns + rest_ns
-        for other in [each for each in use.guests if each is guest or not each.takes_turns]:
-            other.rest(rest_ns)
+        now_ns = self._clock_ns()
+        use.level.add(cost_ns, now_ns)
+        if guest.takes_turns and guest in use.guests:
+            use.guests[guest].add(cost_ns, now_ns)
 
-    def _level_of(self, use: _Use) -> int:
-        return max(0, use.level_ns - (self._clock_ns() - use.at_ns) * LOOP_PERCENT // 100)
+    def _arm(self, use: _Use) -> None:
+        if not use.is_armed:
+            use.is_armed = True
+            over_ns = max(0, use.level.at(self._clock_ns()) - BURST_NS)
+            self._call_later(over_ns * 100 / LOOP_PERCENT / SECOND, self._go_on, use)
+
+    def _go_on(self, use: _Use) -> None:
+        """One of those who wait is read; the next one when there is time for it."""
+        use.is_armed = False
+        if use.level.at(self._clock_ns()) <= BURST_NS and use.waiting:
+            use.waiting.popleft().go_on()
+        if use.waiting:
+            self._arm(use)
 
     def check_new_job(
         self, uid: int, jobs: Iterable[LiveJob], state_of: Callable[[LiveJob], JobState | None]

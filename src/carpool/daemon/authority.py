@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from carpool import calls
 from carpool.core.kernel.ids import JobId
 from carpool.daemon.jobs import LiveJob
-from carpool.daemon.people import ROOT, user_of
+from carpool.daemon.people import ROOT, User, user_of
 from carpool.daemon.settings_file import Access
 from carpool.errors import RefusedError, UsageError
 from carpool.journal import questions
@@ -51,6 +51,7 @@ VERBS: Mapping[str, Right] = {
     "ps": Right.ANYONE,
     "job": Right.ANYONE,
     "changes": Right.ANYONE,
+    "tenants": Right.ANYONE,
     "usage": Right.ANYONE,
     "history": Right.ANYONE,
     "submit": Right.ANYONE,
@@ -61,11 +62,13 @@ VERBS: Mapping[str, Right] = {
     "resize": Right.OWNER,
     "migrate": Right.OWNER,
     "checkpoint": Right.OWNER,
+    "tenant": Right.ADMIN,
     "reload": Right.ADMIN,
     "flush": Right.ADMIN,
     "stop": Right.ADMIN,
 }
 WHAT = {  # what an admin would have done, as a sentence says it
+    "tenant": "change what a tenant may have",
     "reload": "have the settings read again",
     "flush": "have the journal written",
     "stop": "stop the daemon",
@@ -81,9 +84,11 @@ class Authority:
         access: Access | None = None,
         *,
         is_for_all: bool = False,
+        tenants_of: Callable[[User], Collection[str]] = lambda user: [user.name],
     ) -> None:
         self._jobs = jobs
         self._own_uid = os.geteuid()
+        self._tenants_of = tenants_of
         self.is_for_all = is_for_all  # whether it serves all users of the machine, or one
         self.change(access or Access())
 
@@ -146,6 +151,9 @@ class Authority:
             case calls.Status():
                 weights = {name: each for name, each in answer.tenant_weights_milli.items() if sight.knows(name)}
                 return replace(answer, warm_parents=[], tenant_weights_milli=weights)
+            case calls.Tenants() if self.is_private:
+                own = self._tenants_of(user_of(uid))
+                return replace(answer, tenants=[each for each in answer.tenants if each["name"] in own])
             case calls.Changes():
                 told = [replace(each, reason=sight.words(each.reason)) for each in answer.changes]
                 return replace(answer, changes=told)
@@ -154,8 +162,9 @@ class Authority:
 
     def past_sight(self, uid: int) -> questions.Sight:
         """Whose names of the past this user sees."""
-        name = user_of(uid).name
-        return questions.Sight(sees_all=self.sees_names(uid), user=name, tenants=frozenset({name}))
+        user = user_of(uid)
+        tenants = frozenset(self._tenants_of(user))
+        return questions.Sight(sees_all=self.sees_names(uid), user=user.name, tenants=tenants)
 
     def _hidden_from(self, uid: int) -> set[str]:
         """The names of others that a sentence may have."""
@@ -164,7 +173,8 @@ class Authority:
         files = [live.file for live in self._jobs.values()]
         own = {name for file in files if file.uid == uid for name in (file.spec.user, file.spec.tenant)}
         others = {name for file in files if file.uid != uid for name in (file.spec.user, file.spec.tenant)}
-        return others - own - {user_of(uid).name, ""}
+        user = user_of(uid)
+        return others - own - {user.name, "", *self._tenants_of(user)}
 
 
 class Sight:

@@ -21,7 +21,7 @@ from carpool import __version__
 from carpool.core.kernel.ids import DeviceId
 from carpool.core.node.events import DeviceAdded, HistoryLoaded, NodeConfigured
 from carpool.core.node.scheduler import Scheduler
-from carpool.daemon import bells, hold_ups, processes, warm_parents
+from carpool.daemon import bells, hold_ups, people, processes, warm_parents
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
 from carpool.daemon.config import DaemonConfig
@@ -43,6 +43,7 @@ from carpool.daemon.runners import Runners
 from carpool.daemon.settings_file import MachineSettings, check_not_taken, group_id, load_settings
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
+from carpool.daemon.tenancy import Tenancy
 from carpool.daemon.terms import ChangedTerms
 from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
@@ -67,6 +68,7 @@ class Parts:
     devices: list[DeviceFacts]
     policy: Guarded
     authority: Authority
+    tenancy: Tenancy
     allowances: Allowances | None  # of the users of a machine; None: it serves one user
     reload: Reload
     limits: Limits
@@ -77,8 +79,9 @@ class Parts:
         cls, driver: Driver, starter: Starter, in_force: InForce, *, devices: list[DeviceFacts], policy: Guarded
     ) -> Parts:
         places, reload = starter.places, make_reload(driver, starter, in_force)
-        authority = Authority(driver.jobs, in_force.settings.access, is_for_all=places.is_machine)
-        reload.on_change.append(lambda settings, by: authority.change(settings.access))
+        tenancy, access = Tenancy(driver, places, in_force), in_force.settings.access
+        authority = Authority(driver.jobs, access, is_for_all=places.is_machine, tenants_of=tenancy.of)
+        reload.on_change += [lambda settings, by: authority.change(settings.access), lambda *_: people.forget()]
         stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
         driver.observers.add(stream)
         return cls(
@@ -88,7 +91,10 @@ class Parts:
             devices=devices,
             policy=policy,
             authority=authority,
-            allowances=Allowances(time.monotonic_ns, in_force) if places.is_machine else None,
+            tenancy=tenancy,
+            allowances=Allowances(time.monotonic_ns, in_force, asyncio.get_running_loop().call_later)
+            if places.is_machine
+            else None,
             reload=reload,
             limits=Limits(driver.jobs, places),
             stream=stream,
@@ -100,7 +106,7 @@ def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Rou
     driver, starter, authority = parts.driver, parts.starter, parts.authority
     programs = Programs(driver, parts.limits)
     starter.on_runner_gone = programs.end_if_dead
-    registry = Registry(driver, starter, programs, authority, parts.allowances)
+    registry = Registry(driver, starter, programs, authority, parts.tenancy, parts.allowances)
     joining = Joining(driver, programs, registry)
     registry.on_unentered = joining.wait_first
     members = Members(driver, starter.places, authority)
@@ -110,6 +116,7 @@ def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Rou
         driver.jobs,
         driver.journal,
         authority=authority,
+        tenancy=parts.tenancy,
         starter=starter,
         in_force=parts.in_force,
         policy=parts.policy,
@@ -125,6 +132,7 @@ def make_router(parts: Parts, stop: Callable[[], object]) -> tuple[Registry, Rou
         starter=starter,
         devices=parts.devices,
         reload=parts.reload,
+        tenancy=parts.tenancy,
         stop=stop,
     )
     bells.take_all_down(starter.places.bells)

@@ -20,7 +20,6 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import Caller
 from carpool.daemon.turns import Member
 from carpool.errors import PeerError
-from carpool.units import SECOND
 from carpool.wire import messages as m
 from carpool.wire.framing import Decoder, encode
 
@@ -55,7 +54,6 @@ class Connection(asyncio.Protocol):
         self._fd = -1
         self._allowances = allowances  # of all users of the machine; None: the daemon serves one user alone
         self._unread = b""  # what came and was not taken in yet
-        self._rests = False  # nothing is read of it for a while
         self._uid = self._gid = -1
         self.job: LiveJob | None = None
         self.member: Member | None = None
@@ -75,25 +73,36 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= PIECE_BYTES and not self._unread:
+        if self._unread:  # what came before is not taken in yet
+            self._unread += data
+        elif self._allowances is not None and not self._allowances.may_go_on(self):
+            self._put_off(data)
+        elif len(data) <= PIECE_BYTES:
             self._take(data)
-            return
-        is_new = not self._unread
-        self._unread += data
-        if is_new:
-            self._go_on()
+        else:
+            self._unread = data
+            self.go_on()
 
-    def _go_on(self) -> None:
-        """Take in the next piece of what was sent; a peer that sends much must not keep the others waiting."""
-        if self._rests or self._transport is None:
-            return
-        piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
-        self._take(piece)
-        if self._unread and self._transport is not None and not self._transport.is_closing():
+    def _put_off(self, unread: bytes) -> None:
+        self._unread = unread
+        if self._transport is not None:
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
-        elif not self._rests and self._transport is not None:
+
+    def go_on(self) -> None:
+        """Take in the next piece of what was sent; a peer that sends much must not keep the others waiting."""
+        if self._transport is None:
+            return
+        piece, rest = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        self._unread = b""
+        self._take(piece)
+        if self._transport is None or self._transport.is_closing():
+            return
+        if not rest:
             self._transport.resume_reading()
+            return
+        self._put_off(rest)
+        if self._allowances is None or self._allowances.may_go_on(self):
+            asyncio.get_running_loop().call_soon(self.go_on)
 
     def _take(self, data: bytes) -> None:
         if self._allowances is None:
@@ -102,23 +111,6 @@ class Connection(asyncio.Protocol):
         began_ns = time.monotonic_ns()
         self._take_in(data)
         self._allowances.charge(self, time.monotonic_ns() - began_ns)
-
-    def rest(self, rest_ns: int) -> None:
-        """Read nothing of it for so long (daemon/allowances.py)."""
-        if self._rests or self._transport is None or self._transport.is_closing():
-            return
-        self._rests = True
-        self._transport.pause_reading()
-        asyncio.get_running_loop().call_later(rest_ns / SECOND, self._wake)
-
-    def _wake(self) -> None:
-        self._rests = False
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._unread:
-            self._go_on()
-        else:
-            self._transport.resume_reading()
 
     def _take_in(self, data: bytes) -> None:
         try:

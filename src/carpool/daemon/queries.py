@@ -30,6 +30,7 @@ from carpool.daemon.reload import InForce
 from carpool.daemon.sentences import checkpoint_refusal
 from carpool.daemon.starter import Starter
 from carpool.daemon.store import kept_bytes
+from carpool.daemon.tenancy import Tenancy
 from carpool.daemon.translate import device_answer, ended_answer, job_answer, turn_answer
 from carpool.devices.base import DeviceFacts
 from carpool.errors import CarpoolError, RefusedError, UsageError
@@ -47,6 +48,7 @@ class Queries:
         journal: Journal,
         *,
         authority: Authority,
+        tenancy: Tenancy,
         starter: Starter,
         in_force: InForce,
         policy: Guarded,
@@ -58,6 +60,7 @@ class Queries:
         self._jobs = jobs
         self._journal = journal
         self._authority = authority
+        self._tenancy = tenancy
         self._starter = starter
         self._in_force = in_force
         self._policy = policy
@@ -71,6 +74,8 @@ class Queries:
         match verb:
             case "status":
                 return self.status()
+            case "tenants":
+                return self._tenancy.show()
             case "ps":
                 return self.ps(with_ended=bool(arguments.get("all")))
             case "job":

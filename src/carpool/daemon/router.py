@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 
 from carpool import __version__, calls
 from carpool.daemon import moments, processes
@@ -53,6 +54,7 @@ class Router:
         self._records = Records(driver)
         self._allowances = allowances  # of the users of a machine; None: it serves one user
         self._silent: dict[Connection, None] = {}  # they have said nothing yet; the oldest first
+        self._leaving: deque[Connection] = deque()  # runners that hung up, in their order
 
     def connect(self) -> Connection:
         """Take a connection. Those that say nothing have half of the descriptors at most: the oldest has to go."""
@@ -96,6 +98,24 @@ class Router:
                 self._runners.take(peer, message)
 
     def on_lost(self, peer: Connection) -> None:
+        """A connection is gone. Whoever took turns is dealt with at once. Of a crowd that hangs up together the
+        others come one by one, and whoever else has something to say in between."""
+        if peer.member is not None or (peer.job is None and not self._leaving):
+            self._lose(peer)
+            return
+        self._leaving.append(peer)
+        if len(self._leaving) == 1:
+            self._lose_next()
+
+    def _lose_next(self) -> None:
+        try:
+            self._lose(self._leaving[0])
+        finally:
+            self._leaving.popleft()
+            if self._leaving:
+                asyncio.get_running_loop().call_soon(self._lose_next)
+
+    def _lose(self, peer: Connection) -> None:
         self._silent.pop(peer, None)
         self._stream.drop(peer)
         self._joining.drop(peer)
@@ -189,4 +209,5 @@ class Router:
             FLUSH_SECONDS_MAX, settle, f"the journal was not written within {FLUSH_SECONDS_MAX:g} s: its disk hangs"
         )
         tried.add_done_callback(answer)
+        self._driver.note_accounts()
         self._driver.journal.flush(tell)

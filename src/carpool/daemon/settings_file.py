@@ -158,10 +158,20 @@ def parse_settings(text: str) -> MachineSettings:
         tenant_defaults=_read_tenant(tables["tenant-defaults"], "tenant-defaults"),
     )
     _check_limits(settings.limits)
-    _check_terms(settings)
     settings.config().check()
-    check_tenants_devices(settings)
+    check_tenants(settings)
     return settings
+
+
+def check_tenants(settings: MachineSettings) -> None:
+    """UsageError for what makes no sense of one tenant, or of all together."""
+    _check_terms(settings)
+    check_tenants_devices(settings)
+
+
+def parse_tenant(table: dict[str, Any], name: str) -> TenantSettings:
+    """What such a table of one tenant would say; UsageError with what is wrong in it."""
+    return _read_tenant(table, f"tenant.{name}")
 
 
 def check_tenants_devices(settings: MachineSettings) -> None:

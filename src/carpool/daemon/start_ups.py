@@ -18,6 +18,7 @@ from carpool.core.node.events import ProgramStarted
 from carpool.core.node.model import JobState
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.families import children_of, with_descendants
 from carpool.daemon.jobs import LiveJob
 
 LOOK_SECONDS = 0.1  # between two looks at a program that starts up
@@ -61,7 +62,7 @@ def descendants_of(pid: int) -> set[int]:
     """A process and all that it started. 10 µs for each thread of them: on a machine that many use, a look at all
     processes takes longer."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # a kernel without it
-        return processes.with_descendants({pid}, processes.parents())
+        return with_descendants({pid}, children_of(processes.parents()))
     found, rest = {pid}, [pid]
     while rest and len(found) < DESCENDANTS_MAX:
         each = rest.pop()

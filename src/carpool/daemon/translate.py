@@ -43,8 +43,8 @@ def spec_said(body: Mapping[str, object]) -> calls.Spec:
     return read_as(calls.Spec, body, what="the job's options")
 
 
-def spec_from(said: calls.Spec, *, user: str = "") -> JobSpec:
-    """Check and convert the spec of this account; a UsageError names what is wrong."""
+def spec_from(said: calls.Spec) -> JobSpec:
+    """Check and convert a spec; a UsageError names what is wrong."""
     if said.weight_milli < 1:
         raise UsageError(f"the weight {said.weight_milli / 1000} is not above 0")
     for name, value in (
@@ -69,7 +69,6 @@ def spec_from(said: calls.Spec, *, user: str = "") -> JobSpec:
         steps=said.steps,
         device=DeviceId(_printable(said.device)) if said.device else None,
         fingerprint=_printable(said.fingerprint),
-        user=user,
     )
 
 

@@ -60,6 +60,8 @@ def _usage(db: sqlite3.Connection, asked: calls.UsageAsked, sight: Sight) -> cal
         whose[name] = (user, tenant) if asked.by == "job" and name not in (OTHERS, EARLIER) else ("", "")
         sums[name] = [old + new for old, new in zip(sums.get(name, [0] * 5), found, strict=True)]
     ended = _ended(db, asked.by, since_s, until_s, sight)
+    for name in ended if asked.by != "job" else ():  # whose jobs ended before they had a turn
+        sums.setdefault(name, [0] * 5)
     rows = [
         calls.UsageRow(
             name=name,

@@ -26,7 +26,7 @@ from carpool.wire.framing import HEAD, body_length, decode, encode
 
 ANSWER_SECONDS = 20.0
 FLOOD_SECONDS = 6.0
-DENIED = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ENOTDIR, errno.ESRCH, errno.ENXIO}
+DENIED = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ENOTDIR, errno.ESRCH, errno.ENXIO, errno.EINVAL}
 Facts = dict[str, Any]
 
 
