@@ -490,7 +490,7 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
-            said = {"refusals": refusals(live), "start": live.how_it_started()}
+            said = {"refusals": refusals(live), "start": live.how_it_started(), "container": live.file.container}
             self._note_job(live, picture, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:

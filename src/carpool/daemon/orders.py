@@ -27,7 +27,7 @@ from carpool.core.node.events import (
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import ASKED_FOR, JobState
 from carpool.core.node.words.views import JobPicture
-from carpool.daemon import callers
+from carpool.daemon import callers, containers
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
@@ -71,6 +71,7 @@ class Orders:
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
         job, by = str(arguments.get("job", "")), self._authority.by(caller.uid)
+        containers.check_call(verb, caller.pid)
         match verb:
             case "submit":
                 callers.check_start(callers.job_around(self._driver.jobs.values(), caller.pid))
