@@ -265,10 +265,9 @@ class Client:
 
     def log_path(self, job: str) -> Path:
         """Where the output of a submitted job is; the file is there from its start on."""
-        answer = self.describe(job)
-        if not answer.log:
-            raise RefusedError(f"job {answer.job.id} is of {answer.job.user}: its log is its owner's")
-        return Path(answer.log)
+        if not (log := self.describe(job).log):
+            raise RefusedError(f"job {job} is another user's: only its owner and admins may read its log")
+        return Path(log)
 
     def status(self) -> calls.Status:
         """The daemon, its settings and its devices."""
@@ -402,8 +401,7 @@ class Client:
 
     def set_tenant(self, tenant: str, settings: Mapping[str, object] | None, *, save: bool = False) -> None:
         """Change what a tenant may have, by its keys in carpool.toml; None: nothing is said of it. For admins."""
-        said = None if settings is None else dict(settings)
-        self._ask("tenant", calls.Tenants, tenant=tenant, settings=said, save=save)
+        self._ask("tenant", calls.Tenants, tenant=tenant, settings=settings and dict(settings), save=save)
 
     def reload(self) -> calls.Reloaded:
         """Have the machine's daemon read its settings again; for admins."""
