@@ -479,12 +479,10 @@ class Scheduler:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)
 
-    def terms_refusal(self, event: TenantSet) -> str:
-        """Why this would be rejected; empty if it would not."""
-        return tenants.refusal_of(self._node, event)
-
-    def refusal_of(self, event: JobResized) -> str | None:
+    def refusal_of(self, event: JobResized | TenantSet) -> str | None:
         """Why this would be rejected; None if it would not."""
+        if isinstance(event, TenantSet):
+            return tenants.refusal_of(self._node, event) or None
         return resize.refusal(self._node, self._node.jobs[event.job], event)
 
     def _on_tick(self, now: Nanos) -> list[Effect]:
