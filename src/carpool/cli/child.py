@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from carpool.client import PYTHON_IGNORES
 from carpool.daemon.start_and_end import WARM
-from carpool.errors import PeerError
+from carpool.errors import ColdStartError, PeerError
 from carpool.wire.places import Places
 
 if TYPE_CHECKING:
@@ -88,5 +88,5 @@ def start_warm(places: Places, wish: Wish, *, is_urgent: Callable[[], bool]) -> 
 
     try:
         return warm_start.start(places, wish, is_urgent=is_urgent), WARM
-    except warm_start.ColdStartError as error:
+    except ColdStartError as error:
         return start_child(wish), f"cold: {error}"

@@ -25,7 +25,7 @@ from typing import Any
 import carpool
 from carpool.cli.child import Wish
 from carpool.devices.libraries import find_library
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ColdStartError
 from carpool.wire import warm
 from carpool.wire.places import Places, make_private
 from carpool.wire.protocol import ENV_TURNS_AT_LAUNCHES
@@ -37,10 +37,6 @@ PARENTS_MAX = 2
 BACKLOG = 512
 PACKAGE = Path(carpool.__file__).parent
 _IS_PYTHON = re.compile(r"python[0-9.]*")
-
-
-class ColdStartError(Exception):
-    """Why the program starts cold, in words."""
 
 
 class WarmProgram:
@@ -113,6 +109,8 @@ def start(places: Places, wish: Wish, *, is_urgent: Callable[[], bool]) -> WarmP
             undo.pop_all()
             peer.settimeout(None)
             return found
+    except ColdStartError:
+        raise
     except (OSError, ValueError, CarpoolError) as error:
         raise ColdStartError(f"no warm parent could be reached ({error})") from error
 
