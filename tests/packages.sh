@@ -8,8 +8,11 @@ command -v musl-gcc >/dev/null 2>&1 || missing="$missing musl-tools"
 for library in libjemalloc.so.2:libjemalloc2 libtcmalloc_minimal.so.4:libtcmalloc-minimal4 libmimalloc.so.2:libmimalloc2.0; do
 	ls /usr/lib/*-linux-gnu/"${library%:*}" >/dev/null 2>&1 || missing="$missing ${library#*:}"
 done
+for tool in bwrap:bubblewrap runc:runc podman:podman; do
+	command -v "${tool%:*}" >/dev/null 2>&1 || missing="$missing ${tool#*:}"
+done
 if [ -n "$missing" ] && [ "${SYSTEM_PACKAGES:-yes}" != no ] && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-	echo "for the tests on ARM, with musl and with other allocators, installing: $missing"
+	echo "for the tests on ARM, with musl, with other allocators and in containers, installing: $missing"
 	{ timeout 120 apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 \
 		|| echo "they cannot be had: the tests that need them will be skipped"
 fi

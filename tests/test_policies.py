@@ -178,7 +178,7 @@ def test_the_check_says_what_is_wrong_with_a_rank(tmp_path: Path, body: str, fau
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ("    quantum_ns = '5'\n", "quantum_ns must be a whole number of nanoseconds, 0 or more; it is '5'"),
+        ("    quantum_ns = '5'\n", "quantum_ns must be a whole number of nanoseconds, 0 or more, or None; it is '5'"),
         ("    lanes_max = 0\n", "lanes_max must be a whole number, 1 or more; it is 0"),
         ("    runs_on = ('moon',)\n", "runs_on must be a tuple of some of node and cluster"),
         (

@@ -6,7 +6,8 @@ CarpoolError
 ├── PeerError       the other side: a process, page or message that cannot be used  exit 1
 │   ├── UnreachableError   no daemon answers                                        exit 3
 │   ├── LinkLostError      in a job: the daemon is gone, the program goes on        exit 1
-│   └── UnwantedError      in a job: the daemon does not take this process          exit 1
+│   ├── UnwantedError      in a job: the daemon does not take this process          exit 1
+│   └── ColdStartError     a program cannot be started warm, and starts cold        exit 1
 ├── RefusedError    the state of things: no room, jobs still run, a failed start    exit 1
 │   ├── ColdStartError     a program cannot start warm; it starts cold              exit 1
 │   └── DivergedError      a replay does something else than was recorded           exit 1
@@ -53,6 +54,10 @@ class LinkLostError(PeerError):
 
 class UnwantedError(PeerError):
     """Inside a job: the daemon does not take this process; it goes on without turns."""
+
+
+class ColdStartError(PeerError):
+    """Why a program starts cold that was to start warm; it starts all the same."""
 
 
 class RefusedError(CarpoolError):

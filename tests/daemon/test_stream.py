@@ -13,7 +13,8 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobExited, LeaseAsked, LeaseReturned
 from carpool.core.node.model import Needs
 from carpool.daemon import stream as streams
-from carpool.daemon.stream import ChangeStream
+from carpool.daemon.authority import Authority
+from carpool.daemon.stream import STREAMS_OF_USER_MAX, ChangeStream
 from carpool.errors import RefusedError
 from carpool.wire import messages as m
 from tests.daemon.node import MIB, Node, in_node
@@ -24,9 +25,8 @@ NEEDS = Needs(persistent_bytes=MIB, ephemeral_bytes=0)
 class Reader:
     """A client's connection."""
 
-    uid = os.geteuid()
-
-    def __init__(self, unread: int = 0) -> None:
+    def __init__(self, unread: int = 0, uid: int | None = None) -> None:
+        self.uid = os.geteuid() if uid is None else uid
         self.sent: list[m.Reply] = []
         self.unread = unread
         self.is_closed = False
@@ -121,5 +121,20 @@ def test_a_daemon_that_is_stopped_ends_its_streams(tmp_path: Path) -> None:
         assert reader.is_closed
         node.adopt("a", live_bytes=MIB, needs=NEEDS)
         assert reader.changes() == []
+
+    in_node(tmp_path, act)
+
+
+def test_one_user_does_not_take_the_streams_of_all_others(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        everyone = Authority(node.driver.jobs, is_for_all=True)
+        stream = ChangeStream(node.driver.scheduler, node.driver.jobs, lambda: 7, everyone)
+        for _ in range(STREAMS_OF_USER_MAX):
+            stream.add(Reader(uid=4001), has_turns=False)
+        with pytest.raises(RefusedError, match=f"{STREAMS_OF_USER_MAX} streams of changes are open already"):
+            stream.add(Reader(uid=4001), has_turns=False)
+        stream.add(Reader(uid=4002), has_turns=False)
+        for _ in range(STREAMS_OF_USER_MAX + 1):
+            stream.add(Reader(uid=os.geteuid()), has_turns=False)
 
     in_node(tmp_path, act)

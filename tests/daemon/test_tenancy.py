@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from carpool.core.kernel.ids import JobId, TenantId
+from carpool.daemon.config import DaemonConfig
 from carpool.daemon.people import User
+from carpool.daemon.reload import InForce
 from carpool.daemon.settings_edit import save_tenant, with_tenant
 from carpool.daemon.settings_file import TenantSettings, load_settings, parse_settings
-from carpool.daemon.tenancy import choose, tenants_of
+from carpool.daemon.tenancy import Tenancy, choose, tenants_of
 from carpool.errors import RefusedError, UsageError
+from carpool.wire.places import Places
 from tests.daemon.node import ME, Node, in_node
 
 ANA = User(uid=4001, name="ana", groups=frozenset({"students"}))
@@ -57,6 +62,27 @@ def test_whoever_has_a_daemon_of_his_own_calls_his_tenants_as_he_likes(tmp_path:
         assert live.file.spec.tenant == "night"
         with pytest.raises(RefusedError, match="your own has: carpool daemon start --tenant-weights"):
             node.tenancy.change({"tenant": "night", "settings": {"weight": 2}}, by="me")
+
+    in_node(tmp_path, act)
+
+
+@pytest.mark.parametrize(("part", "wanted"), [("", [0, 0, 0]), ("25%", [250, 0, 0]), ("50%", [300, 200, 0])])
+def test_jobs_are_guaranteed_what_their_tenant_is_and_no_more_i38(
+    part: str, wanted: list[int], tmp_path: Path
+) -> None:
+    def act(node: Node) -> None:
+        said = f'[tenant.lab]\nguaranteed = "{part}"\n' if part else ""
+        places = Places(run=tmp_path, state=tmp_path, root=tmp_path)
+        settings = parse_settings('device = "cpu:1GiB"\n' + said)
+        tenancy = Tenancy(node.driver, places, InForce(settings, DaemonConfig()))
+        given = []
+        for number in range(3):
+            given.append(tenancy.guarantee_milli(TenantId("lab"), 300))
+            live = node.adopt(f"a-{number}", live_bytes=0, needs=None)
+            live.file.spec = replace(live.file.spec, tenant=TenantId("lab"), guaranteed_milli=given[-1])
+        assert given == wanted
+        assert tenancy.guarantee_milli(TenantId("lab"), 300, beside=JobId("a-0")) == given[0]
+        assert node.tenancy.guarantee_milli(TenantId("lab"), 1000) == 1000, "a daemon for one user"
 
     in_node(tmp_path, act)
 

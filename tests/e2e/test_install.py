@@ -195,6 +195,9 @@ def test_as_a_service_account_it_runs_programs_of_all_and_submit_says_what_it_ne
     done = ana.carpool("submit", "--", "true")
     assert done.code == 1 and "need a daemon of root" in done.err
     assert "carpool run, which works for all" in done.err
+    assert asked(machine, "install") == {"steps": [], "is_done": True}, "it stays that account's"
+    done = system(machine, "install", "--user", ana.login)
+    assert done.code == 1 and f"installed to run as {account}" in done.err and "chown -R" in done.err
     assert system(machine, "restart").code == 0, "root starts it as that account again"
     assert Path(f"/proc/{machine.status()['pid']}").stat().st_uid == uid
     assert system(machine, "uninstall").code == 0

@@ -19,6 +19,7 @@ NEWER = {
     "ProgramStarted",
     "StartPutOff",
     "TenantSet",
+    "SettingsChanged",
     "CheckpointAsked",
 }  # types that came after the logs were recorded
 

@@ -14,6 +14,7 @@ import click
 
 import carpool
 from carpool import calls
+from carpool.cli.joining_options import joining_options
 from carpool.cli.values import parsed
 from carpool.client import Client
 from carpool.errors import UsageError
@@ -24,21 +25,10 @@ from carpool.wire.places import find_places
 PACKAGE = Path(carpool.__file__).resolve().parent
 
 
-@click.command(short_help="A job for a program that somebody else starts, or has started.")
+@click.command(short_help="A job for a program that something else starts.")
 @click.option("--pid", type=int, default=0, help="Its first process, which runs already.")
 @click.option("--env", "as_env", is_flag=True, help="Print what the program needs as export lines.")
-@click.option("--name", help="What to call the job.")
-@click.option("--tenant", help="Whose job it is.")
-@click.option("--weight", type=float, help="Its share within its tenant.")
-@click.option("--priority", type=int, help="Higher goes first, under policy priority.")
-@click.option("--memory", metavar="SIZE", help="Its cap, like 2GiB.")
-@click.option("--wait-memory", metavar="TIME", help="How long an allocation waits if memory is short.")
-@click.option("--compute", metavar="SHARE", help="Part of the device: 30%, or 30%:60%.")
-@click.option("--steps", type=int, help="Iterations it will make.")
-@click.option("--device", help="A device of the node, like gpu0.")
-@click.option("--on-hog", help="If it keeps its turn far too long: warn, suspend or kill.")
-@click.option("--on-orphans", help="Of processes that outlive its first one: keep them, or end.")
-@click.option("--no-park", is_flag=True, help="Its memory stays on the device.")
+@joining_options
 @click.option("--patience", default="60s", metavar="TIME", help="Without --pid: how long the job waits for somebody.")
 @click.option("--json", "as_json", is_flag=True, help="The job, its variables and its page, as JSON.")
 def adopt(pid: int, as_env: bool, patience: str, as_json: bool, no_park: bool, **options: Any) -> None:

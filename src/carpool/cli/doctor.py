@@ -24,7 +24,7 @@ from carpool.wire.places import Places
 METER_SECONDS = 60
 
 
-@click.command(short_help="Check this machine: device, driver, Python, torch, hooks, meter.")
+@click.command(short_help="Check this machine: device, driver, Python, torch, meter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--python", default=sys.executable, help="The Python your programs use (default: carpool's own).")
 def doctor(as_json: bool, python: str) -> int:

@@ -23,6 +23,8 @@ COMMANDS = (
     "run",
     "submit",
     "adopt",
+    "container-args",
+    "cdi",
     "ps",
     "top",
     "explain",
@@ -65,7 +67,8 @@ class Commands(HelpfulGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        found: click.Command = getattr(importlib.import_module(f"carpool.cli.{module}"), module)
         if not gc.isenabled():  # main has seen to that
             gc.freeze()
             gc.enable()
@@ -98,7 +101,6 @@ def carpool() -> None:
 
     \b
     carpool run -- python train.py      run a program; it shares the device
-    carpool submit -- python train.py   the same in the background
     carpool ps, carpool top             who runs, who waits
     carpool explain JOB                 why it waits, where its time went
     carpool usage, carpool history      who had how much; jobs that are over

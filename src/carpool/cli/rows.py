@@ -21,7 +21,7 @@ LEFT_WIDTH = 88  # from here on there is room for the time that is left beside t
 ID_MIN = 10
 NO_JOBS = "no jobs; start one: carpool run -- python train.py"
 USER_MAX = 12
-LEFT = {"job", "state", "user", "device", "runs now"}  # columns of words; figures stand to the right
+LEFT = {"job", "state", "user", "device", "runs now", "container"}  # words; figures stand to the right
 SILENT_STEPS = 10  # so many usual steps without a boundary are worth a word …
 SILENT_NS = 200 * MS  # … each counted as at least so long
 START_NS = 30 * SECOND  # as long may a program take to its first boundary before it is asked whether it has one
@@ -82,6 +82,12 @@ def job_rows(node: Node, screen: int, widest: dict[str, int] | None = None) -> J
                 had, held = format_ns(process.device_ns), format_bytes(process.live_bytes)
                 rows.append([f"  pid {process.pid}", *blank, had, "", held])
                 colours.append(DIM)
+    if any(job.container for job in node.jobs):
+        names = [*names, "container"]
+        where = iter(node.jobs)
+        rows = [
+            [*row, "" if colour == DIM else next(where).container] for row, colour in zip(rows, colours, strict=True)
+        ]
     widths = fitted(names, rows, screen, widest, cut_column=0)
     cells = [[cut(first, widths[0]), *rest] for first, *rest in rows]
     return JobRows(names=names, widths=widths, cells=cells, colours=colours)

@@ -5,6 +5,8 @@ has none but a pid or user namespace of its own is shown by that namespace's num
 
 Rules
   X16 A container is known by its control group or its namespaces, as the kernel shows them to the daemon.
+  X17 Whoever calls from inside a container has nothing done outside of it: no program is started there, no file
+      written, no daemon stopped. Nor has anybody who is gone, as nobody can tell where he was.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import re
 from pathlib import Path
 
 from carpool.daemon import processes
+from carpool.errors import RefusedError
 
+OUTSIDE = frozenset({"submit", "checkpoint", "stop", "reload"})  # verbs that reach beyond the caller's container
 SHORT = 12  # digits of an id, as the runtimes themselves show it
 _ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
@@ -30,6 +34,30 @@ def container_of(pid: int) -> str:
         if number and number != _namespace(os.getpid(), kind):
             return f"ns{number}"
     return ""
+
+
+def check_call(verb: str, pid: int) -> None:
+    """RefusedError for a call from inside a container that would reach beyond it (X17)."""
+    if verb not in OUTSIDE or pid < 0:  # of another namespace than this daemon's, which may itself be in a container
+        return
+    if pid == 0:
+        raise RefusedError(f"whoever asked to {verb} has ended; nothing was done")
+    where = container_of(pid) or ("another root directory" if _root(pid) != _root(os.getpid()) else "")
+    if where:
+        raise RefusedError(
+            f"this call comes from inside a container ({where}), and {verb} would reach beyond it; do it outside"
+        )
+
+
+def _root(pid: int) -> tuple[int, int]:
+    """The root directory of a process; that of this one where nobody may look."""
+
+    def read() -> tuple[int, int]:
+        facts = Path(f"/proc/{pid}/root").stat()
+        return facts.st_dev, facts.st_ino
+
+    own = Path("/").stat()
+    return processes.look(pid, "root", read, (own.st_dev, own.st_ino))
 
 
 def _groups(pid: int) -> list[str]:

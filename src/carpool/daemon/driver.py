@@ -163,7 +163,9 @@ class Driver:
 
     def _handle(self, event: Event, now: int) -> None:
         self._told_ns = now
-        if not isinstance(event, LeaseAsked | LeaseReturned | Tick):
+        if not isinstance(event, ProgressSeen | LeaseAsked | LeaseReturned | Tick) or (
+            isinstance(event, ProgressSeen) and event.pending_bytes
+        ):
             self._may_listen = True
         effects: list[Effect] = []
         try:
@@ -490,7 +492,7 @@ class Driver:
         if picture is not None:
             End(code=0, state=picture.state, reason=picture.reason).save(live.kept)
             moments.pass_by("ended")
-            said = {"refusals": refusals(live), "start": live.how_it_started()}
+            said = {"refusals": refusals(live), "start": live.how_it_started(), "container": live.file.container}
             self._note_job(live, picture, **said)
         self._ended.append(live.id)
         while len(self._ended) > ENDED_KEPT:

@@ -22,6 +22,7 @@ from pathlib import Path
 from carpool.core.kernel.ids import JobId
 from carpool.daemon import hold_ups, processes
 from carpool.daemon.environment import preloadable, program_of, search_path_of
+from carpool.daemon.families import children_of, with_descendants
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, limits_of
 from carpool.devices.kinds import kind_named
@@ -59,21 +60,28 @@ class Limits:
             self._timer = None
         limited = [live for live in self._jobs.values() if live.page is not None and limits_of(live)]
         parents = processes.parents() if limited else {}
-        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in limited}}
+        children = children_of(parents)
+        inside = processes.by_pages({live.file.uid for live in limited})
+        kinds = {live.file.kind for live in limited}
+        libraries = {kind: preloadable(find_library(kind_named(kind).library), self._places) for kind in kinds}
         before, self._suspects = self._suspects, set()
         kept, self._kept = self._kept, set()
         for live in limited:
-            mine = inside[live.file.uid].get(live.page_path, set()) | {live.file.child_pid} & set(parents)
-            self._look_at(live, processes.with_descendants(mine, parents), kept, before)
+            mine = inside[live.file.uid].get(live.page_path, set()) | ({live.file.child_pid} & parents.keys())
+            library = libraries[live.file.kind]
+            if library is not None:
+                self._look_at(live, library, with_descendants(mine, children), kept, before)
         if self._suspects - before:
             self.look_soon()
 
     def _look_at(
-        self, live: LiveJob, pids: set[int], kept: set[processes.Image], before: set[processes.Image]
+        self,
+        live: LiveJob,
+        library: str,
+        pids: set[int],
+        kept: set[processes.Image],
+        before: set[processes.Image],
     ) -> None:
-        library = preloadable(find_library(kind_named(live.file.kind).library), self._places)
-        if library is None:
-            return
         found: dict[int, str] = {}
         for pid in pids:
             image = processes.image_of(pid)

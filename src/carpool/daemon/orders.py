@@ -27,7 +27,7 @@ from carpool.core.node.events import (
 from carpool.core.node.lifecycle import may_move
 from carpool.core.node.model import ASKED_FOR, JobState
 from carpool.core.node.words.views import JobPicture
-from carpool.daemon import callers
+from carpool.daemon import callers, containers
 from carpool.daemon.authority import Authority
 from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
@@ -71,6 +71,7 @@ class Orders:
 
     def carry_out(self, verb: str, arguments: Mapping[str, object], *, caller: Caller) -> calls.Answer:
         job, by = str(arguments.get("job", "")), self._authority.by(caller.uid)
+        containers.check_call(verb, caller.pid)
         match verb:
             case "submit":
                 callers.check_start(callers.job_around(self._driver.jobs.values(), caller.pid))
@@ -83,7 +84,8 @@ class Orders:
                 return self.suspend(job, is_resumed=verb == "resume", by=by)
             case "resize":
                 around = callers.job_around(self._driver.jobs.values(), caller.pid)
-                return self.resize(arguments, around=around, by=by)
+                is_admin = self._authority.is_admin(caller.uid)
+                return self.resize(arguments, around=around, by=by, is_admin=is_admin)
             case "migrate":
                 return self.migrate(job, str(arguments.get("device", "")), by=by)
             case "checkpoint":
@@ -137,7 +139,7 @@ class Orders:
         return self._queries.job(job)
 
     def resize(
-        self, arguments: Mapping[str, object], *, around: LiveJob | None = None, by: str = ""
+        self, arguments: Mapping[str, object], *, around: LiveJob | None = None, by: str = "", is_admin: bool = True
     ) -> calls.JobAnswer:
         """Give a live job more or less than before; `around` is the job inside which somebody asks."""
         asked = read_as(calls.Resize, arguments, what="the new size")
@@ -153,11 +155,15 @@ class Orders:
                 f"the share asks for at least {format_share(least)} and at most {format_share(most)}; the second must"
                 " not be smaller than the first, nor 0"
             )
+        share_milli = asked.share_milli
+        if share_milli is not None and not is_admin:
+            least = self._tenancy.guarantee_milli(live.file.spec.tenant, share_milli[0], beside=job)
+            share_milli = (least, share_milli[1])
         event = JobResized(
             job=job,
             cap_bytes=asked.cap_bytes,
             weight_milli=asked.weight_milli,
-            share_milli=asked.share_milli,
+            share_milli=share_milli,
             may_end=asked.may_end,
             by=by,
         )

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from carpool.calls import Inherited
+from carpool.calls import Inherited, Spec
 from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import JobDetached, JobSubmitted
-from carpool.core.node.model import HOLDING, JobState
+from carpool.core.node.model import HOLDING, JobSpec, JobState
 from carpool.daemon import processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority
@@ -80,9 +80,7 @@ class Registry:
         if self._allowances is not None and not wanted_id:  # else it was let in before
             self._allowances.check_new_job(caller.uid, self._driver.jobs.values(), self._state_of)
         said = spec_said(spec_body)
-        user = user_of(caller.uid)
-        tenant = self._tenancy.choose(user, said.tenant)
-        spec = replace(spec_from(said), user=user.name, tenant=tenant)
+        spec = self._spec_of(said, caller)
         is_private = self._authority.is_private
         job_id = JobId(wanted_id or self._new_id("job" if is_private else spec.name))
         if not _IS_ID.fullmatch(job_id):
@@ -125,6 +123,15 @@ class Registry:
             del self._awaited[wanted_id]
         return is_his
 
+    def _spec_of(self, said: Spec, caller: Caller) -> JobSpec:
+        """What is said of a job, as far as its user may say it."""
+        user, spec = user_of(caller.uid), spec_from(said)
+        tenant = self._tenancy.choose(user, said.tenant)
+        guaranteed_milli = spec.guaranteed_milli
+        if not self._authority.is_admin(caller.uid):
+            guaranteed_milli = self._tenancy.guarantee_milli(tenant, guaranteed_milli)
+        return replace(spec, user=user.name, tenant=tenant, guaranteed_milli=guaranteed_milli)
+
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""
         return self._places.jobs / job_id, self._places.kept_jobs / job_id
@@ -158,7 +165,7 @@ class Registry:
             if file is not None and file.job == kept.name
         ]
         known.sort(key=lambda live: (is_parked(live.directory, live.file.uid), live.file.number))
-        inside = {uid: processes.by_page(uid) for uid in {live.file.uid for live in known}}
+        inside = processes.by_pages({live.file.uid for live in known})
         for live in known:
             file = live.file
             self._number = max(self._number, file.number)

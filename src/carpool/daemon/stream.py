@@ -1,8 +1,8 @@
 """The stream of changes: clients that asked for it are told when a job comes into another state.
 
 An observer (observers.py): where nobody listens it costs one comparison a decision. A stream begins with the state
-of every live job. It is bounded: at most STREAMS_MAX at once, and a reader that leaves UNREAD_MAX bytes unread is cut
-off with a sentence. A daemon that is stopped tells its streams so before it closes them.
+of every live job. It is bounded: so many at once, of one user too, and a reader that leaves UNREAD_MAX bytes unread
+is cut off with a sentence. A daemon that is stopped tells its streams so before it closes them.
 
 Turns that pass from job to job without the daemon (handovers.py) are known at the next decision, so they come late.
 """
@@ -25,7 +25,9 @@ from carpool.daemon.jobs import LiveJob
 from carpool.errors import RefusedError
 from carpool.wire import messages as m
 
-STREAMS_MAX = 32
+STREAMS_MAX = 32  # at once
+STREAMS_OF_ALL_MAX = 256  # … where all users of a machine are served, and of them …
+STREAMS_OF_USER_MAX = 8  # … one has
 UNREAD_MAX = 1 << 20
 TURN_STATES = frozenset({JobState.RUNNING, JobState.WAITING, JobState.IDLE})  # come and go many times a second
 
@@ -63,16 +65,23 @@ class ChangeStream:
         """Begin a stream; what the client hears first is how things stand."""
         if self._is_dropped:
             raise RefusedError("streams of changes failed in this daemon; daemon.log has the reason. Ask: carpool ps")
-        if len(self._listeners) >= STREAMS_MAX and peer not in self._listeners:
-            raise RefusedError(
-                f"{STREAMS_MAX} streams of changes are open already; close one, or ask with: carpool ps"
-            )
+        if peer not in self._listeners:
+            self._check_room(peer.uid)
         if not self._listeners:
             self._states = self._now()
         self._listeners[peer] = has_turns
         now = self._clock()
         found = [calls.Change(at_ns=now, job=job, state=state.value) for job, state in self._states.items()]
         peer.send(self._reply(peer, calls.Changes(changes=found)))
+
+    def _check_room(self, uid: int) -> None:
+        """RefusedError if there are too many already; on a machine nobody takes those of the others."""
+        is_for_all = self._authority.is_for_all
+        most, count = STREAMS_OF_ALL_MAX if is_for_all else STREAMS_MAX, len(self._listeners)
+        if is_for_all and count < most and not self._authority.is_admin(uid):
+            most, count = STREAMS_OF_USER_MAX, sum(each.uid == uid for each in self._listeners)
+        if count >= most:
+            raise RefusedError(f"{most} streams of changes are open already; close one, or ask with: carpool ps")
 
     def drop(self, peer: Listener) -> None:
         """The client is gone, or never was one."""

@@ -5,6 +5,8 @@ Rules
        his; whoever is in none is a tenant of his own name. Nobody gets into a tenant, or out of one, by saying so.
   I37  What an admin says of a tenant counts at once, or not at all and it is said why. It counts until the settings
        are read again; where it was saved, also then.
+  I38  What jobs ask to be guaranteed comes out of what their tenant is guaranteed, all its jobs together; only admins
+       give more. Else one user could claim a whole device for himself (`--compute 100%`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Mapping
 import msgspec
 
 from carpool import calls
-from carpool.core.kernel.ids import TenantId
+from carpool.core.kernel.ids import JobId, TenantId
 from carpool.core.node.events import TenantSet
+from carpool.core.node.node import ASKED_SHARES
 from carpool.daemon.driver import Driver
 from carpool.daemon.people import User
 from carpool.daemon.reload import InForce
@@ -62,6 +65,17 @@ class Tenancy:
     def choose(self, user: User, said: str) -> TenantId:
         """The tenant of a new job. Whoever has a daemon of his own calls his tenants as he likes."""
         return choose(self._in_force.settings, user, said) if self._places.is_machine else TenantId(said)
+
+    def guarantee_milli(self, tenant: TenantId, wanted_milli: int, *, beside: JobId | None = None) -> int:
+        """What a job of this tenant is guaranteed of what it asks for (I38); `beside`: the job itself, if it is here.
+        Policies that divide a device guarantee by themselves."""
+        if not self._places.is_machine or self._in_force.config.share_policy != ASKED_SHARES:
+            return wanted_milli
+        settings = self._in_force.settings
+        part = settings.tenants.get(tenant, settings.tenant_defaults).terms().guaranteed_milli
+        others = [live.file.spec for live in self._driver.jobs.values() if live.id != beside]
+        used = sum(spec.guaranteed_milli for spec in others if spec.tenant == tenant)
+        return max(0, min(wanted_milli, part - used))
 
     def show(self) -> calls.Tenants:
         """Every tenant of whom something is said or who has jobs."""

@@ -28,6 +28,7 @@ from carpool.core.kernel.ids import JobId
 from carpool.core.node.events import CancelAsked
 from carpool.daemon import processes
 from carpool.daemon.driver import Driver
+from carpool.daemon.families import children_of, with_descendants
 from carpool.daemon.people import user_of
 from carpool.daemon.reload import InForce
 from carpool.units import format_bytes, parse_bytes
@@ -124,13 +125,13 @@ class UserBounds:
                 self._end_worst(counts, f"{why}; this job has most of them")
 
     def _count_processes(self, uid: int) -> dict[JobId, int]:
-        inside, parents = processes.by_page(uid), processes.parents()
+        inside, children = processes.by_page(uid), children_of(processes.parents())
         found: dict[JobId, int] = {}
         for live in [each for each in self._jobs.values() if each.file.uid == uid]:
             known = set(inside.get(str(live.directory / "page"), ())) | live.pids()
             if live.file.child_pid:
                 known.add(live.file.child_pid)
-            found[live.id] = len(processes.with_descendants(known, parents))
+            found[live.id] = len(with_descendants(known, children))
         return found
 
     def _end_worst(self, had: Mapping[JobId, int], why: str) -> None:

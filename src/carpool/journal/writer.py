@@ -139,10 +139,11 @@ class Journal:
         name: str = "",
         refusals: str = "",
         start: str = "",
+        container: str = "",
     ) -> None:
         """Keep a job that is over, and write it at once: its runner was told that it ended."""
         said = {**msgspec.to_builtins(picture), "argv": cut_arguments(argv), "uid": uid}
-        said |= {"refusals": refusals, "start": start, "name": name or picture.name}
+        said |= {"refusals": refusals, "start": start, "name": name or picture.name, "container": container}
         self._meter.end_account(picture, now=time.monotonic_ns())
         self._keep(
             EndedJob(

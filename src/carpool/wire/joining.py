@@ -68,8 +68,10 @@ def as_seen_here(added: Mapping[str, object], socket: str, package: Path) -> dic
         path = Path(parts["set"].get(name, ""))
         if theirs != ours and path.is_relative_to(theirs):
             parts["set"][name] = str(ours / path.relative_to(theirs))
-    if ENV_PARKED in os.environ:  # said by whoever mounted it
-        parts["set"][ENV_PARKED] = os.environ[ENV_PARKED]
+    if ENV_PARKED in os.environ:  # whoever mounted it said where; on the machine each user has a directory there
+        mounted = Path(os.environ[ENV_PARKED])
+        own = mounted / Path(parts["set"].get(ENV_PARKED, "")).name
+        parts["set"][ENV_PARKED] = str(own if own.is_dir() else mounted)
     parts["prepend"]["PYTHONPATH"] = str(package / "agent" / "inject")
     library = parts["prepend"].get("LD_PRELOAD", "")
     if library and not Path(library).exists():

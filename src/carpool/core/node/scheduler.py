@@ -246,7 +246,8 @@ class Scheduler:
     def watched(self) -> list[JobId]:
         """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
         each Tick, and that of any other when it sees that an allocation of it waits."""
-        return [job.id for job in self._node.jobs.values() if is_holding(job) or is_asking(job)]
+        lively = (job for device in self._node.devices.values() for job in self._node.lively_on(device))
+        return [job.id for job in lively if is_holding(job) or is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5). A driver may perform

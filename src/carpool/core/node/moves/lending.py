@@ -91,6 +91,7 @@ def _call_for(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     loans = sorted(loans, key=lambda each: _victim_rank(each, over[each.spec.tenant]), reverse=True)
     gone = [each for each in loans if Why.LENT in each.departures and each.state in SLOW]
     able = [each for each in loans if leavers.may_leave(each, now=now) and now >= each.move.retry_ns]
+    able = [each for each in able if each.memory.needs is not None or each.service.served_ns]
     if has_room(leavers.without(node, device, able)):
         leaving = leavers.fewest(node, device, able, has_room)
         if not leaving or not node.has_host_room(sum(map(admission.bytes_to_move, leaving))):
