@@ -9,7 +9,6 @@ CarpoolError
 │   ├── UnwantedError      in a job: the daemon does not take this process          exit 1
 │   └── ColdStartError     a program cannot be started warm, and starts cold        exit 1
 ├── RefusedError    the state of things: no room, jobs still run, a failed start    exit 1
-│   ├── ColdStartError     a program cannot start warm; it starts cold              exit 1
 │   └── DivergedError      a replay does something else than was recorded           exit 1
 ├── AnsweredError   the daemon's no, one of these at its end                        exit as it chose
 └── InternalError   a bug in carpool; carries the last events of its job            exit 1
@@ -62,10 +61,6 @@ class ColdStartError(PeerError):
 
 class RefusedError(CarpoolError):
     """What was asked makes sense, but cannot be done as things are; the message says what is in the way."""
-
-
-class ColdStartError(RefusedError):
-    """A program cannot start warm, and why; its runner starts it cold."""
 
 
 class DivergedError(RefusedError):
