@@ -109,6 +109,8 @@ class Scheduler:
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
         lifecycle.sort_rows(node, now=now)
+        if node.has_guarantees:
+            lending.note_loans(node, now=now)
         ledger.note_settled(devices)
         return effects + coming
 
@@ -477,12 +479,10 @@ class Scheduler:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)
 
-    def terms_refusal(self, event: TenantSet) -> str:
-        """Why this would be rejected; empty if it would not."""
-        return tenants.refusal_of(self._node, event)
-
-    def refusal_of(self, event: JobResized) -> str | None:
+    def refusal_of(self, event: JobResized | TenantSet) -> str | None:
         """Why this would be rejected; None if it would not."""
+        if isinstance(event, TenantSet):
+            return tenants.refusal_of(self._node, event) or None
         return resize.refusal(self._node, self._node.jobs[event.job], event)
 
     def _on_tick(self, now: Nanos) -> list[Effect]:
