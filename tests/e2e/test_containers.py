@@ -94,6 +94,23 @@ def test_a_python_in_a_shared_container_joins_when_it_imports_torch(node: Node, 
     assert job["steps"] == 60 and job["container"]
 
 
+@pytest.mark.slow
+def test_the_job_of_a_container_is_suspended_and_resumed_to_the_same_numbers(node: Node) -> None:
+    """Its memory goes to the directory that is mounted for it."""
+    made = box("bwrap", node)
+    text = TRAINS.replace("range(60)", "range(400)")
+    expected = Started(node, [PYTHON_INSIDE.replace("/opt/python", str(_base())), "-c", text, _packages()]).wait()
+    node.start()
+    inside = made.start(words_for(made, "--name", "parks"), PYTHON_INSIDE, "-c", text, PACKAGES_INSIDE)
+    node.wait_steps("parks", 20)
+    assert node.carpool("suspend", "parks").code == 0
+    job = node.wait_state("parks", "parked", "finished")
+    assert job["state"] == "parked", job
+    assert node.carpool("resume", "parks").code == 0
+    done = inside.wait()
+    assert (done.code, done.lines) == (0, expected.lines), done.err
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_x14_the_next_daemon_takes_the_job_of_a_container_back(node: Node, engine: str) -> None:
     made = box(engine, node)
