@@ -265,7 +265,9 @@ class Client:
 
     def log_path(self, job: str) -> Path:
         """Where the output of a submitted job is; the file is there from its start on."""
-        return Path(self.describe(job).log)
+        if not (log := self.describe(job).log):
+            raise RefusedError(f"job {job} is another user's: only its owner and admins may read its log")
+        return Path(log)
 
     def status(self) -> calls.Status:
         """The daemon, its settings and its devices."""
@@ -399,8 +401,7 @@ class Client:
 
     def set_tenant(self, tenant: str, settings: Mapping[str, object] | None, *, save: bool = False) -> None:
         """Change what a tenant may have, by its keys in carpool.toml; None: nothing is said of it. For admins."""
-        said = None if settings is None else dict(settings)
-        self._ask("tenant", calls.Tenants, tenant=tenant, settings=said, save=save)
+        self._ask("tenant", calls.Tenants, tenant=tenant, settings=settings and dict(settings), save=save)
 
     def reload(self) -> calls.Reloaded:
         """Have the machine's daemon read its settings again; for admins."""

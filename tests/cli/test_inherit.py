@@ -28,9 +28,9 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_what_may_not_be_taken_over_is_said_and_the_rest_is() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RIGHTS], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-    lines = done.stdout.splitlines()
+    lines, nice = done.stdout.splitlines(), min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
     assert lines == [
-        f"the program runs with nice {os.getpriority(os.PRIO_PROCESS, 0) + 5} instead of 0: Permission denied",
+        f"the program runs with nice {nice} instead of 0: Permission denied",
         "the program runs with RLIMIT_CORE 0 instead of 4096: the daemon's runner may give no more",
         "(100, 100)",
     ]

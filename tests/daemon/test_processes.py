@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from carpool.daemon import processes
 from carpool.daemon.families import children_of, with_descendants
+from carpool.daemon.start_ups import descendants_of
 from carpool.wire.protocol import ENV_PAGE
 
 SPIN = "import os; os.nice({nice})\nwhile True: pass"
@@ -106,3 +108,18 @@ def test_processes_of_several_users_are_found_in_one_look_and_each_with_its_own(
             assert child.pid in with_descendants({os.getpid()}, children)
         finally:
             child.kill()
+
+
+def test_all_that_a_process_started_is_found_by_its_children() -> None:
+    script = "sleep 100 & (sleep 100 & sleep 100) & echo ready; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            deadline = time.monotonic() + 60
+            while len(found := descendants_of(process.pid)) < 4 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert found == with_descendants({process.pid}, children_of(processes.parents()))
+            assert len(found) >= 4 and process.pid in found
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert descendants_of(process.pid) == {process.pid}

@@ -60,7 +60,8 @@ class Bubblewrap(Box):
     form = "--bwrap"
 
     def start(self, added: Sequence[str], *program: str) -> Started:
-        words = ["bwrap", "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+        words = ["bwrap", "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev"]
+        words += ["--tmpfs", "/run", "--tmpfs", "/tmp"]
         for link in LINKS:
             words += ["--symlink", f"usr/{link}", f"/{link}"]
         for host, inside in host_mounts(self.node):
@@ -110,7 +111,7 @@ class Runc(Box):
         spec["process"]["env"] = environment
         kept = [mount for mount in spec["mounts"] if mount["destination"] != "/run"]
         run = {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
-        spec["mounts"] = [*kept, run, *map(_runc_mount, mounts)]
+        spec["mounts"] = [*kept, run, {**run, "destination": "/tmp"}, *map(_runc_mount, mounts)]
         (bundle / "config.json").write_text(json.dumps(spec))
         state = str(self.node.directory / "runc")
         return Started(self.node, ["runc", "--root", state, "run", "--bundle", str(bundle), f"cp-{os.getpid()}"])

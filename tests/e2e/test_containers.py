@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.wire.page import FLAG_BELL
 from tests.e2e.boxes import BOXES, PACKAGES_INSIDE, PYTHON_INSIDE, Podman, box, words_for
 from tests.e2e.joins import join, stop
 from tests.e2e.node import Node, Started, kill, wait_until
@@ -74,6 +75,9 @@ def test_a_program_in_a_container_takes_turns_with_one_outside(node: Node, engin
     table = node.carpool("ps").out.decode()
     assert "container" in table and job["container"] in table
     wait_until(lambda: min(node.turns("inside"), node.turns("outside")) >= 3, "both had several turns")
+    page = node.page("inside")
+    assert any(page.slot(number).has(FLAG_BELL) for number in page.pids())  # it is rung, without the daemon
+    page.close()
     stop(node)
     assert inside.wait().code == 0, inside.err
     assert node.wait_state("inside", "finished")["container"] == job["container"]
@@ -92,6 +96,23 @@ def test_a_python_in_a_shared_container_joins_when_it_imports_torch(node: Node, 
     assert done.lines == expected.lines
     job = node.wait_state("trains", "finished")
     assert job["steps"] == 60 and job["container"]
+
+
+@pytest.mark.slow
+def test_the_job_of_a_container_is_suspended_and_resumed_to_the_same_numbers(node: Node) -> None:
+    """Its memory goes to the directory that is mounted for it."""
+    made = box("bwrap", node)
+    text = TRAINS.replace("range(60)", "range(400)")
+    expected = Started(node, [PYTHON_INSIDE.replace("/opt/python", str(_base())), "-c", text, _packages()]).wait()
+    node.start()
+    inside = made.start(words_for(made, "--name", "parks"), PYTHON_INSIDE, "-c", text, PACKAGES_INSIDE)
+    node.wait_steps("parks", 20)
+    assert node.carpool("suspend", "parks").code == 0
+    job = node.wait_state("parks", "parked", "finished")
+    assert job["state"] == "parked", job
+    assert node.carpool("resume", "parks").code == 0
+    done = inside.wait()
+    assert (done.code, done.lines) == (0, expected.lines), done.err
 
 
 @pytest.mark.parametrize("engine", ENGINES)

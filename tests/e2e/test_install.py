@@ -195,6 +195,9 @@ def test_as_a_service_account_it_runs_programs_of_all_and_submit_says_what_it_ne
     done = ana.carpool("submit", "--", "true")
     assert done.code == 1 and "need a daemon of root" in done.err
     assert "carpool run, which works for all" in done.err
+    assert asked(machine, "install") == {"steps": [], "is_done": True}, "it stays that account's"
+    done = system(machine, "install", "--user", ana.login)
+    assert done.code == 1 and f"installed to run as {account}" in done.err and "chown -R" in done.err
     assert system(machine, "restart").code == 0, "root starts it as that account again"
     assert Path(f"/proc/{machine.status()['pid']}").stat().st_uid == uid
     assert system(machine, "uninstall").code == 0
@@ -247,3 +250,21 @@ def test_a_daemon_of_another_version_is_restarted_and_removed_all_the_same(machi
     done = machine.root.carpool("system", "restart", added=other)
     assert done.code == 0 and "in place of" in done.err, done.err
     assert machine.root.carpool("system", "uninstall", added=other).code == 0
+
+
+def test_as_a_service_account_jobs_of_two_users_take_turns_and_are_parked(machine: Machine, account: str) -> None:
+    installed(machine, "--user", account, settings='device = "cpu:2GiB"\nquantum = "50ms"\n')
+    ana, ben = machine.people["ana"], machine.people["ben"]
+    words = ("plain_loop.py", "--steps", "100000", "--width", "256")
+    jobs = {person: person.run(*words, options=("--name", person.name)) for person in (ana, ben)}
+    for person in jobs:
+        machine.wait_steps(person.name, 20)
+    wait_until(lambda: min(machine.turns("ana"), machine.turns("ben")) > 3, "both have had several turns")
+    assert ana.carpool("suspend", "ana").code == 0
+    assert machine.wait_state("ana", "parked")["parked_bytes"] > 0
+    assert ben.carpool("resume", "ana").code == 1, "she is not his"
+    assert ana.carpool("resume", "ana").code == 0
+    machine.wait_steps("ana", machine.job("ana")["steps"] + 10)
+    for person, job in jobs.items():
+        assert person.carpool("cancel", person.name).code == 0
+        job.wait()

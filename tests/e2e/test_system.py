@@ -196,3 +196,16 @@ def test_tenants_are_told_anew_and_what_they_cannot_have_changes_nothing_i23(mac
     with pytest.raises(AnsweredError, match="there is no device cpu1; there are cpu"):
         machine.client.reload()
     assert len(machine.journal("TenantSet")) == len(told)
+
+
+def test_only_admins_stop_it_or_have_it_read_its_settings_again(machine: Machine) -> None:
+    machine.start_machine()
+    ana = machine.people["ana"]
+    for words in (("daemon", "stop"), ("daemon", "stop", "--force"), ("system", "reload")):
+        done = ana.carpool(*words)
+        assert done.code == 1 and "admin" in done.err, done.err
+    machine.write_settings(f'device = "cpu:4GiB"\n[access]\nadmins = ["root", "{ana.login}"]\n')
+    assert machine.root.carpool("system", "reload").code == 0
+    done = ana.carpool("system", "reload")
+    assert done.code == 0 and "says nothing new" in done.err, done.err
+    assert ana.carpool("daemon", "stop").code == 0

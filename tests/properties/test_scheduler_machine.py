@@ -365,6 +365,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.orderly_round()
             self.measure_newcomers()
             if self.policy in RUN_TO_THE_END and count % 4 == 3:
+                for job in watched.jobs_in(JobState.STARTING):  # one that has the room of others and is never parked
+                    watched.send(LeaseAsked(job=job))
                 self.end_somebody()
         raise AssertionError(f"starved under {self.policy}: {sorted(missing)}")
 

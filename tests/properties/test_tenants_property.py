@@ -88,6 +88,7 @@ def test_n22_who_is_owed_its_part_has_it_within_the_deadline_and_nobody_is_ended
     assert not only(core.effects, StopJob)
     assert all(core.job(job).steps >= made[job] for job in steps), "no iteration is lost"
     seen = core.tenants().values()
+    assert sum(each.lent_byte_ns for each in seen) == sum(each.borrowed_byte_ns for each in seen)
     lent, borrowed = sum(each.lent_ns for each in seen), sum(each.borrowed_ns for each in seen)
     assert abs(lent - borrowed) <= len(seen), "to the nanosecond, but for what is rounded of each"
 

@@ -193,7 +193,7 @@ class WatchedScheduler:
             case NodeConfigured() | DeviceAdded() | SettingsChanged() | HistoryLoaded() | Tick():
                 return True
             case TenantSet():
-                return not self.scheduler.terms_refusal(event)
+                return self.scheduler.refusal_of(event) is None
             case JobSubmitted():
                 return self.state(event.job) is None
             case JobAdopted():

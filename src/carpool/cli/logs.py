@@ -33,6 +33,8 @@ def logs(job: str, follow: bool) -> None:
         answer = client.describe(job)
         found = answer.job
         job = found.id  # of a name the next one may be another job
+        if not answer.log:
+            raise RefusedError(f"job {found.id} is of {found.user}: only its owner and admins may read its log")
         path, is_over = Path(answer.log), not follow or found.is_over
         if path.exists():
             with path.open("rb") as source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pwd
 import sys
 from pathlib import Path
 
@@ -58,8 +57,6 @@ def install(group: str, user: str, no_start: bool, root: str, dry_run: bool, as_
     places = machine_places(root)
     if not dry_run:
         steps_of.check_root()
-    if user == "root":
-        user = ""
     found = steps_of.install_steps(places, group=group, user=user, starts=not no_start)
     _carry_out(found, dry_run=dry_run, as_json=as_json)
     if as_json or dry_run:
@@ -73,6 +70,8 @@ def install(group: str, user: str, no_start: bool, root: str, dry_run: bool, as_
         _say(f"daemon {status.pid} serves all users{older if status.version != __version__ else ''}")
     elif not no_start:
         _say(unreached)
+    if places.root != Path("/"):
+        _say(f"commands find it there with CARPOOL_ROOT={places.root}")
 
 
 def _say_group(places: Places, group: str) -> None:
@@ -208,7 +207,7 @@ def _facts(places: Places) -> dict[str, object]:
     facts |= {"is_running": status is not None, "unreached": unreached}
     if status is not None:
         facts |= {"pid": status.pid, "version": status.version, "jobs": status.jobs, "uptime_ns": status.uptime_ns}
-        facts |= {"owner": _name(places.owner()), "devices": [device.id for device in status.devices]}
+        facts |= {"owner": steps_of.name_of(places.owner()), "devices": [device.id for device in status.devices]}
         facts["waits"] = _of_other_versions(places)
     return facts
 
@@ -258,10 +257,3 @@ def _lines(places: Places, facts: dict[str, object]) -> list[str]:
     waits = facts.get("waits", [])
     assert isinstance(waits, list)
     return [*found, *waits]
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"#{uid}"

@@ -96,6 +96,7 @@ def writes_unit(places: Places) -> bool:
 def install_steps(places: Places, *, group: str, user: str, starts: bool) -> list[Step]:
     """What is missing, in order; UsageError or RefusedError where it cannot be."""
     check_readable()
+    user = account_of(places, user)
     steps: list[Step] = []
     if group and not _is_group(group):
         steps.append(Step(says=f"make group {group}", do=lambda: _do("groupadd", "--system", group)))
@@ -117,6 +118,26 @@ def install_steps(places: Places, *, group: str, user: str, starts: bool) -> lis
     if starts and not Client(places=places).is_running():
         steps.append(start_step(places))
     return steps
+
+
+def account_of(places: Places, user: str) -> str:
+    """As whom it runs: as before, if it was here; empty for root. RefusedError for another one than before."""
+    if not places.state.exists():
+        return "" if user == "root" else user
+    before = name_of(places.state.lstat().st_uid)
+    if user not in ("", before):
+        raise RefusedError(
+            f"it was installed to run as {before}, which has {places.state}; to have it run as {user}: carpool system"
+            f" uninstall, chown -R {user} {places.state} {places.logs}, and install it again"
+        )
+    return "" if before == "root" else before
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
 
 
 def start_step(places: Places) -> Step:

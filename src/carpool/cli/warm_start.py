@@ -109,6 +109,8 @@ def start(places: Places, wish: Wish, *, is_urgent: Callable[[], bool]) -> WarmP
             undo.pop_all()
             peer.settimeout(None)
             return found
+    except ColdStartError:
+        raise
     except (OSError, ValueError, CarpoolError) as error:
         raise ColdStartError(f"no warm parent could be reached ({error})") from error
 

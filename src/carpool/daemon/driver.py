@@ -163,7 +163,9 @@ class Driver:
 
     def _handle(self, event: Event, now: int) -> None:
         self._told_ns = now
-        if not isinstance(event, LeaseAsked | LeaseReturned | Tick):
+        if not isinstance(event, ProgressSeen | LeaseAsked | LeaseReturned | Tick) or (
+            isinstance(event, ProgressSeen) and event.pending_bytes
+        ):
             self._may_listen = True
         effects: list[Effect] = []
         try:

@@ -280,8 +280,12 @@ def is_underway(file: JobFile, left: Collection[int]) -> bool:
 
 
 def forks_of(live: LiveJob) -> set[int]:
-    """Of a joined job: living processes that were forked from those that joined, which no environment tells."""
-    return processes.with_file(live.page_path, live.file.uid) if live.file.is_joined else set()
+    """Of a joined job: its first process, and those that were forked from it, which no environment tells."""
+    if not live.file.is_joined:
+        return set()
+    first = live.file.child_pid
+    is_there = bool(first) and processes.is_alive(first, live.file.child_birth)
+    return processes.with_file(live.page_path, live.file.uid) | ({first} if is_there else set())
 
 
 def has_runner(file: JobFile) -> bool:

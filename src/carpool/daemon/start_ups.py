@@ -9,7 +9,10 @@ turn has said so itself. Decides nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
+from pathlib import Path
 
 from carpool.core.node.events import ProgramStarted
 from carpool.core.node.model import JobState
@@ -20,6 +23,7 @@ from carpool.daemon.jobs import LiveJob
 
 LOOK_SECONDS = 0.1  # between two looks at a program that starts up
 UP_SECONDS = 10.0  # a program that computes longer than this before its first turn does something else
+DESCENDANTS_MAX = 4096  # that are looked at
 RESTS_PERCENT = 30  # of a core: a program that uses less, or waits for one less, does not start up any more
 
 
@@ -51,5 +55,21 @@ class StartUps:
 
 def _busy_ns(live: LiveJob) -> int:
     """What all processes of the program have computed, or wanted to."""
-    pids = with_descendants({live.file.child_pid}, children_of(processes.parents()))
-    return sum(map(processes.busy_ns, pids))
+    return sum(map(processes.busy_ns, descendants_of(live.file.child_pid)))
+
+
+def descendants_of(pid: int) -> set[int]:
+    """A process and all that it started. 10 µs for each thread of them: on a machine that many use, a look at all
+    processes takes longer."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # a kernel without it
+        return with_descendants({pid}, children_of(processes.parents()))
+    found, rest = {pid}, [pid]
+    while rest and len(found) < DESCENDANTS_MAX:
+        each = rest.pop()
+        with contextlib.suppress(OSError):  # it is gone
+            for thread in Path(f"/proc/{each}/task").iterdir():
+                words = (thread / "children").read_bytes().split()
+                new = {int(word) for word in words} - found
+                found |= new
+                rest += new
+    return found

@@ -162,6 +162,31 @@ def test_n23_a_borrower_that_rests_is_parked_the_moment_it_asks(make_core: MakeC
     assert core.state("o") is not JobState.QUEUED
 
 
+def test_n25_memory_that_is_lent_is_counted_exactly(make_core: MakeCore) -> None:
+    core = make_core(settings=with_parts(nlp=500, lab=250))
+    borrowers(core, "a", "b")
+    known(core, "own", needs(2 * GIB, 0), "lab")
+    core.run(SECOND)
+    seen = core.tenants()
+    assert seen["vision"].borrowed_bytes == 7 * GIB, "11 GiB, of which 4 are guaranteed to nobody"
+    assert seen["lab"].lent_bytes == pytest.approx(7 * GIB * 2 // 10, abs=1), "it has 2 of its 4"
+    assert seen["nlp"].lent_bytes == pytest.approx(7 * GIB * 8 // 10, abs=1)
+    since = core.now
+    core.run(SECOND)
+    more = core.tenants()["vision"].borrowed_byte_ns - seen["vision"].borrowed_byte_ns
+    assert more == 7 * GIB * (core.now - since)
+    known(core, "o", needs(8 * GIB, 0), "nlp")
+    core.run(2 * SECOND)
+    seen = core.tenants()
+    assert sum(each.lent_byte_ns for each in seen.values()) == sum(each.borrowed_byte_ns for each in seen.values())
+    assert seen["nlp"].lent_bytes == 0
+    for tenant in ("nlp", "lab"):
+        core.tenant(tenant, None)
+    before = core.tenants()["vision"].borrowed_byte_ns
+    core.run(SECOND)
+    assert core.tenants()["vision"].borrowed_byte_ns == before, "where nobody is guaranteed anything nobody borrows"
+
+
 def test_n24_who_is_above_a_lowered_ceiling_leaves_at_its_boundary_and_comes_back(make_core: MakeCore) -> None:
     core = make_core(settings=Settings(margin_percent=0))
     for job in ("a", "b", "c"):

@@ -293,6 +293,16 @@ class Part:
 
 
 @dataclass(slots=True, kw_only=True)
+class Loan:
+    """What a tenant lends and borrows of one device's memory; moves/lending.py alone changes it."""
+
+    lent_bytes: int = 0  # of its part, since bytes were last settled …
+    borrowed_bytes: int = 0  # … and beyond it
+    lent_byte_ns: int = 0  # until then
+    borrowed_byte_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Share:
     """A job's part of its device, as the share policy made it; turns/shares.py alone changes it."""
 
@@ -388,6 +398,8 @@ class Device:
     moves_ns: Nanos = 0  # … and what they took: how fast moving is here
     has_shares: bool = False  # some job on it, or some tenant, has a guarantee or a limit
     parts: dict[TenantId, Part] = field(default_factory=dict)  # of the tenants; empty where none has one
+    loans: dict[TenantId, Loan] = field(default_factory=dict)  # of memory; empty where nobody is guaranteed any
+    loans_ns: Nanos = 0  # until when they are counted
     held_ns: Nanos = 0  # how long jobs have held it while tenants had parts
     is_touched: bool = True  # who holds which bytes, or who wants them, changed since that was last settled
     is_lent: bool = False  # an allocation was given what it waited for since then (W2)

@@ -109,6 +109,8 @@ class Scheduler:
             each for device in devices for job in node.jobs_on(device) for each in admission.tell_cap(node, job)
         ]
         lifecycle.sort_rows(node, now=now)
+        if node.has_guarantees:
+            lending.note_loans(node, now=now)
         ledger.note_settled(devices)
         return effects + coming
 
@@ -246,7 +248,8 @@ class Scheduler:
     def watched(self) -> list[JobId]:
         """The jobs in the middle of a turn, and those whose allocations wait; a driver reports their progress with
         each Tick, and that of any other when it sees that an allocation of it waits."""
-        return [job.id for job in self._node.jobs.values() if is_holding(job) or is_asking(job)]
+        lively = (job for device in self._node.devices.values() for job in self._node.lively_on(device))
+        return [job.id for job in lively if is_holding(job) or is_asking(job)]
 
     def successor(self, job: JobId) -> GrantLease | None:
         """What the return of this job's turn will grant, if nothing else happens before it (D5). A driver may perform
@@ -476,12 +479,10 @@ class Scheduler:
             return []
         return waiting.take(self._node, job, event.pending_bytes, now=now)
 
-    def terms_refusal(self, event: TenantSet) -> str:
-        """Why this would be rejected; empty if it would not."""
-        return tenants.refusal_of(self._node, event)
-
-    def refusal_of(self, event: JobResized) -> str | None:
+    def refusal_of(self, event: JobResized | TenantSet) -> str | None:
         """Why this would be rejected; None if it would not."""
+        if isinstance(event, TenantSet):
+            return tenants.refusal_of(self._node, event) or None
         return resize.refusal(self._node, self._node.jobs[event.job], event)
 
     def _on_tick(self, now: Nanos) -> list[Effect]:

@@ -19,7 +19,7 @@ when a driver or a guarantee comes is a fact.
 from __future__ import annotations
 
 from carpool.core.kernel.ids import SHARE_ONE, JobId, Nanos, TenantId
-from carpool.core.node.model import PARKED, UNMANAGED, WAITING, Device, Job, JobState, Needs
+from carpool.core.node.model import PARKED, UNMANAGED, WAITING, Device, Job, JobState, Loan, Needs
 from carpool.core.node.node import Node, covers
 from carpool.core.node.words import tenancy as words
 
@@ -81,6 +81,12 @@ def over_bytes(node: Node, device: Device, tenant: TenantId) -> int:
     here = _present(node, device, tenant)
     used = sum(job.memory.promised_bytes for job in here) + max(map(_scratch, here), default=0)
     return used - part_bytes(node, device, tenant)
+
+
+def byte_ns(device: Device, loan: Loan, *, now: Nanos) -> tuple[int, int]:
+    """What was lent and borrowed until now, in bytes × nanoseconds."""
+    span = now - device.loans_ns
+    return loan.lent_byte_ns + loan.lent_bytes * span, loan.borrowed_byte_ns + loan.borrowed_bytes * span
 
 
 # --- who may have room --------------------------------------------------------------------------------------

@@ -14,14 +14,18 @@ Rules
        others get no turn, leave at their next boundary, and come back by themselves; meanwhile no other job of the
        tenant starts.
 
-This module alone changes `Device.owed`.
+  N25  What is lent is counted: what tenants hold beyond their parts, and beyond what is guaranteed to nobody, is
+       borrowed by them, in proportion, and lent by those who do not use theirs, in proportion. Both sums are equal,
+       to the byte and the nanosecond.
+
+This module alone changes `Device.owed` and `Device.loans`.
 """
 
 from __future__ import annotations
 
 from carpool.core.kernel.ids import JobId, Nanos, TenantId
 from carpool.core.node.memory import admission, tenure
-from carpool.core.node.model import BLOCKED, RESIDENT, Departure, Device, Job, JobState, Needs, Why
+from carpool.core.node.model import BLOCKED, RESIDENT, Departure, Device, Job, JobState, Loan, Needs, Why
 from carpool.core.node.moves import departures, leavers
 from carpool.core.node.node import Node
 
@@ -45,6 +49,7 @@ def begin_anew(node: Node, *, now: Nanos) -> None:
     """What is said of tenants changed: marks of before may have no reason any more."""
     review(node, now=now)
     call_back(node, now=now)
+    note_loans(node, now=now)
 
 
 # --- loans --------------------------------------------------------------------------------------------------
@@ -91,6 +96,7 @@ def _call_for(node: Node, device: Device, job: Job, *, now: Nanos) -> bool:
     loans = sorted(loans, key=lambda each: _victim_rank(each, over[each.spec.tenant]), reverse=True)
     gone = [each for each in loans if Why.LENT in each.departures and each.state in SLOW]
     able = [each for each in loans if leavers.may_leave(each, now=now) and now >= each.move.retry_ns]
+    able = [each for each in able if each.memory.needs is not None or each.service.served_ns]
     if has_room(leavers.without(node, device, able)):
         leaving = leavers.fewest(node, device, able, has_room)
         if not leaving or not node.has_host_room(sum(map(admission.bytes_to_move, leaving))):
@@ -111,6 +117,36 @@ def _victim_rank(job: Job, over_bytes: int) -> tuple[int, int, int, int, int, st
     """Who is parked first (N22): the lowest."""
     service = job.service
     return -over_bytes, service.step_ns or 0, service.served_ns, job.memory.promised_bytes, -job.arrived_ns, job.id
+
+
+# --- what is lent is counted --------------------------------------------------------------------------------
+
+
+def note_loans(node: Node, *, now: Nanos) -> None:
+    """Bytes are settled: what is lent from now on, and what was until now (N25)."""
+    for device in node.devices.values():
+        for loan in device.loans.values():
+            loan.lent_byte_ns, loan.borrowed_byte_ns = tenure.byte_ns(device, loan, now=now)
+        device.loans_ns = now
+        tenants = sorted({*node.terms, *device.loans, *(job.spec.tenant for job in node.jobs_on(device))})
+        over = {tenant: tenure.over_bytes(node, device, tenant) for tenant in tenants}
+        beyond = sum(each for each in over.values() if each > 0) - tenure.common_bytes(node, device)
+        total = max(0, min(beyond, sum(-each for each in over.values() if each < 0)))
+        lent = _split(total, [max(0, -over[tenant]) for tenant in tenants])
+        borrowed = _split(total, [max(0, over[tenant]) for tenant in tenants])
+        for tenant, lent_bytes, borrowed_bytes in zip(tenants, lent, borrowed, strict=True):
+            loan = device.loans.setdefault(tenant, Loan())
+            loan.lent_bytes, loan.borrowed_bytes = lent_bytes, borrowed_bytes
+
+
+def _split(total: int, weights: list[int]) -> list[int]:
+    """A number in proportion to weights; the parts add up to it exactly."""
+    parts, whole, so_far = list[int](), sum(weights), 0
+    for weight in weights:
+        given = total * so_far // whole if whole else 0
+        so_far += weight
+        parts.append((total * so_far // whole if whole else 0) - given)
+    return parts
 
 
 # --- ceilings that were lowered -----------------------------------------------------------------------------

@@ -77,9 +77,12 @@ def successor(node: Node, device: Device, lane: Lane, *, now: Nanos) -> JobId | 
     """Whom the policy would give this lane if its recalled turn came back now (D5)."""
     waiting = ready(node, device, lane, now=now)
     chosen = choose(node, device, waiting, None, now=now) if waiting else None
-    if chosen is None or chosen.state is BLOCKED or admission.lacks_first_room(node, chosen):
-        return None
-    return chosen.id
+    return chosen.id if chosen is not None and has_its_room(node, chosen) else None
+
+
+def has_its_room(node: Node, chosen: Job) -> bool:
+    """Whether nobody may have to make room before a job has its turn, so that it can be told beforehand (D5)."""
+    return chosen.state is not BLOCKED and not admission.lacks_first_room(node, chosen)
 
 
 def is_sure(node: Node, holder: Job) -> bool:

@@ -72,7 +72,8 @@ def _serve(node: Node, device: Device, lane: Lane, *, now: Nanos) -> list[Effect
             lifecycle.recall(node, holder, departures.held_words(holder), now=now) if is_leaving(holder) else []
         )
     if holder is not None:
-        lane.successor = chosen.id if choice.is_sure(node, holder) and chosen.state is not BLOCKED else None
+        is_named = choice.is_sure(node, holder) and choice.has_its_room(node, chosen)
+        lane.successor = chosen.id if is_named else None
         return lifecycle.recall(node, holder, choice.why_first(node, chosen, holder, now=now), now=now)
     if len(device.lanes) > 1 and any(job.state is JobState.PROFILING for job in node.holders_on(device)):
         return []

@@ -90,6 +90,10 @@ class TenantPicture:
     promised_bytes: int
     lent_ns: Nanos  # of whole devices, since the scheduler began
     borrowed_ns: Nanos
+    lent_bytes: int = 0  # of memory, at this moment
+    borrowed_bytes: int = 0
+    lent_byte_ns: int = 0  # bytes × nanoseconds, since the scheduler began
+    borrowed_byte_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
