@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name in ("join", "only_these_threads_compute", "take_turns_here", "turn"):
+    if name in ("join", "load_ipython_extension", "only_these_threads_compute", "take_turns_here", "turn"):
         from carpool.agent import api
 
         return getattr(api, name)

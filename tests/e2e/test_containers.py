@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.wire.page import FLAG_BELL
 from tests.e2e.boxes import BOXES, PACKAGES_INSIDE, PYTHON_INSIDE, Podman, box, words_for
 from tests.e2e.joins import join, stop
 from tests.e2e.node import Node, Started, kill, wait_until
@@ -74,6 +75,9 @@ def test_a_program_in_a_container_takes_turns_with_one_outside(node: Node, engin
     table = node.carpool("ps").out.decode()
     assert "container" in table and job["container"] in table
     wait_until(lambda: min(node.turns("inside"), node.turns("outside")) >= 3, "both had several turns")
+    page = node.page("inside")
+    assert any(page.slot(number).has(FLAG_BELL) for number in page.pids())  # it is rung, without the daemon
+    page.close()
     stop(node)
     assert inside.wait().code == 0, inside.err
     assert node.wait_state("inside", "finished")["container"] == job["container"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -87,6 +89,15 @@ def test_x11_a_process_that_joins_again_stays_in_its_job(node: Node) -> None:
     assert len(set(ids)) == 1 and ids[0].startswith("a-")
     assert done.err.count("in job a-1 already") == 1
     assert node.find("b") is None
+
+
+def test_a_notebook_joins_by_its_extension(node: Node) -> None:
+    """What `%load_ext carpool` does."""
+    text = "import carpool\ncarpool.load_ipython_extension(None)\nprint(os.environ.get('CARPOOL_JOB'))"
+    done = join(node, text).wait()
+    assert (done.code, done.lines) == (0, ["None"]) and "runs unmanaged" in done.err
+    node.start()
+    assert join(node, text).wait().lines == [job["id"] for job in node.ps()["jobs"]] != []
 
 
 def test_x11_inside_a_job_join_returns_that_job(node: Node) -> None:
@@ -335,3 +346,26 @@ def test_what_joined_is_shown_as_json_with_its_processes(node: Node) -> None:
     assert found["pids"] == [program.pid] and found["argv"][1] == "-c"
     stop(node)
     program.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="root makes the daemon a namespace")
+def test_x12_a_process_that_the_daemon_does_not_see_is_in_its_job_as_long_as_its_connection(node: Node) -> None:
+    """The daemon is in a container itself, and the program is not: only the connection tells that it lives."""
+    for directory in (node.places.run, node.places.state, node.places.jobs):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = json.dumps({"policy": "fair", "device": "cpu:4GiB"})
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    Started(node, [*apart, PYTHON, "-m", "carpool.daemon.main", config])
+    wait_until(node.client.is_running, "a daemon that answers")
+    seen = join(node, "carpool.join('unseen'); print('in', flush=True); turns('stop')")
+    node.wait_steps("unseen", 20)
+    assert node.job("unseen")["pids"] == []
+    lost = join(node, "carpool.join('lost'); print('in', flush=True); turns('never')")
+    node.wait_steps("lost", 5)
+    kill(lost.pid)
+    node.wait_state("lost", "finished", "failed")
+    assert node.state("unseen") in ("running", "waiting", "profiling", "idle")
+    stop(node)
+    assert seen.wait().code == 0
+    node.wait_state("unseen", "finished")
+    assert node.ps(ended=False)["devices"][0]["promised_bytes"] == 0

@@ -27,6 +27,11 @@ def join(
     return joining.join(name, wait=wait, required=required, **options)
 
 
+def load_ipython_extension(_: object) -> None:
+    """`%load_ext carpool` in a notebook joins, or says in one line why not."""
+    join(required=False)
+
+
 @contextmanager
 def turn(*, keep: bool = True) -> Iterator[None]:
     """Take a turn for a piece of device work: `with carpool.turn(): step()`.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from carpool.wire.places import machine_places
 FIRST_UID = 64_100  # above what Debian and systemd give to people and services
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
+OWN_OF_A_CONTAINER = {"/proc", "/dev", "/run", "/sys", "/opt"}
 
 
 def free_uids(count: int) -> list[int]:
@@ -122,6 +125,33 @@ class Machine(Node):
             return self.popen(uid, [sys.executable, "-m", "carpool.cli.main", "run", *options, "--", *argv])
 
         return run
+
+    def in_container(self, uid: int, place: Path) -> Callable[..., subprocess.Popen[bytes]]:
+        """A program of this user in a container of bubblewrap that writes to `place`, to be called like Node.run."""
+        box = ["bwrap", "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+        for path in [*Path("/").iterdir(), *Path("/opt").glob("*")]:
+            if path.is_symlink():
+                box += ["--symlink", str(path.readlink()), str(path)]
+            elif str(path) not in OWN_OF_A_CONTAINER:
+                box += ["--ro-bind-try", str(path), str(path)]
+        box += ["--bind", str(place), str(place), "--setenv", "TMPDIR", str(place)]
+
+        def run(argv: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "carpool.cli.main", "container-args", "--bwrap", *options]
+            asked = self.popen(uid, command, stdout=subprocess.PIPE)
+            said, _ = asked.communicate(timeout=START_SECONDS)
+            if asked.returncode:
+                raise PeerError("carpool container-args failed")
+            return self.popen(uid, [*box, *shlex.split(said.decode()), *argv])
+
+        return run
+
+    def why_no_containers(self, uid: int) -> str:
+        """Why bubblewrap cannot be used by this user here; empty if it can."""
+        if shutil.which("bwrap") is None:
+            return "bubblewrap is not installed"
+        made = self.popen(uid, ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"])
+        return "bubblewrap may not run here" if made.wait(START_SECONDS) else ""
 
     def close(self) -> None:
         """End what still runs, the daemon last."""

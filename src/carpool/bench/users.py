@@ -52,19 +52,24 @@ def run(say: Say, *, rounds: int, steps: int, jobs: int, seconds: float) -> Repo
 
 def _measure_handovers(machine: Machine, report: Report, say: Say, *, rounds: int, steps: int) -> None:
     first, second = free_uids(2)
-    arms: dict[str, tuple[Run, Run]] = {
-        "inside": (machine.run_as(first), machine.run_as(first)),
-        "between_users": (machine.run_as(first), machine.run_as(second)),
-    }
-    found = {name: Found() for name in arms}
+    names = ["inside", "between_users", "between_containers"]
+    missing = machine.why_no_containers(first)
+    if missing:
+        names.pop()
+        report.notes.append(f"hand-overs between containers were not measured: {missing}")
+    found = {name: Found() for name in names}
     before = _journal_bytes(machine)
-    names = list(arms)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             place = machine.directory / f"{name}{number}"
             place.mkdir()
             place.chmod(0o777)
-            share(machine, place, steps, found[name], arms[name])
+            runs: dict[str, tuple[Run, Run]] = {
+                "inside": (machine.run_as(first), machine.run_as(first)),
+                "between_users": (machine.run_as(first), machine.run_as(second)),
+                "between_containers": (machine.in_container(first, place), machine.in_container(second, place)),
+            }
+            share(machine, place, steps, found[name], runs[name])
         say("users: " + ", ".join(f"{len(each.gaps_ns)} hand-overs {name}" for name, each in found.items()))
     grown = _journal_bytes(machine) - before
     medians = {name: median(each.gaps_ns) for name, each in found.items()}

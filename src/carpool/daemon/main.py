@@ -44,7 +44,6 @@ from carpool.daemon.settings_file import MachineSettings, check_not_taken, group
 from carpool.daemon.starter import Starter
 from carpool.daemon.stream import ChangeStream
 from carpool.daemon.tenancy import Tenancy
-from carpool.daemon.terms import ChangedTerms
 from carpool.daemon.user_bounds import UserBounds
 from carpool.devices.base import DeviceFacts
 from carpool.devices.kinds import find_devices
@@ -178,7 +177,7 @@ def guard(reference: str) -> Guarded:
 def make_reload(driver: Driver, starter: Starter, in_force: InForce) -> Reload:
     """Who reads the settings again, when an admin says so or sends SIGHUP."""
     reload = Reload(starter.places, in_force, driver)
-    reload.on_change += [starter.take_settings, ChangedTerms(driver, in_force.settings).take]
+    reload.on_change += [starter.take_settings]
     if starter.places.is_machine:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.on_signal)
     return reload

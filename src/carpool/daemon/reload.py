@@ -17,6 +17,7 @@ from carpool.core.node.events import SettingsChanged
 from carpool.daemon.config import DaemonConfig
 from carpool.daemon.driver import Driver
 from carpool.daemon.settings_file import MachineSettings, check_tenants_devices, load_settings
+from carpool.daemon.terms import changes, said_in
 from carpool.errors import CarpoolError, RefusedError
 from carpool.wire.places import Places
 
@@ -64,6 +65,8 @@ class Reload:
         check_tenants_devices(settings)  # those of the daemon as it runs
         config = msgspec.structs.replace(before.config, **live).with_host_memory()
         self._driver.tell(SettingsChanged(settings=settings.node_settings(config), by=by))
+        for event in changes(said_in(before.settings), said_in(settings), by=by):
+            self._driver.tell(event)
         self._in_force.settings, self._in_force.config = settings, config
         for tell in self.on_change:
             tell(settings, by)

@@ -1,7 +1,4 @@
-"""What a new configuration says of tenants, told to the core while jobs run: what changed, and nothing else.
-
-What an admin said since with a command stands until the configuration says something new of the same tenant.
-"""
+"""What a new configuration says of tenants, as facts for the core: what changed against what counts now."""
 
 from __future__ import annotations
 
@@ -9,24 +6,9 @@ from carpool.core.kernel.ids import TenantId
 from carpool.core.node.events import TenantSet
 from carpool.core.node.settings import TenantTerms
 from carpool.core.node.terms import EVERYBODY
-from carpool.daemon.driver import Driver
 from carpool.daemon.settings_file import MachineSettings
 
 Said = dict[TenantId, TenantTerms]
-
-
-class ChangedTerms:
-    """Hears of every new configuration."""
-
-    def __init__(self, driver: Driver, settings: MachineSettings) -> None:
-        self._driver = driver
-        self._said = said_in(settings)
-
-    def take(self, settings: MachineSettings, by: str) -> None:
-        """Tell the core what is said anew."""
-        before, self._said = self._said, said_in(settings)
-        for event in changes(before, self._said, by=by):
-            self._driver.tell(event)
 
 
 def said_in(settings: MachineSettings) -> Said:
