@@ -133,7 +133,7 @@ def test_i54_whoever_has_a_directory_open_makes_nothing_in_it_while_it_is_remove
         remove(directory, ignore_errors=ignore_errors)
         is_over.set()
 
-    monkeypatch.setattr(user_files.shutil, "rmtree", removes)
+    monkeypatch.setattr(shutil, "rmtree", removes)
     user_files.remove_aside(place)
     assert is_over.wait(20)
     assert found == [(OWNER, 0o700)] * 2, "its user can make files in a directory that nobody measures"
