@@ -52,7 +52,7 @@ def logs(job: str, follow: bool) -> None:
 
 
 def opened(path: Path, owner: int | None) -> BinaryIO:
-    """A log to be read. An admin reads in a directory of its user's: no link to what only he may read, and no pipe."""
+    """A log to be read. An admin reads in a directory of its user's: no link to what he may read, and no pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
