@@ -21,7 +21,7 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, orphanage
 from carpool.daemon.start_and_end import End
 from carpool.errors import UsageError
-from carpool.units import format_bytes
+from carpool.units import format_bytes, printable
 from carpool.wire import messages as m
 
 Said = TypeVar("Said")
@@ -55,8 +55,8 @@ def spec_from(said: calls.Spec) -> JobSpec:
         if value is not None and value < 1:
             raise UsageError(f"the {name} {value} is not above 0")
     return JobSpec(
-        name=_printable(said.name),
-        tenant=TenantId(_printable(said.tenant)),
+        name=printable(said.name),
+        tenant=TenantId(printable(said.tenant)),
         weight_milli=said.weight_milli,
         priority=said.priority,
         cap_bytes=said.cap_bytes,
@@ -67,14 +67,9 @@ def spec_from(said: calls.Spec) -> JobSpec:
         guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
         limit_milli=said.limit_milli,
         steps=said.steps,
-        device=DeviceId(_printable(said.device)) if said.device else None,
-        fingerprint=_printable(said.fingerprint),
+        device=DeviceId(printable(said.device)) if said.device else None,
+        fingerprint=printable(said.fingerprint),
     )
-
-
-def _printable(text: str) -> str:
-    """Bytes of a command line that are no text, as text."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> NeedsMeasured:
