@@ -165,11 +165,11 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
 
 def _silent_ns(picture: JobPicture, live: LiveJob, *, now: int) -> int | None:
     """How long a holder has reached no boundary. The core counts from when it was told of the last one, and of a job
-    that nobody waits for it is told now and then; the page has the moment itself."""
+    that nobody waits for it is told now and then, up to ten seconds late; the page has the moment itself."""
     reached_ns = live.turn.boundary_ns()
     if picture.silent_ns is None or not reached_ns:
         return picture.silent_ns
-    return max(picture.silent_ns, min(picture.state_ns, now - reached_ns))
+    return min(picture.state_ns, now - reached_ns)
 
 
 def _remaining_ns(picture: JobPicture, live: LiveJob) -> int | None:
