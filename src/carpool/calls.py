@@ -20,6 +20,7 @@ ARGUMENTS_MAX = 4096  # characters of a job's arguments in a list of jobs, and o
 Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # fits a word of the page and of the journal
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Share = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+Word = Annotated[str, msgspec.Meta(max_length=256)]  # others see it in every list, and the daemon keeps it
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------
@@ -28,8 +29,8 @@ Share = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 class Spec(msgspec.Struct, kw_only=True, frozen=True):
     """What a user says about a job."""
 
-    name: str
-    tenant: str = "default"
+    name: Word
+    tenant: Word = "default"
     weight_milli: Count = 1000
     priority: Count = 0
     cap_bytes: Count | None = None
@@ -42,8 +43,8 @@ class Spec(msgspec.Struct, kw_only=True, frozen=True):
     on_orphans: Literal["keep", "end"] = "keep"
     warm: bool | None = None  # whether it may start warm; None: as the daemon was told
     steps: Count | None = None
-    device: str | None = None
-    fingerprint: str = ""  # names the program: the same again will need the same memory and time
+    device: Word | None = None
+    fingerprint: Word = ""  # names the program: the same again will need the same memory and time
 
 
 class Inherited(msgspec.Struct, kw_only=True, frozen=True):

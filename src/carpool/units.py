@@ -24,6 +24,17 @@ _TIME_UNITS = {"ns": 1, "us": 1000, "ms": MS, "s": SECOND, "": SECOND, "m": 60 *
 _NUMBER = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*([a-zA-Z]*)\s*")
 
 
+def printable(text: str, length_max: int | None = None) -> str:
+    """What somebody says, as others may see it in a terminal: bytes that are no text, and what would move the cursor,
+    as Python writes them."""
+    plain = text[:length_max].encode(errors="backslashreplace").decode()
+    return plain if plain.isprintable() else "".join(map(_shown, plain))
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
 def parse_bytes(text: str) -> int:
     """`512MiB`, `4GiB`, `1.5g` or a plain number of bytes; at least one byte."""
     match = _NUMBER.fullmatch(text)

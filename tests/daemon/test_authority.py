@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,15 +14,19 @@ import pytest
 from carpool import calls
 from carpool import client as client_module
 from carpool.core.kernel.ids import JobId, TenantId
+from carpool.core.node.effects import ExplainWait
 from carpool.core.node.model import JobSpec
 from carpool.daemon import authority as authority_module
 from carpool.daemon import records
 from carpool.daemon.authority import HIDDEN, VERBS, Authority, Right
+from carpool.daemon.driver import Driver
 from carpool.daemon.files import JobFile
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.people import User
 from carpool.daemon.settings_file import Access
+from carpool.daemon.turns import Peer
 from carpool.errors import RefusedError, UsageError
+from carpool.wire import messages as m
 
 DAEMON = Path(authority_module.__file__).parent
 ROOT, ANA, BEN, EVE, SERVICE = 0, 4001, 4002, 4003, 4999
@@ -285,3 +290,23 @@ def test_in_private_mode_a_stream_and_the_status_name_nobody_i35(tmp_path: Path)
 def test_a_daemon_for_one_user_hides_nothing_from_him() -> None:
     job = answered(ANA)
     assert Authority({}, Access(private=True)).shown(job, SERVICE) is job
+
+
+def test_in_private_mode_no_wait_and_no_refusal_names_another_i35(tmp_path: Path) -> None:
+    authority = machine(live_job("job-1", ANA, tmp_path), live_job("job-2", BEN, tmp_path), private=True)
+    said = "job-1 has what tenant ana is guaranteed of gpu0; tenant ben waits"
+    assert authority.words(said, BEN) == "job-1 has what tenant another user is guaranteed of gpu0; tenant ben waits"
+    assert authority.words(said, ROOT) == said
+    status = calls.Status(pid=1, tenant_weights_milli={"eve": 2000, "ben": 3000})
+    seen = authority.shown(status, BEN)
+    assert isinstance(seen, calls.Status)
+    assert seen.tenant_weights_milli == {"ben": 3000}, "eve has no job, and stands in carpool.toml"
+
+
+def test_in_private_mode_the_runner_and_the_caller_are_told_no_names_i35(tmp_path: Path) -> None:
+    ana, ben = live_job("job-1", ANA, tmp_path), live_job("job-2", BEN, tmp_path)
+    authority, told = machine(ana, ben, private=True), list[m.Message]()
+    driver = SimpleNamespace(jobs={ben.id: ben}, words=authority.words)
+    ben.runner = cast(Peer, SimpleNamespace(send=told.append))
+    Driver._perform_rare(cast(Driver, driver), ExplainWait(job=ben.id, reason="waits: tenant ana is owed its 25 %"))
+    assert told == [m.Wait(job="job-2", reason="waits: tenant another user is owed its 25 %")]

@@ -11,11 +11,12 @@ import pytest
 
 from carpool.core.kernel.ids import JobId, TenantId
 from carpool.daemon.config import DaemonConfig
-from carpool.daemon.people import User
+from carpool.daemon.people import Caller, User
 from carpool.daemon.reload import InForce
 from carpool.daemon.settings_edit import save_tenant, with_tenant
 from carpool.daemon.settings_file import TenantSettings, load_settings, parse_settings
 from carpool.daemon.tenancy import Tenancy, choose, tenants_of
+from carpool.daemon.translate import spec_from, spec_said
 from carpool.errors import RefusedError, UsageError
 from carpool.wire.places import Places
 from tests.daemon.node import ME, Node, in_node
@@ -130,3 +131,27 @@ def test_a_file_that_is_written_in_another_way_is_left_as_it_is_i37(tmp_path: Pa
 def test_a_directory_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         save_tenant(tmp_path / "nothing" / "carpool.toml", "lab", None)
+
+
+# --- what users say of their jobs ---------------------------------------------------------------------------
+
+
+def test_i31_what_one_users_programs_need_is_not_said_by_anothers(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        registry = node.registry
+        registry._places = Places(run=tmp_path, state=tmp_path, root=tmp_path)
+        said = spec_said({"name": "a", "fingerprint": "the same"})
+        mine, theirs = (registry._spec_of(said, Caller(uid=uid, gid=0, pid=0)) for uid in (4001, 4002))
+        assert mine.fingerprint != theirs.fingerprint
+
+    in_node(tmp_path, act)
+
+
+@pytest.mark.parametrize("key", ["name", "tenant", "device", "fingerprint"])
+def test_i32_a_word_that_everybody_sees_is_no_book(key: str) -> None:
+    with pytest.raises(UsageError, match="length <= 256"):
+        spec_said({"name": "a", key: "x" * 257})
+
+
+def test_i32_a_name_moves_nobodys_cursor() -> None:
+    assert spec_from(spec_said({"name": "a\x1b[2Jb"})).name == "a\\x1b[2Jb"

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from carpool.daemon import user_bounds
+from carpool.daemon.config import DaemonConfig
+from carpool.daemon.reload import InForce
+from carpool.daemon.settings_file import MachineSettings
+from carpool.wire.places import Places
+from tests.daemon.node import Node, in_node
 
 OWN = os.geteuid()
 MIB = 1 << 20
@@ -21,14 +26,14 @@ def test_i54_what_is_below_a_directory_counts_but_for_the_page_and_a_link_counts
     (below / "page").write_bytes(b"x" * MIB)  # not the job's
     (tmp_path / "link").symlink_to("/")
     os.mkfifo(tmp_path / "pipe")
-    assert 2 * MIB <= user_bounds.bytes_below(tmp_path) < 2 * MIB + 64 * 1024
+    assert 2 * MIB <= (user_bounds.bytes_below(tmp_path) or 0) < 2 * MIB + 64 * 1024
 
 
 def test_i54_a_look_ends_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_bounds, "ENTRIES_MAX", 20)
     for number in range(100):
         (tmp_path / str(number)).write_bytes(b"x" * 4096)
-    assert user_bounds.bytes_below(tmp_path) <= 20 * 4096
+    assert user_bounds.bytes_below(tmp_path) is None
     assert len(user_bounds.logs_in(tmp_path)) == 20
 
 
@@ -61,3 +66,17 @@ def test_i53_nothing_is_cut_or_removed_that_is_not_this_users(tmp_path: Path) ->
     assert (logs / "pipe.log").exists()
     user_bounds.remove_from(logs, "link.log", OWN)
     assert not (logs / "link.log").is_symlink() and other.stat().st_size == 4 * MIB
+
+
+def test_i54_a_job_with_files_beyond_count_is_ended_though_they_are_empty(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        live = node.adopt("a", live_bytes=0, needs=None)
+        in_force = InForce(MachineSettings(), DaemonConfig())
+        bounds = user_bounds.UserBounds(node.driver, Places(run=tmp_path, state=tmp_path, root=tmp_path), in_force)
+        told: list[object] = []
+        node.driver.tell = lambda *events: told.extend(events)  # type: ignore[method-assign]  # nothing is there to end
+        bounds._check(OWN, user_bounds.Use(crowded={live.id}))
+        assert live.is_stopping
+        assert "files or more beside its page" in str(told)
+
+    in_node(tmp_path, act)

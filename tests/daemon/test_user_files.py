@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from carpool.daemon.start_and_end import End, Start
 from carpool.daemon.translate import picture_lost
 
 OWNER = os.geteuid()
+NOBODY = 65534
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 NONSENSE = [
     b"",
@@ -110,3 +113,36 @@ def test_a_directory_is_gone_at_once_whatever_is_in_it(tmp_path: Path) -> None:
     user_files.remove_aside(place)
     assert not place.exists()
     user_files.remove_aside(place)  # nobody minds
+
+
+@ROOT
+def test_i54_whoever_has_a_directory_open_makes_nothing_in_it_while_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "job-1"
+    (place / "deep").mkdir(parents=True)
+    fds = [os.open(each, os.O_RDONLY) for each in (place, place / "deep")]
+    for fd in fds:
+        os.fchown(fd, NOBODY, -1)
+    found: list[tuple[int, int]] = []
+    is_over = threading.Event()
+    remove = shutil.rmtree
+
+    def removes(directory: Path, *, ignore_errors: bool) -> None:
+        found.extend((os.fstat(fd).st_uid, os.fstat(fd).st_mode & 0o777) for fd in fds)
+        remove(directory, ignore_errors=ignore_errors)
+        is_over.set()
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    user_files.remove_aside(place)
+    assert is_over.wait(20)
+    assert found == [(OWNER, 0o700)] * 2, "its user can make files in a directory that nobody measures"
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("said", ["\x1b[2Jroot", "a\nb", "\u202ecod"])
+def test_i41_what_a_user_wrote_of_an_end_moves_nobodys_cursor(tmp_path: Path, said: str) -> None:
+    (tmp_path / "end.json").write_text(json.dumps({"code": 1, "reason": said}))
+    end = End.load(tmp_path, OWNER)
+    assert end is not None and end.reason.isprintable() and end.reason != said

@@ -41,6 +41,7 @@ def cdi(file: Path | None, device_name: str, no_meter: bool, as_json: bool, **op
     if file is None:
         print(text)
         return
+    file.parent.mkdir(parents=True, exist_ok=True)  # /etc/cdi is there only once something was put into it
     draft = file.with_name(f".{file.name}.{os.getpid()}")  # runtimes read every *.json there
     draft.write_text(text + "\n")
     draft.chmod(0o644)

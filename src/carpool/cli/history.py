@@ -63,7 +63,7 @@ def history(
         print(json.dumps(calls.as_dict(found)))
         return
     if not found.jobs:
-        print("no job that is over fits; see: carpool history, carpool ps")
+        print("no job that is over fits; those that live: carpool ps")
         return
     print("\n".join(_lines(found.jobs)))
     if found.has_more:

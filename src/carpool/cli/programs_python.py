@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -154,7 +155,10 @@ def _torch_trouble(path: str, facts: dict[str, Any], said: str, add: AddFinding)
     """Why its torch programs take no turns of their own; empty if they do."""
     version, tested = facts["torch"], supported.range_of(supported.TORCHES)
     if version is None:
-        add("missing", "torch", f"{path} has no torch ({facts['why']}); only `with carpool.turn()` works there")
+        whose = "; it is carpool's own: name your programs' with --python" if path == sys.executable else ""
+        add(
+            "missing", "torch", f"{path} has no torch ({facts['why']}); only `with carpool.turn()` works there{whose}"
+        )
         return NO_TORCH if "No module named 'torch'" in facts["why"] else f"its torch does not load ({facts['why']})"
     found = f"{version}, CUDA {'usable' if facts['cuda'] else 'not usable'}"
     why = supported.torch_trouble(version)

@@ -14,7 +14,7 @@ from carpool.cli import system_steps as steps_of
 from carpool.cli.groups import HelpfulGroup
 from carpool.cli.system_steps import Step
 from carpool.client import Client
-from carpool.daemon.settings_file import load_settings
+from carpool.daemon.settings_file import group_id, load_settings
 from carpool.errors import CarpoolError, RefusedError, UnreachableError, UsageError
 from carpool.units import format_count, format_ns
 from carpool.wire.places import Places, machine_places
@@ -152,7 +152,7 @@ def restart(root: str, as_json: bool) -> None:
     """
     steps_of.check_root()
     places = _installed(root)
-    load_settings(places.settings)  # what is wrong there is said before anything is stopped
+    group_id(load_settings(places.settings).access.group)  # what is wrong there is said before anything is stopped
     before = places.find_daemon()
     if before is not None and Client(places=places).is_running():
         steps_of.stop_daemon(places)

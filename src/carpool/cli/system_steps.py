@@ -184,7 +184,8 @@ def check_readable() -> None:
         if closed is not None:
             raise RefusedError(
                 f"other users cannot read {closed}, and carpool needs {path} in all their programs; install carpool"
-                " where everyone can read it, in /opt/carpool, say"
+                " where everyone can read it, with a Python that everyone can read:"
+                " /usr/bin/python3 -m venv /opt/carpool, say"
             )
 
 

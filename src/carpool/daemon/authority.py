@@ -149,7 +149,8 @@ class Authority:
             case calls.Node():
                 return replace(answer, jobs=[sight.job(job) for job in answer.jobs])
             case calls.Status():
-                weights = {name: each for name, each in answer.tenant_weights_milli.items() if sight.knows(name)}
+                own = self._tenants_of(user_of(uid)) if self.is_private else answer.tenant_weights_milli
+                weights = {name: each for name, each in answer.tenant_weights_milli.items() if name in own}
                 return replace(answer, warm_parents=[], tenant_weights_milli=weights)
             case calls.Tenants() if self.is_private:
                 own = self._tenants_of(user_of(uid))
@@ -159,6 +160,12 @@ class Authority:
                 return replace(answer, changes=told)
             case _:  # answers to orders: whoever may give them may see them
                 return answer
+
+    def words(self, sentence: str, uid: int) -> str:
+        """A sentence as this user may hear it: why he waits, or why he was refused (I35)."""
+        if self.sees_names(uid):
+            return sentence
+        return Sight(uid, self.is_private, self._hidden_from(uid)).words(sentence)
 
     def past_sight(self, uid: int) -> questions.Sight:
         """Whose names of the past this user sees."""
@@ -183,12 +190,8 @@ class Sight:
     def __init__(self, uid: int, is_private: bool, hidden: Collection[str]) -> None:
         self._uid = uid
         self._is_private = is_private
-        self._hidden = hidden
         names = "|".join(map(re.escape, sorted(hidden)))
         self._names = re.compile(rf"(?<![\w.-])(?:{names})(?![\w.-])") if names else None
-
-    def knows(self, name: str) -> bool:
-        return name not in self._hidden
 
     def words(self, sentence: str) -> str:
         """A sentence without the names of others."""

@@ -113,6 +113,7 @@ class Driver:
         self.idle = IdleTurns(scheduler, self.jobs, self._handovers, self.tell)
         self._cuts = pages.cuts()  # how many spoilt pages have been looked for
         self.on_note: list[Callable[[], object]] = []
+        self.words: Callable[[str, int], str] = lambda sentence, _: sentence  # as this user may hear them
 
     def hear(self) -> None:
         """Learn what already happened without the daemon: turns that were passed on."""
@@ -430,7 +431,7 @@ class Driver:
             case ExplainWait():
                 live = self.jobs[effect.job]
                 if live.runner is not None:
-                    live.runner.send(m.Wait(job=effect.job, reason=effect.reason))
+                    live.runner.send(m.Wait(job=effect.job, reason=self.words(effect.reason, live.file.uid)))
             case RememberJob():
                 self.journal.note_history(effect.fingerprint, effect.history)
             case NameHog() | ResizeLane() | RejectEvent():
@@ -460,7 +461,7 @@ class Driver:
         live.trouble = effect.reason
         self._note_end(live)
         if live.runner is not None:
-            live.runner.send(m.Refuse(reason=effect.reason))
+            live.runner.send(m.Refuse(reason=self.words(effect.reason, live.file.uid)))
         live.close()
         self._over.remove(live, self.journal.flush)
 

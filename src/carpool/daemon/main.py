@@ -80,6 +80,7 @@ class Parts:
         places, reload = starter.places, make_reload(driver, starter, in_force)
         tenancy, access = Tenancy(driver, places, in_force), in_force.settings.access
         authority = Authority(driver.jobs, access, is_for_all=places.is_machine, tenants_of=tenancy.of)
+        driver.words = authority.words
         reload.on_change += [lambda settings, by: authority.change(settings.access), lambda *_: people.forget()]
         stream = ChangeStream(driver.scheduler, driver.jobs, time.monotonic_ns, authority)
         driver.observers.add(stream)

@@ -21,9 +21,11 @@ from carpool.daemon.driver import Driver
 from carpool.daemon.jobs import LiveJob
 from carpool.daemon.peers import Connection
 from carpool.daemon.sentences import started_by
+from carpool.daemon.start_and_end import SENTENCE_MAX
 from carpool.daemon.translate import needs_from
 from carpool.daemon.turns import Member
 from carpool.errors import PeerError, RefusedError
+from carpool.units import printable
 from carpool.wire import messages as m
 from carpool.wire.page import FIRST_LENT, LAPSED, SLOTS
 from carpool.wire.places import Places
@@ -189,9 +191,10 @@ class Members:
     def _detach(self, live: LiveJob, member: Member, message: m.Detach) -> None:
         if not live.speaks_for_all(member):
             return  # a helper that never took a turn: for the others nothing changes
-        live.detach(member, message.reason)
+        reason = printable(message.reason, SENTENCE_MAX)
+        live.detach(member, reason)
         live.save_or_warn()
-        self._driver.tell(JobDetached(job=live.id, reason=message.reason))
+        self._driver.tell(JobDetached(job=live.id, reason=reason))
         if live.turn.is_asking():  # the other ranks still take turns
             self._driver.tell(LeaseAsked(job=live.id, is_paced=live.turn.is_paced()))
 

@@ -36,13 +36,14 @@ from carpool.daemon.queries import Queries
 from carpool.daemon.registry import Registry
 from carpool.daemon.reload import Reload
 from carpool.daemon.sentences import checkpoint_refusal, unwritten
+from carpool.daemon.start_and_end import SENTENCE_MAX
 from carpool.daemon.starter import Starter
 from carpool.daemon.tenancy import Tenancy
 from carpool.daemon.translate import read_as
 from carpool.daemon.user_files import is_there, replace_file
 from carpool.devices.base import DeviceFacts
 from carpool.errors import RefusedError, UsageError
-from carpool.units import format_count, format_share
+from carpool.units import format_count, format_share, printable
 
 
 class Orders:
@@ -77,9 +78,8 @@ class Orders:
                 callers.check_start(callers.job_around(self._driver.jobs.values(), caller.pid))
                 return self.submit(arguments, caller=caller)
             case "cancel":
-                return self.cancel(
-                    job, str(arguments.get("reason", "")), is_told=bool(arguments.get("is_told")), by=by
-                )
+                reason = printable(str(arguments.get("reason", "")), SENTENCE_MAX)
+                return self.cancel(job, reason, is_told=bool(arguments.get("is_told")), by=by)
             case "suspend" | "resume":
                 return self.suspend(job, is_resumed=verb == "resume", by=by)
             case "resize":

@@ -11,7 +11,9 @@ from __future__ import annotations
 from carpool.core.node.events import Event, JobParked, JobUnparked, MoveFailed
 from carpool.core.node.model import JobState
 from carpool.daemon.jobs import LiveJob
+from carpool.daemon.start_and_end import SENTENCE_MAX
 from carpool.daemon.turns import Member
+from carpool.units import printable
 from carpool.wire import messages as m
 
 NO_LIMIT = 2**62  # for a process that follows a job which an earlier daemon parked
@@ -88,7 +90,7 @@ def _not_connected(live: LiveJob) -> Event:
 def answer(live: LiveJob, member: Member, message: m.Parked | m.Unparked, state: JobState | None) -> Event | None:
     """Take in a process's answer; the fact for the core once nobody is missing."""
     live.moving.discard(member.pid)
-    live.move_trouble = live.move_trouble or message.reason
+    live.move_trouble = live.move_trouble or printable(message.reason, SENTENCE_MAX)
     if isinstance(message, m.Parked):
         member.parked = message if not message.reason else None
     elif not message.reason:

@@ -130,7 +130,12 @@ class Registry:
         guaranteed_milli = spec.guaranteed_milli
         if not self._authority.is_admin(caller.uid):
             guaranteed_milli = self._tenancy.guarantee_milli(tenant, guaranteed_milli)
-        return replace(spec, user=user.name, tenant=tenant, guaranteed_milli=guaranteed_milli)
+        fingerprint = spec.fingerprint
+        if fingerprint and self._places.is_machine:
+            fingerprint = f"{caller.uid}:{fingerprint}"  # else one user could say what another's program needs
+        return replace(
+            spec, user=user.name, tenant=tenant, guaranteed_milli=guaranteed_milli, fingerprint=fingerprint
+        )
 
     def _directories(self, job_id: str) -> tuple[Path, Path]:
         """Where its user writes, and where the daemon keeps what others are not to see (I44)."""

@@ -52,7 +52,7 @@ class Reload:
         changed = {
             key: f"{_said(old.get(key))} → {_said(new.get(key))}"
             for key in {**old, **new}
-            if old.get(key) != new.get(key)
+            if _said(old.get(key)) != _said(new.get(key))
         }
         waits = [key for key in changed if key in NOT_LIVE or ("." not in key and key not in LIVE)]
         daemon, access = before.settings.daemon, before.settings.access
@@ -97,7 +97,7 @@ def _said(value: object) -> str:
             return "nothing"
         case bool():
             return "true" if value else "false"
-        case list():
+        case list() | tuple():
             return ", ".join(map(str, value))
         case _:
             return str(value)

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 
 from carpool import __version__, calls
-from carpool.daemon import moments, processes
+from carpool.daemon import containers, moments, processes
 from carpool.daemon.allowances import Allowances
 from carpool.daemon.authority import Authority, Right
 from carpool.daemon.driver import Driver
@@ -148,7 +148,7 @@ class Router:
 
     def _call(self, peer: Connection, message: m.Call) -> None:
         try:
-            arguments = self._admit(message, peer.uid)
+            arguments = self._admit(message, peer)
             if message.verb == "changes":
                 self._stream.add(peer, has_turns=bool(message.arguments.get("turns")))
                 return
@@ -166,7 +166,7 @@ class Router:
                 answer = self._orders.carry_out(message.verb, arguments, caller=peer.caller)
             shown = self._authority.shown(answer, peer.uid)
         except CarpoolError as error:
-            peer.send(m.Reply(answer={}, error=str(error), code=error.exit_code))
+            peer.send(m.Reply(answer={}, error=self._authority.words(str(error), peer.uid), code=error.exit_code))
             return
         except OSError as error:
             where = f": {error.filename}" if error.filename is not None else ""
@@ -174,8 +174,9 @@ class Router:
             return
         peer.send(m.Reply(answer=calls.as_dict(shown), error="", code=0))
 
-    def _admit(self, message: m.Call, uid: int) -> dict[str, object]:
+    def _admit(self, message: m.Call, peer: Connection) -> dict[str, object]:
         """What is asked, with the job that is meant by its id; RefusedError where this user may not ask that."""
+        uid = peer.uid
         right = self._authority.check(message.verb, uid)
         if "job" not in message.arguments:
             return message.arguments
@@ -185,6 +186,8 @@ class Router:
             if job is None:
                 raise self._queries.missing(wanted, uid=uid)
             self._authority.check_owner(message.verb, uid, self._driver.jobs[job])
+            if self._driver.jobs[job].file.uid != uid:
+                containers.check_call(message.verb, peer.process(), is_others=True)
         return message.arguments if job is None else {**message.arguments, "job": job}
 
     def _flush(self, peer: Connection) -> None:

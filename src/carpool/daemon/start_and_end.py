@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from carpool.daemon.user_files import make_file, read_file
+from carpool.units import printable
 
 Kept = TypeVar("Kept")
 WARM = "warm"  # how a program started; a cold start says more
@@ -107,7 +108,9 @@ def _loaded(path: Path, owner: int, kind: type[Kept]) -> Kept | None:
     if not isinstance(found, dict) or not all(found.keys() >= {name} or not needed for name, needed in names.items()):
         return None
     told = {name: found[name] for name in names if name in found}
-    return kind(**told) if all(_is_fit(name, value) for name, value in told.items()) else None
+    if not all(_is_fit(name, value) for name, value in told.items()):
+        return None
+    return kind(**{name: printable(value) if isinstance(value, str) else value for name, value in told.items()})
 
 
 def _is_fit(name: str, value: object) -> bool:

@@ -21,7 +21,7 @@ from carpool.daemon.jobs import LiveJob
 from carpool.daemon.sentences import limit_loss, orphanage
 from carpool.daemon.start_and_end import End
 from carpool.errors import UsageError
-from carpool.units import format_bytes
+from carpool.units import format_bytes, printable
 from carpool.wire import messages as m
 
 Said = TypeVar("Said")
@@ -55,8 +55,8 @@ def spec_from(said: calls.Spec) -> JobSpec:
         if value is not None and value < 1:
             raise UsageError(f"the {name} {value} is not above 0")
     return JobSpec(
-        name=_printable(said.name),
-        tenant=TenantId(_printable(said.tenant)),
+        name=printable(said.name),
+        tenant=TenantId(printable(said.tenant)),
         weight_milli=said.weight_milli,
         priority=said.priority,
         cap_bytes=said.cap_bytes,
@@ -67,14 +67,9 @@ def spec_from(said: calls.Spec) -> JobSpec:
         guaranteed_milli=min(said.guaranteed_milli, said.limit_milli),
         limit_milli=said.limit_milli,
         steps=said.steps,
-        device=DeviceId(_printable(said.device)) if said.device else None,
-        fingerprint=_printable(said.fingerprint),
+        device=DeviceId(printable(said.device)) if said.device else None,
+        fingerprint=printable(said.fingerprint),
     )
-
-
-def _printable(text: str) -> str:
-    """Bytes of a command line that are no text, as text."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def needs_from(job: JobId, measured: Sequence[m.Measured], *, step_ns: int) -> NeedsMeasured:
@@ -170,11 +165,11 @@ def job_answer(picture: JobPicture, live: LiveJob | None, *, now: int) -> calls.
 
 def _silent_ns(picture: JobPicture, live: LiveJob, *, now: int) -> int | None:
     """How long a holder has reached no boundary. The core counts from when it was told of the last one, and of a job
-    that nobody waits for it is told now and then; the page has the moment itself."""
+    that nobody waits for it is told now and then, up to ten seconds late; the page has the moment itself."""
     reached_ns = live.turn.boundary_ns()
     if picture.silent_ns is None or not reached_ns:
         return picture.silent_ns
-    return max(picture.silent_ns, min(picture.state_ns, now - reached_ns))
+    return min(picture.state_ns, now - reached_ns)
 
 
 def _remaining_ns(picture: JobPicture, live: LiveJob) -> int | None:

@@ -7,8 +7,9 @@ holds up the thread only.
 Rules
   I53 Of a user's logs that are more than `log_size` together, those of ended jobs go first, the oldest of them before
       the others. Where that is not enough, the largest log loses its older half: its job goes on.
-  I54 A user whose programs wrote more than `run_size` beside their pages, or are more than `processes`, loses one job
-      a look: the one that has most. It is ended with a sentence that has the numbers. Jobs of others go on.
+  I54 A user whose programs wrote more than `run_size` or ENTRIES_MAX files beside their pages, or are more than
+      `processes`, loses one job a look: the one that has most. It is ended with a sentence that has the
+      numbers. Jobs of others go on.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Use:
     """What one user has, as a look found it."""
 
     run_bytes: dict[JobId, int] = field(default_factory=dict)
+    crowded: set[JobId] = field(default_factory=set)  # jobs with more files beside their pages than are counted
     logs: dict[str, tuple[int, int]] = field(default_factory=dict)  # name to bytes and when it was written last
     processes: int = 0  # in jobs and outside of them
 
@@ -76,7 +78,9 @@ class UserBounds:
     def _measure(self, loop: asyncio.AbstractEventLoop, owned: dict[int, dict[JobId, Path]]) -> None:
         uses = {uid: Use() for uid in owned}
         for uid, use in uses.items():
-            use.run_bytes = {job: bytes_below(directory) for job, directory in owned[uid].items()}
+            held = {job: bytes_below(directory) for job, directory in owned[uid].items()}
+            use.run_bytes = {job: each for job, each in held.items() if each is not None}
+            use.crowded = held.keys() - use.run_bytes.keys()
             use.logs = logs_in(self._places.logs_of(uid))
         for uid in uids_of_processes():
             if uid in uses:
@@ -117,6 +121,9 @@ class UserBounds:
             had, most = format_bytes(held), format_bytes(size)
             why = f"{name}'s programs wrote {had} beside their pages, and may have {most} ([limits] run_size)"
             self._end_worst(use.run_bytes, f"{why}; this job has most of it")
+        if size is not None and use.crowded:  # even empty ones take what a file system has of files
+            why = f"this job has {ENTRIES_MAX} files or more beside its page; {name}'s programs put them elsewhere"
+            self._end_worst(dict.fromkeys(use.crowded, 0), why)
         if limits.processes and use.processes > limits.processes:
             counts = self._count_processes(uid)
             if sum(counts.values()) > limits.processes:
@@ -142,15 +149,16 @@ class UserBounds:
             self._driver.tell(CancelAsked(job=worst, reason=why))
 
 
-def bytes_below(directory: Path) -> int:
-    """What files and directories there hold, but for the page; a link counts as itself."""
+def bytes_below(directory: Path) -> int | None:
+    """What files and directories there hold, but for the page; a link counts as itself. None: there are too many to
+    be counted, and what is not seen may hold anything."""
     held, left, found = 0, [str(directory)], 0
-    while left and found < ENTRIES_MAX:
+    while left:
         with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
             for entry in entries:
                 found += 1
                 if found >= ENTRIES_MAX:
-                    break
+                    return None
                 facts = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(facts.st_mode):
                     left.append(entry.path)
