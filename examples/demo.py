@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -266,7 +267,8 @@ def report(table: Table, result: dict[str, Any]) -> None:
     if result["peaks_bytes"] > result["device_bytes"]:
         print(f"Their peaks are {peaks:.0f} MiB together, on a device of {result['device_bytes'] / MIB:.0f} MiB.")
     if result["explained"]:
-        print(f"What `carpool explain` said of one that waited:\n    {result['explained']}")
+        said = textwrap.fill(result["explained"], 80, initial_indent="    ", subsequent_indent="    ")
+        print(f"What `carpool explain` said of one that waited:\n{said}")
     if result["changed"]:
         print(f"BUG: {', '.join(result['changed'])} printed other losses or weights when shared; please report this.")
     elif result["unsteady"]:

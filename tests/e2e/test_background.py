@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carpool.cli.programs_python import FACTS
 from tests.e2e.node import CARPOOL, Node, Started, is_alive, kill, wait_until
 from tests.e2e.terminal import Terminal
 
@@ -223,6 +224,9 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
         "points": "ok",
         "place": "ok",
         "moves": "ok",
+        "turns": "ok",
+        "parking": "ok",
+        "checkpoint": "ok",
         "daemon": "ok",
     }
     ended = done.wait()
@@ -232,7 +236,8 @@ def test_doctor_says_what_it_found(shared: Node) -> None:
 
 def test_doctor_names_what_is_missing_and_fails(shared: Node, tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    answer = {"python": "3.12.1", "torch": None, "why": "No module named torch", "points": True, "moves": True}
+    known = {"python": "3.12.1", "torch": None, "why": "No module named torch", "points": True, "moves": True}
+    answer = {**dict.fromkeys(FACTS), "implementation": "cpython", "flags": "", "inside": True, **known}
     bare.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
     bare.chmod(0o700)
     done = shared.carpool("doctor", "--json", "--python", str(bare))
