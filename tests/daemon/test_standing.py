@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ print(json.dumps({"uids": os.getresuid(), "gids": os.getresgid(), "groups": os.g
     "gains": status["NoNewPrivs"].strip(), "caps": int(status["CapPrm"], 16), "cwd": os.getcwd(),
     "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1], "cpus": sorted(os.sched_getaffinity(0))}))
 """
+KEYRING = """
+import ctypes
+libc, status = ctypes.CDLL(None), dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(libc.syscall(ctypes.c_long(%d), 0, -3, 0), int(status["CapInh"], 16), int(status["CapAmb"], 16))
+"""
+CAP_NET_RAW = 13
 
 
 def own(**changes: Any) -> Standing:
@@ -34,7 +42,9 @@ def own(**changes: Any) -> Standing:
     return Standing(**{**{name: getattr(found, name) for name in found.__struct_fields__}, **changes})
 
 
-def descend(tmp_path: Path, standing: Standing, **changes: object) -> subprocess.CompletedProcess[str]:
+def descend(
+    tmp_path: Path, standing: Standing, before: Callable[[], None] | None = None, **changes: object
+) -> subprocess.CompletedProcess[str]:
     """Start the descent as the daemon does."""
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
     told = os.memfd_create("told")
@@ -50,7 +60,14 @@ def descend(tmp_path: Path, standing: Standing, **changes: object) -> subprocess
         os.lseek(told, 0, os.SEEK_SET)
         words = [sys.executable, "-I", "-S", descent.__file__, str(told)]
         return subprocess.run(
-            words, capture_output=True, text=True, env={}, pass_fds=[told], timeout=100, check=False
+            words,
+            capture_output=True,
+            text=True,
+            env={},
+            pass_fds=[told],
+            preexec_fn=before,
+            timeout=100,
+            check=False,
         )
     finally:
         os.close(told)
@@ -69,6 +86,31 @@ def test_i43_the_descent_ends_in_a_process_that_is_the_user_and_nothing_else(tmp
     assert said["environment"].keys() <= {"PATH", "LC_CTYPE"}
     assert len(said["open"]) == 4, "the three standard ones and the one with the orders"
     assert said["cpus"] == sorted(os.sched_getaffinity(0))
+
+
+@ROOT
+def test_i43_the_descent_keeps_no_key_and_no_capability_of_the_daemon(tmp_path: Path) -> None:
+    libc, number = ctypes.CDLL(None, use_errno=True), ctypes.c_long(descent.KEYCTL.get(os.uname().machine, 0))
+    has_keys = bool(number.value) and libc.syscall(number, 0, -3, 1) > 0
+    read, write = os.pipe()
+
+    def before() -> None:  # as a daemon that got them from who started it
+        descent.leave_keyring()
+        os.write(write, b"%d" % libc.syscall(number, 0, -3, 0) if has_keys else b"-1")
+        head, sets = (ctypes.c_uint32 * 2)(descent.CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+        assert libc.capget(head, sets) == 0
+        sets[2] |= 1 << CAP_NET_RAW
+        assert libc.capset(head, sets) == 0 and libc.prctl(descent.CAP_AMBIENT, 2, CAP_NET_RAW, 0, 0) == 0
+
+    argv = ["/usr/bin/python3", "-I", "-S", "-c", KEYRING % number.value]
+    done = descend(tmp_path, own(uid=64001, gid=64002, groups=[]), before, argv=argv)
+    daemons = int(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    assert done.returncode == 0, done.stderr
+    keyring, inheritable, ambient = map(int, done.stdout.split())
+    assert (inheritable, ambient) == (0, 0)
+    assert not has_keys or (daemons > 0 and keyring != daemons)
 
 
 @ROOT

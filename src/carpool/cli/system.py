@@ -58,6 +58,8 @@ def install(group: str, user: str, no_start: bool, root: str, dry_run: bool, as_
     if not dry_run:
         steps_of.check_root()
     found = steps_of.install_steps(places, group=group, user=user, starts=not no_start)
+    for line in steps_of.warnings():
+        _say(line)
     _carry_out(found, dry_run=dry_run, as_json=as_json)
     if as_json or dry_run:
         return

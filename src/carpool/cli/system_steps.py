@@ -3,7 +3,8 @@
 Rules
   I24 Installing again does only what is missing, and writes nothing over settings that are there. Removing leaves
       settings, journal and logs, unless somebody asks for that.
-  I25 carpool is installed for all only where all can read it: programs of every user load it.
+  I25 carpool is installed for all only where all can read it: programs of every user load it. Who
+      installs what somebody else than root can write is told which path that is.
 """
 
 from __future__ import annotations
@@ -195,6 +196,31 @@ def closed_to_others(path: Path) -> Path | None:
         facts = each.stat()
         wanted = stat.S_IXOTH if stat.S_ISDIR(facts.st_mode) else stat.S_IROTH
         if not facts.st_mode & wanted:
+            return each
+    return None
+
+
+def warnings() -> list[str]:
+    """What is said of a carpool that others than root can write: whoever can, becomes root by it (I25)."""
+    package, python = Path(carpool.__file__).parent, Path(sys.executable)
+    found: dict[Path, Path] = {}
+    for path in (package, package.resolve(), python, python.resolve()):
+        open_part = open_to_others(path)
+        if open_part is not None:
+            found.setdefault(open_part, path)
+    return [
+        f"{part} can be written by others than root, and the daemon runs {path}: whoever can write it can become root"
+        for part, path in found.items()
+    ]
+
+
+def open_to_others(path: Path) -> Path | None:
+    """The first part of a path that is not root's, or that others may write; None if there is none."""
+    for each in (*reversed(path.parents), path):
+        facts = each.stat()
+        writes = stat.S_IWOTH | (stat.S_IWGRP if facts.st_gid else 0)
+        is_sticky = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX  # what root has there stays
+        if facts.st_uid or (facts.st_mode & writes and not is_sticky):
             return each
     return None
 

@@ -9,13 +9,18 @@ Its argument is a descriptor with one JSON object: `standing` (standing.py), `ar
 of the user's that is told why nothing was started. What follows the object's line in that file is the runner's.
 """
 
+import ctypes
+import errno
 import json
 import os
 import resource
 import signal
 import sys
 
-NO_NEW_PRIVS = 38  # of prctl(2)
+NO_NEW_PRIVS, CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL = 38, 47, 4  # of prctl(2)
+KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}  # numbers of the system call
+JOIN_SESSION_KEYRING = 1  # of keyctl(2)
+CAPABILITY_VERSION = 0x20080522  # of capset(2): two words for each set
 
 
 def descend(standing: dict) -> None:  # type: ignore[type-arg]  # it came as JSON
@@ -32,6 +37,8 @@ def descend(standing: dict) -> None:  # type: ignore[type-arg]  # it came as JSO
         _give_up_gains()
     for name, (soft, hard) in standing["limits"].items():
         limit(getattr(resource, name), soft, hard)
+    leave_keyring()  # while it is root: who has used up his keys would keep the daemon's
+    clear_inheritable()
     uid, gid = standing["uid"], standing["gid"]
     os.setgroups(standing["groups"])
     os.setresgid(gid, gid, gid)
@@ -59,9 +66,35 @@ def _least(one: int, other: int) -> int:
     return min((one, other), key=lambda value: float("inf") if value == resource.RLIM_INFINITY else value)
 
 
-def _give_up_gains() -> None:
-    import ctypes  # few submitters have this
+def leave_keyring() -> None:
+    """Have a session keyring of its own: the daemon's may hold keys of root. OSError if it cannot be had."""
+    number = KEYCTL.get(os.uname().machine)
+    if number is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(number), ctypes.c_long(JOIN_SESSION_KEYRING), None) < 0:
+        wrong = ctypes.get_errno()
+        if wrong not in (errno.ENOSYS, errno.EPERM):  # there are no keys here, or a container allows none
+            raise OSError(wrong, f"no session keyring: {os.strerror(wrong)}")
 
+
+def clear_inheritable() -> None:
+    """Hand no capability on: changing the user leaves the inheritable ones. OSError if they stay."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)  # a kernel that knows none has none to clear
+    head = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # twice effective, permitted, inheritable
+    if libc.capget(head, sets) == 0:
+        if not sets[2] and not sets[5]:
+            return
+        sets[2] = sets[5] = 0
+        if libc.capset(head, sets) == 0:
+            return
+    wrong = ctypes.get_errno()
+    raise OSError(wrong, f"inheritable capabilities stay: {os.strerror(wrong)}")
+
+
+def _give_up_gains() -> None:
     if ctypes.CDLL(None).prctl(NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise PermissionError("the kernel did not take the right to gain rights")
 

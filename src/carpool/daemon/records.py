@@ -2,8 +2,9 @@
 
 Rules
   J17  The loop never waits for the file, and a question reads it by a connection of its own, so that the journal's
-       thread never waits either. ASKED_MAX are read at once; beyond that people are told to ask again. What happened
-       up to half a second before the question is in the answer, and the answer says up to when all of it is.
+       thread never waits either. ASKED_MAX are read at once, ASKED_EACH of them of one user who is no admin; beyond
+       that people are told to ask again. What happened up to half a second before the question is in the answer, and
+       the answer says up to when all of it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from carpool import calls
@@ -24,6 +26,7 @@ from carpool.wire import messages as m
 
 VERBS = frozenset({"usage", "history"})
 ASKED_MAX = 4  # each may hold the interpreter for milliseconds
+ASKED_EACH = 2  # of one user, so that no user is in the way of all others
 WAIT_SECONDS = 20.0  # less than a client waits for an answer
 Said = tuple[dict[str, object], str, int]  # the answer, or what is wrong and the exit code
 
@@ -31,14 +34,22 @@ Said = tuple[dict[str, object], str, int]  # the answer, or what is wrong and th
 class Records:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._asked = 0
+        self._asked: Counter[int] = Counter()  # what is being read, by who asked
 
-    def answer(self, peer: Connection, verb: str, arguments: Mapping[str, object], sight: Sight = EVERYTHING) -> None:
+    def answer(
+        self,
+        peer: Connection,
+        verb: str,
+        arguments: Mapping[str, object],
+        sight: Sight = EVERYTHING,
+        *,
+        is_admin: bool = False,
+    ) -> None:
         """Send the answer when it was read; a CarpoolError if nothing can be asked like that."""
         read = self._reading(verb, arguments, sight)
-        if self._asked >= ASKED_MAX:
-            raise RefusedError(f"{self._asked} questions about usage and history are being answered; ask again")
-        self._asked += 1
+        uid = peer.uid
+        self._check(uid, is_admin=is_admin)
+        self._asked[uid] += 1
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Said] = loop.create_future()
 
@@ -47,7 +58,7 @@ class Records:
                 done.set_result(said)
 
         def finish(said: Said) -> None:
-            self._asked -= 1
+            self._asked -= Counter((uid,))
             settle(said)
 
         def work(trouble: str) -> None:
@@ -68,6 +79,17 @@ class Records:
         done.add_done_callback(reply)
         self._driver.book()
         self._driver.journal.flush(begin)
+
+    def _check(self, uid: int, *, is_admin: bool) -> None:
+        """RefusedError if too many questions are being answered, or too many of this user."""
+        asked = self._asked.total()
+        if asked >= ASKED_MAX:
+            raise RefusedError(f"{asked} questions about usage and history are being answered; ask again")
+        if self._asked[uid] >= ASKED_EACH and not is_admin:
+            raise RefusedError(
+                f"{self._asked[uid]} of your questions about usage and history are being answered, and a user has"
+                f" {ASKED_EACH} at once; ask again when one of them is answered"
+            )
 
     def _reading(self, verb: str, arguments: Mapping[str, object], sight: Sight) -> Callable[[], calls.Answer]:
         path = self._driver.journal.path

@@ -159,7 +159,8 @@ class Router:
                 self._joining.join(peer, arguments)
                 return
             if message.verb in RECORDS:
-                self._records.answer(peer, message.verb, arguments, self._authority.past_sight(peer.uid))
+                sight, is_admin = self._authority.past_sight(peer.uid), self._authority.is_admin(peer.uid)
+                self._records.answer(peer, message.verb, arguments, sight, is_admin=is_admin)
                 return
             answer = self._queries.answer(message.verb, arguments, uid=peer.uid)
             if answer is None:
