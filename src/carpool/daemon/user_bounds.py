@@ -7,6 +7,7 @@ that hangs holds up the look at its user only.
 Rules
   I53 Of a user's logs that are more than `log_size` together, those of ended jobs go first, the oldest of them before
       the others. Where that is not enough, the largest log loses its older half: its job goes on.
+      Without a `log_size` nothing is removed.
       What is in directories there counts too; who has more than `log_size` or ENTRIES_MAX files in them, or more
       names than can be removed in a look, loses one job a look.
   I54 A user whose programs wrote more than `run_size` or ENTRIES_MAX files beside their pages, or are more than
@@ -112,7 +113,7 @@ class UserBounds:
         directory = self._places.logs_of(uid)
         for _ in range(ROUNDS_MAX):
             logs, directories = logs_in(directory)
-            if len(logs) + len(directories) < ENTRIES_MAX:
+            if len(logs) + len(directories) < ENTRIES_MAX or not self._in_force.settings.limits.log_size:
                 return logs, bytes_below_all(directories)
             ended = [name for name in logs if name.removesuffix(".log") not in live]
             for name in sorted(ended, key=lambda name: logs[name][1])[: len(ended) // 2 + 1]:
