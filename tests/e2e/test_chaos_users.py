@@ -69,6 +69,7 @@ class World:
         self.machine = machine
         self.people = [machine.people[name] for name in ("ana", "ben", "eve")]
         self.did: Counter[str] = Counter()
+        self.faults: list[str] = []
         self.made = 0
         self.jobs: dict[Person, tuple[str, Started]] = {}
         self.over: list[Started] = []
@@ -91,13 +92,18 @@ class World:
         self.machine.wait_steps(name, 3)
 
     def check_bystander(self) -> None:
-        self.bystander.wait_lines(self.seen + 1)
+        try:
+            self.bystander.wait_lines(self.seen + 1)
+        except AssertionError as error:
+            jobs = [(job["id"], job["state"], job["reason"]) for job in self.machine.ps(ended=False)["jobs"]]
+            raise AssertionError(f"{error}; last faults {self.faults[-12:]}; {jobs}") from None
         self.seen = len(self.bystander.lines)
 
     def harm(self, verb: str, source: random.Random) -> None:
         person = source.choice(self.people)
         name, _ = self.jobs[person]
         self.did[verb] += 1
+        self.faults.append(f"{verb} {name}")
         match verb:
             case "suspend" | "resume":
                 person.carpool(verb, name)
