@@ -134,7 +134,7 @@ def test_parked_memory_lies_in_its_users_own_store(machine: Machine) -> None:
     job = ana.run("plain_loop.py", "--steps", "100000", "--width", "1024", options=["--name", "ana"])
     machine.wait_steps("ana", 30)
     assert ana.carpool("suspend", "ana").code == 0
-    wait_until(lambda: machine.job("ana")["parked_bytes"] > 0, "it is parked")
+    machine.wait_state("ana", "parked")  # its bytes there are booked before
     store = machine.places.parked_of(ana.uid)
     assert (store.stat().st_uid, store.stat().st_mode & 0o777) == (ana.uid, 0o700)
     links = [str(each.readlink()) for each in Path(f"/proc/{machine.program_pid('ana')}/fd").iterdir()]
